@@ -1,0 +1,156 @@
+"""What is done beside the loop of a sweep: signals, requests, the status file, exports, packing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Self
+
+from muster.api.options import SweepOptions
+from muster.api.requests import take_requests
+from muster.base.clock import Clock
+from muster.base.records import write_json
+from muster.base.run_folder import RunFolder
+from muster.base.settings import Settings, child_environment
+from muster.devices.packing import workers_that_fit
+from muster.devices.samples import MemorySampler
+from muster.farm.coordinator import Wish
+from muster.farm.events import Capacity, Event
+from muster.farm.model import SlotSpec
+from muster.farm.view import RunView
+
+_STATUS_EVERY_S = 1.0
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+
+class Chores:
+    """A context: inside it the first Ctrl-C drains and the second stops."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        options: SweepOptions,
+        settings: Settings,
+        slots: tuple[SlotSpec, ...],
+        clock: Clock,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._interval_s = options.checkpoint_interval_s
+        self._signals = 0
+        self._answered = 0
+        self._before: dict[Any, Any] = {}
+        self._status_due_s = 0.0
+        self._export_due_s = clock.monotonic_s() + self._interval_s
+        self._exporter: subprocess.Popen[bytes] | None = None
+        is_packing = options.per_gpu == "auto" and any(slot.devices for slot in slots)
+        self._packing = PerGpuAuto(settings, slots) if is_packing else None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+        if self._exporter is not None:
+            self._exporter.wait()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+
+    def wishes(self) -> list[Wish]:
+        """Asked every turn: only looks at a counter."""
+        if self._signals == self._answered:
+            return []
+        self._answered += 1
+        return [Wish.DRAIN if self._answered == 1 else Wish.STOP]
+
+    def do(self, view: RunView) -> tuple[list[Event], list[Wish]]:
+        """Twice a second: requests of other processes, status, export, packing."""
+        now = self._clock.monotonic_s()
+        if now >= self._status_due_s:
+            self._status_due_s = now + _STATUS_EVERY_S
+            self._write_status(view)
+        if now >= self._export_due_s:
+            self._export_due_s = now + self._interval_s
+            self._start_export()
+        wishes = [Wish(what) for what in take_requests(self._folder)]
+        events: list[Event] = self._packing.sample(view) if self._packing else []
+        return events, wishes
+
+    def finish(self) -> None:
+        """The run has ended: nothing is live any more."""
+        self._folder.status_json.unlink(missing_ok=True)
+        if self._exporter is not None:
+            self._exporter.wait()
+            self._exporter = None
+
+    def _write_status(self, view: RunView) -> None:
+        record = view._asdict()
+        record["workers"] = [line._asdict() for line in view.workers]
+        with suppress(OSError):  # a picture for others; the disk's state shows in the ledger
+            write_json(self._folder.status_json, record)
+
+    def _start_export(self) -> None:
+        """In a process of its own: pyarrow would double the coordinator's memory."""
+        if self._exporter is not None and self._exporter.poll() is None:
+            return
+        self._exporter = subprocess.Popen(
+            [sys.executable, "-m", "muster.farm.export", str(self._folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=child_environment({}),
+        )
+
+
+class PerGpuAuto:
+    """``--per-gpu auto``: samples what workers hold and says how many fit on each device."""
+
+    CAP = 8
+
+    def __init__(
+        self, settings: Settings, slots: tuple[SlotSpec, ...], sampler: MemorySampler | None = None
+    ) -> None:
+        self._sampler = sampler or MemorySampler(settings)
+        self._shares: dict[str, list[SlotSpec]] = {}
+        for slot in slots:
+            self._shares.setdefault(slot.device_key, []).append(slot)
+        self._allowed = {key: 1 for key in self._shares}
+        self._peaks: dict[str, float] = {}
+        self._is_first = True
+
+    def sample(self, view: RunView) -> list[Event]:
+        """New limits where the peaks of finished tasks allow or force them."""
+        events: list[Event] = []
+        lines = {line.slot: line for line in view.workers}
+        for key, slots in self._shares.items():
+            peaks = [lines[s.label].memory_mib for s in slots if lines[s.label].memory_mib]
+            known = [*peaks, self._peaks.get(key)]
+            peak = max((value for value in known if value), default=None)
+            allowed = self._allowed[key]
+            if peak is not None:
+                self._peaks[key] = peak
+                total = sum(slot.memory_mib or 0 for slot in slots)
+                allowed = workers_that_fit(
+                    peaks_mib=[round(peak)],
+                    total_mib=total or None,
+                    others_mib=0,
+                    current=self._allowed[key],
+                    cap=len(slots),
+                )
+            if self._is_first or allowed != self._allowed[key]:
+                self._allowed[key] = allowed
+                events.append(Capacity(key, allowed))
+        self._is_first = False
+        return events

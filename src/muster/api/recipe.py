@@ -1,0 +1,42 @@
+"""What a recipe gives to the farm: its flags, its tasks, and what it makes of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class RecipeTask(NamedTuple):
+    """``target`` is a key of ``Recipe.targets``; parameters are JSON values."""
+
+    target: str
+    params: Mapping[str, Any]
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A ready-made workload for ``muster sweep NAME``.
+
+    Attributes
+        name: what the user types.
+        config: a frozen dataclass; its fields become the recipe's flags.
+        targets: function name in a task → ``"package.module:function"``.
+        plan: the tasks of a config, lazily and in the same order every time.
+        count: how many tasks ``plan`` gives, without making them.
+        summarise: rows of the exported table → rows of the recipe's own table.
+        draw: those rows and a folder → the figures written there.
+        extendable: fields that may change between two commands on one run folder, because they
+            only add tasks.
+    """
+
+    name: str
+    config: type
+    targets: Mapping[str, str]
+    plan: Callable[[Any], Iterator[RecipeTask]]
+    count: Callable[[Any], int]
+    summarise: Callable[[Any, Iterable[Mapping[str, Any]]], list[dict[str, Any]]]
+    draw: Callable[[Any, list[dict[str, Any]], Path], list[Path]]
+    extendable: frozenset[str] = frozenset()

@@ -1,0 +1,221 @@
+"""Runs as things to look at and to change: what is in them, what failed, try again, cancel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.api.lock import hold, is_held
+from muster.api.requests import leave_request
+from muster.api.stored import StoredRun, read_stored
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
+from muster.base.run_folder import RunFolder
+from muster.base.settings import child_environment
+from muster.farm.coordinator import Ending
+from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
+from muster.farm.ledger.store import Ledger
+from muster.farm.model import TaskState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Status:
+    """``live`` is the last picture of a running coordinator, ``None`` when none runs."""
+
+    name: str
+    path: str
+    is_running: bool
+    counts: Mapping[str, int]
+    num_retried: int
+    is_enqueued: bool
+    live: Mapping[str, Any] | None
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+class Run:
+    """A run folder. Looking at it never disturbs a coordinator that works on it."""
+
+    def __init__(self, path: str | Path, *, ending: Ending | None = None) -> None:
+        self.folder = RunFolder(Path(path))
+        self.ending = ending
+        if not self.folder.exists():
+            raise UsageError(
+                f"{path} is not a run folder: it has no run.json.",
+                hint="`muster list` shows the runs below ./runs.",
+            )
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def stored(self) -> StoredRun:
+        """What ``run.json`` says."""
+        return read_stored(self.folder)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all good, 1 some tasks failed or the run paused, 130 interrupted or cancelled."""
+        if self.ending is not None and (self.ending.interrupted or self.ending.cancelled):
+            return EXIT_INTERRUPTED
+        counts = self.counts()
+        if counts[TaskState.FAILED] or counts[TaskState.CANCELLED]:
+            return EXIT_SOME_FAILED
+        return EXIT_OK if self.ending is None or not self.ending.paused else EXIT_SOME_FAILED
+
+    def counts(self) -> dict[TaskState, int]:
+        """Tasks by state, from the ledger."""
+        if not self.folder.ledger.exists():
+            return dict.fromkeys(TaskState, 0)
+        with LedgerReader(self.folder.ledger) as ledger:
+            return ledger.counts()
+
+    def status(self) -> Status:
+        is_running = is_held(self.folder)
+        with LedgerReader(self.folder.ledger) as ledger:
+            counts, retried = ledger.counts(), ledger.num_retried()
+            is_enqueued = ledger.meta("enqueued") is not None
+        names = {TaskState.READY: "waiting", TaskState.CLAIMED: "claimed"}
+        return Status(
+            name=self.folder.name,
+            path=str(self.path),
+            is_running=is_running,
+            counts={names.get(s, s.name.lower()): n for s, n in counts.items()},
+            num_retried=retried,
+            is_enqueued=is_enqueued,
+            live=self._live() if is_running else None,
+        )
+
+    def results(self) -> pa.Table:
+        """One row per task as a pyarrow table (``.to_pandas()`` gives a frame)."""
+        import pyarrow as pa
+
+        from muster.farm.export import batches
+
+        schema, stream = batches(self.folder)
+        return pa.Table.from_batches(stream, schema=schema)
+
+    def failures(self) -> list[FailureGroup]:
+        """Failed attempts grouped by their traceback."""
+        with LedgerReader(self.folder.ledger) as ledger:
+            return ledger.failures()
+
+    def log(self, task: str) -> list[tuple[LogPart, str]]:
+        """What each attempt of a task printed. ``task``: its number or the start of its key."""
+        with LedgerReader(self.folder.ledger) as ledger:
+            parts = ledger.log_parts(self._find(ledger, task))
+        return [(part, self._read_log(part)) for part in parts]
+
+    def trace(self, task: str) -> str | None:
+        """The traceback of a task's last failed attempt."""
+        with LedgerReader(self.folder.ledger) as ledger:
+            return ledger.trace_of(self._find(ledger, task))
+
+    def export(self, target: str | Path) -> int:
+        """Write the table to a .csv, .parquet or .jsonl file; returns the number of rows."""
+        from muster.farm.export import export
+
+        return export(self.folder, Path(target))
+
+    def cancel(self) -> bool:
+        """Cancel what has not ended; True when a running coordinator was asked to do it."""
+        if is_held(self.folder):
+            leave_request(self.folder, "cancel")
+            return True
+        with hold(self.folder):
+            ledger = Ledger(self.folder.ledger)
+            ledger.begin()
+            ledger.cancel_open()
+            ledger.commit()
+            ledger.close()
+        refresh_export(self.folder)
+        return False
+
+    def reopen(self, *, cancelled: bool = False) -> int:
+        """Make failed (and cancelled) tasks ready again; returns how many."""
+        with hold(self.folder):
+            ledger = Ledger(self.folder.ledger)
+            ledger.begin()
+            states = [TaskState.FAILED] + [TaskState.CANCELLED] * cancelled
+            count = ledger.reopen(states)
+            ledger.commit()
+            ledger.close()
+        return count
+
+    def _find(self, ledger: LedgerReader, task: str) -> int:
+        found = ledger.find(task)
+        if not found:
+            raise UsageError(
+                f"There is no task {task!r} in {self.folder.name}.",
+                hint="a task is named by its number or by the start of its key, "
+                "as in the column `task` of results.csv.",
+            )
+        if len(found) > 1:
+            raise UsageError(f"{task!r} is the start of several task keys; write more of it.")
+        return found[0][0]
+
+    def _read_log(self, part: LogPart) -> str:
+        path = self.folder.logs / part.log
+        try:
+            with path.open("rb") as log:
+                log.seek(part.start)
+                return log.read(max(0, part.end - part.start)).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def _live(self) -> Mapping[str, Any] | None:
+        try:
+            live: Mapping[str, Any] = json.loads(self.folder.status_json.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return live
+
+
+def find_runs(root: Path) -> list[Run]:
+    """The runs directly below ``root``, the newest first."""
+    if not root.is_dir():
+        return []
+    folders = [RunFolder(path) for path in root.iterdir() if path.is_dir()]
+    runs = [Run(folder.path) for folder in folders if folder.exists()]
+    return sorted(runs, key=lambda run: run.folder.run_json.stat().st_mtime, reverse=True)
+
+
+def open_run(text: str, root: Path = Path("runs")) -> Run:
+    """A run by its path, or by its name below ``root``; UsageError with the nearest name."""
+    for path in (Path(text), root / text):
+        if RunFolder(path).exists():
+            return Run(path)
+    from muster.base.errors import UnknownNameError
+
+    raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
+
+
+def refresh_export(folder: RunFolder) -> None:
+    """Renew the exported table in a child process; a failure leaves the old one in place."""
+    done = subprocess.run(
+        [sys.executable, "-m", "muster.farm.export", str(folder.path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env=child_environment({}),
+    )
+    if done.returncode != 0:
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise SetupError(
+            f"All results are in {folder.ledger}, but the table could not be written: "
+            f"{reason[0] if reason else done.returncode}",
+            hint=f"make room, then: muster export {folder.path} --to results.csv",
+        )

@@ -1,0 +1,225 @@
+"""What a sweep runs, in one form: a function over a space, a command over a space, a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.api.recipe import Recipe
+from muster.base.errors import UsageError
+from muster.base.records import to_json
+from muster.farm.codec import encode_canonical
+from muster.farm.identity import payload_and_key
+from muster.farm.ledger.store import NewTask
+from muster.farm.look import look
+from muster.farm.model import TargetSpec
+from muster.farm.parameters import Signature, convert_space
+from muster.farm.space import Space, describe_difference
+from muster.farm.target import TargetRef, code_hash, parse_target
+from muster.farm.template import check_places, names_in, shell_line
+
+#: From a target's name to its number in the ledger.
+Numbers = Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """``feed`` makes the tasks lazily; ``spec`` says in JSON what they are.
+
+    ``fixed`` is the part of ``spec`` that names the run folder and may not change in it; the
+    rest (seeds, and what a recipe calls extendable) only adds tasks.
+    """
+
+    name: str
+    targets: tuple[TargetSpec, ...]
+    code: Mapping[str, str]
+    spec: Mapping[str, Any]
+    fixed: Mapping[str, Any]
+    total: int
+    feed: Callable[[Numbers], Iterator[NewTask]]
+    parameters: tuple[str, ...]
+    recipe: Recipe | None = None
+    config: Any = None
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def digest(self) -> str:
+        """Names the run folder."""
+        return hashlib.blake2b(to_json(dict(self.fixed)), digest_size=16).hexdigest()
+
+    @property
+    def plan_id(self) -> str:
+        """Equal for equal sets of tasks."""
+        return hashlib.blake2b(to_json(dict(self.spec)), digest_size=16).hexdigest()
+
+    def difference(self, old_fixed: Mapping[str, Any]) -> list[str]:
+        """What the fixed part says differently from an earlier one, a sentence each."""
+        return describe_difference(_sections(old_fixed), _sections(self.fixed))
+
+
+def of_function(ref: TargetRef, space: Space, signature: Signature | None = None) -> Workload:
+    """Tasks that call a function once per parameter set."""
+    known = signature or look(ref)
+    typed = convert_space(space, known)
+    batch = known.batch
+    spec = TargetSpec(
+        name=ref.name,
+        location=ref.location,
+        attribute=ref.attribute,
+        base_folder=str(Path.cwd()),
+        max_batch=batch.max_batch if batch else 0,
+        static=batch.static if batch else (),
+    )
+    return _over_space(
+        ref.attribute.rpartition(".")[2], spec, typed, {ref.name: code_hash(ref)}
+    )
+
+
+def of_target_text(text: str, space: Space) -> Workload:
+    return of_function(parse_target(text), space)
+
+
+def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
+    """Tasks that run a command once per parameter set, values filled in as arguments."""
+    check_places(argv, space.names)
+    if not names_in(argv[0]) and not shell and shutil.which(argv[0]) is None:
+        raise UsageError(
+            f"Cannot run {argv[0]!r}: no such program on the PATH.",
+            hint="check the spelling, or give its path (./train.sh). "
+            "Shell syntax needs --shell.",
+        )
+    line = (shell_line(argv),) if shell else tuple(argv)
+    words = [Path(part).stem for part in argv[:2] if not part.startswith("-")]
+    name = words[-1] if words else "command"
+    shown = ("sh -c: " if shell else "") + " ".join(argv)
+    spec = TargetSpec(name=shown, kind="command", argv=line, shell=shell)
+    return _over_space(name, spec, _texts(space), {})
+
+
+def of_recipe(recipe: Recipe, config: Any) -> Workload:
+    """The tasks a recipe plans for a config."""
+    targets = []
+    code: dict[str, str] = {}
+    for text in recipe.targets.values():
+        ref = parse_target(text)
+        known = look(ref)
+        targets.append(
+            TargetSpec(
+                name=ref.name,
+                location=ref.location,
+                attribute=ref.attribute,
+                base_folder=str(Path.cwd()),
+                max_batch=known.batch.max_batch if known.batch else 0,
+                static=known.batch.static if known.batch else (),
+            )
+        )
+        code[ref.name] = code_hash(ref)
+    by_word = dict(zip(recipe.targets, targets, strict=True))
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    fixed = {k: v for k, v in values.items() if k not in recipe.extendable}
+
+    def feed(numbers: Numbers) -> Iterator[NewTask]:
+        makers = {
+            word: (spec, numbers[spec.name], payload_and_key(spec.name))
+            for word, spec in by_word.items()
+        }
+        for task in recipe.plan(config):
+            spec, number, make = makers[task.target]
+            params = dict(task.params)
+            payload, key = make(params)
+            yield NewTask(key, number, payload, _group(spec, params), task.priority)
+
+    return Workload(
+        name=recipe.name,
+        targets=tuple(targets),
+        code=code,
+        spec={"recipe": recipe.name, "config": values},
+        fixed={"recipe": recipe.name, "config": fixed},
+        total=recipe.count(config),
+        feed=feed,
+        parameters=(),
+        recipe=recipe,
+        config=config,
+    )
+
+
+def _over_space(
+    name: str, spec: TargetSpec, space: Space, code: Mapping[str, str]
+) -> Workload:
+    described = space.to_spec()
+    fixed = {key: value for key, value in described.items() if key != "seeds"}
+    if spec.static:
+        _check_static(spec, space.names)
+
+    def feed(numbers: Numbers) -> Iterator[NewTask]:
+        number, make = numbers[spec.name], payload_and_key(spec.name)
+        if not spec.is_batched:
+            for params in space:
+                payload, key = make(params)
+                yield NewTask(key, number, payload)
+            return
+        for params in space:
+            payload, key = make(params)
+            yield NewTask(key, number, payload, _group(spec, params))
+
+    return Workload(
+        name=name,
+        targets=(spec,),
+        code=code,
+        spec={"target": spec.name, "space": described},
+        fixed={"target": spec.name, "space": fixed},
+        total=len(space),
+        feed=feed,
+        parameters=space.names,
+    )
+
+
+def _group(spec: TargetSpec, params: Mapping[str, Any]) -> int:
+    """Equal for tasks that may share a call: a number from the values of the static names."""
+    if not spec.static:
+        return 0
+    values = encode_canonical([params.get(name) for name in spec.static])
+    return int.from_bytes(hashlib.blake2b(values, digest_size=7).digest(), "big")
+
+
+def _check_static(spec: TargetSpec, names: Iterable[str]) -> None:
+    unknown = [name for name in spec.static if name not in set(names)]
+    if unknown and len(unknown) == len(spec.static):
+        raise UsageError(
+            f"{spec.name} is batched by {', '.join(spec.static)}, but the sweep sets none of these.",
+            hint="name in static=(…) only parameters that every task has.",
+        )
+
+
+def _texts(space: Space) -> Space:
+    """A command's values stay the texts that the user typed: ``1e-3`` is not ``0.001``."""
+
+    def axes(pairs: tuple[tuple[str, tuple[object, ...]], ...]) -> Any:
+        return tuple((name, tuple(map(_plain, values))) for name, values in pairs)
+
+    listed = space.listed and dataclasses.replace(
+        space.listed, rows=tuple(tuple(map(_plain, row)) for row in space.listed.rows)
+    )
+    return dataclasses.replace(
+        space, grid=axes(space.grid), zipped=axes(space.zipped), listed=listed
+    )
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, str) else value
+
+
+def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """In the two-level shape that ``describe_difference`` reads."""
+    flat: dict[str, Any] = {}
+    for name, value in fixed.items():
+        if name == "space":
+            flat.update(value)
+        else:
+            flat[name] = value
+    return flat

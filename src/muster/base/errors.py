@@ -1,0 +1,73 @@
+"""Every error a user can meet, and the exit code each one ends the program with.
+
+MusterError                 exit 3 unless a subclass says otherwise
+├── UsageError              exit 2: the command line or the call is wrong
+│   ├── UnknownNameError    a name that does not exist, with the nearest that does
+│   └── PlanMismatchError   the run folder holds another plan, or the target's code changed
+├── SetupError              exit 3: this machine or this folder cannot do it
+│   ├── LedgerError         the ledger cannot be read or written
+│   └── PlacementError      no device to run on
+├── TargetError             exit 2: the user's target cannot be loaded or called
+└── Interrupted             exit 130: Ctrl-C or TERM; everything finished is saved
+
+A message says what happened with which values, why it matters and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_SOME_FAILED = 1
+EXIT_USAGE = 2
+EXIT_SETUP = 3
+EXIT_INTERRUPTED = 130
+
+
+class MusterError(Exception):
+    """Base of all errors that are shown as text, without a traceback."""
+
+    exit_code = EXIT_SETUP
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message if hint is None else f"{message}\nHint: {hint}")
+
+
+class UsageError(MusterError):
+    exit_code = EXIT_USAGE
+
+
+class UnknownNameError(UsageError):
+    """A name that does not exist; the message proposes the nearest one that does."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1)
+        listing = ", ".join(names) if names else "none"
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"Unknown {what} {name!r}.", hint=f"{hint}Known: {listing}.")
+
+
+class PlanMismatchError(UsageError):
+    """The run folder belongs to another plan, or the target's code has changed."""
+
+
+class TargetError(UsageError):
+    """The target cannot be found, imported or called with these parameters."""
+
+
+class SetupError(MusterError):
+    exit_code = EXIT_SETUP
+
+
+class LedgerError(SetupError):
+    """The ledger cannot be read or written; what it holds is left untouched."""
+
+
+class PlacementError(SetupError):
+    """There is no device to run on."""
+
+
+class Interrupted(MusterError):
+    exit_code = EXIT_INTERRUPTED

@@ -1,0 +1,198 @@
+"""Finding and ending every process a run has started. Linux reads /proc; elsewhere by group."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.base.settings import RUN_MARKER
+
+_PR_SET_CHILD_SUBREAPER = 36
+IS_LINUX = sys.platform == "linux"
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    state: str
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become this process's children instead of init's (Linux only)."""
+    if IS_LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def find_marked(mark: str, sessions: Iterable[int] = ()) -> list[int]:
+    """Living processes that belong to ``mark``.
+
+    Those whose environment carries the mark, those in one of ``sessions`` or in the session of a
+    marked one, and all descendants of these: a process that called ``setsid`` is still found by
+    its environment, one that cleared its environment by its session or its parent. This process
+    is never among them. Empty where there is no /proc.
+    """
+    if not IS_LINUX:
+        return []
+    table = {p.pid: p for p in _processes() if p.state not in "ZX"}
+    me = os.getpid()
+    needle = f"{RUN_MARKER}={mark}".encode()
+    found = {pid for pid in table if pid != me and _carries(pid, needle)}
+    wanted = set(sessions) | {table[pid].session for pid in found}
+    wanted.discard(table[me].session if me in table else -1)
+    found |= {pid for pid, p in table.items() if p.session in wanted}
+    grown = True
+    while grown:
+        more = {pid for pid, p in table.items() if p.parent in found} - found
+        found |= more
+        grown = bool(more)
+    found.discard(me)
+    return sorted(found)
+
+
+def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0) -> list[int]:
+    """Kill everything that belongs to ``mark``; returns what is still there after ``limit_s``.
+
+    Repeats until nothing is found, because a process may fork while it is being killed.
+    """
+    sessions = tuple(sessions)
+    deadline = time.monotonic() + limit_s
+    while True:
+        alive = find_marked(mark, sessions)
+        if not alive:
+            return []
+        for pid in alive:
+            send_signal(pid, signal.SIGKILL)
+        reap(alive)
+        if time.monotonic() > deadline:
+            return alive
+        time.sleep(0.002)
+
+
+def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
+    """Kill what a dead session leader has left behind; returns what survives two seconds.
+
+    Those are the members of its session, and marked processes that have been handed to this
+    process because their parent died. ``spared``: session leaders that are still wanted.
+    """
+    deadline = time.monotonic() + 2.0
+    me = os.getpid()
+    while True:
+        table = {p.pid: p for p in _processes() if p.state not in "ZX"}
+        needle = f"{RUN_MARKER}={mark}".encode()
+        found = {pid for pid, p in table.items() if p.session == session}
+        found |= {
+            pid
+            for pid, p in table.items()
+            if p.parent == me and pid not in spared and p.session not in spared
+            and _carries(pid, needle)
+        }  # fmt: skip
+        grown = True
+        while grown:
+            more = {pid for pid, p in table.items() if p.parent in found} - found
+            found |= more
+            grown = bool(more)
+        if not found:
+            return []
+        for pid in found:
+            send_signal(pid, signal.SIGKILL)
+        reap(found)
+        if time.monotonic() > deadline:
+            return sorted(found)
+        time.sleep(0.002)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Signal one process; nothing happens if it is gone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def signal_group(group: int, number: int) -> None:
+    """Signal a process group; nothing happens if it is gone."""
+    if sys.platform == "win32":
+        send_signal(group, signal.SIGTERM)
+        return
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect the exit of adopted children among ``pids``, so that no zombie stays."""
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except (ChildProcessError, OSError):
+            continue
+
+
+def reap_adopted(sessions: Iterable[int]) -> None:
+    """Collect dead children of this process that belong to one of ``sessions``."""
+    if not IS_LINUX:
+        return
+    wanted, me = set(sessions), os.getpid()
+    dead = [p.pid for p in _processes() if p.parent == me and p.state == "Z"]
+    reap(p for p in dead if _session_of(p) in wanted)
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for lack of memory, here or in our cgroup."""
+    total = 0
+    sources = ((Path("/proc/vmstat"), "oom_kill "), (_cgroup_events(), "oom_kill "))
+    for path, prefix in sources:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(prefix))
+    return total
+
+
+def _cgroup_events() -> Path:
+    try:
+        entry = Path("/proc/self/cgroup").read_text().splitlines()[-1]
+    except (OSError, IndexError):
+        return Path("/nonexistent")
+    return Path("/sys/fs/cgroup") / entry.rsplit(":", 1)[-1].lstrip("/") / "memory.events"
+
+
+def _processes() -> list[_Process]:
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208  (one system call, on a hot path)
+        if name.isdigit():
+            process = _read_stat(int(name))
+            if process is not None:
+                found.append(process)
+    return found
+
+
+def _read_stat(pid: int) -> _Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name may hold spaces and parentheses: fields start after the last one.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return _Process(pid, int(fields[1]), int(fields[3]), fields[0].decode())
+
+
+def _session_of(pid: int) -> int:
+    process = _read_stat(pid)
+    return -1 if process is None else process.session
+
+
+def _carries(pid: int, needle: bytes) -> bool:
+    try:
+        return needle in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False

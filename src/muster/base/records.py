@@ -1,0 +1,52 @@
+"""Dataclasses to JSON and back, for the small files of a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from muster.base.atomic_files import write_atomic
+from muster.base.errors import SetupError
+
+
+def to_json(record: Any) -> bytes:
+    """Readable, key-ordered JSON of a dataclass or of plain values; tuples become lists."""
+    return json.dumps(_plain(record), indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def write_json(path: Path, record: Any) -> None:
+    write_atomic(path, to_json(record))
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The JSON value in ``path``.
+
+    Raises SetupError when the file is missing or is not JSON; ``what`` names it to the user.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise SetupError(f"There is no {what} at {path}.") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise SetupError(
+            f"The {what} at {path} is damaged: {error}.",
+            hint="restore it from a copy; the ledger beside it still holds every result.",
+        ) from None
+    except OSError as error:
+        raise SetupError(f"Cannot read the {what} at {path}: {error.strerror}.") from None
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value

@@ -1,0 +1,116 @@
+"""The run folder: the only place that knows the names of the files in it.
+
+    runs/<name>/
+      run.json            what was asked: target, space, options, environment, command line
+      ledger.sqlite       the durable record: every task, attempt and result
+      events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
+      status.json         the last known picture of a running sweep, renewed every second
+      run.lock            held while a coordinator runs
+      logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
+      artifacts/ab/<key>/ the folder of a finished task that wrote files
+      attempts/           folders of attempts that have not been accepted (or failed)
+      checkpoints/        <key>.ckpt of long tasks that saved one
+      values/             results too large for the ledger
+      requests/           cancel and retry wishes from other processes
+      results.parquet     one row per task; results.csv is the same
+      table.csv, figures/ what a recipe makes of the results
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def status_json(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def worker_log(self, slot_id: int) -> Path:
+        return self.logs / f"worker-{slot_id}.log"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def attempt(self, key: str, token: int) -> Path:
+        """The private folder of one attempt, published by rename when it is accepted."""
+        return self.attempts / f"{key}.{token}"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.path / "artifacts"
+
+    def artifact(self, key: str) -> Path:
+        """Spread over 256 folders, so that 100,000 tasks do not share one listing."""
+        return self.artifacts / key[:2] / key
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, key: str) -> Path:
+        return self.checkpoints / f"{key}.ckpt"
+
+    @property
+    def values(self) -> Path:
+        return self.path / "values"
+
+    def value(self, key: str) -> Path:
+        return self.values / key[:2] / f"{key}.json"
+
+    @property
+    def requests(self) -> Path:
+        return self.path / "requests"
+
+    @property
+    def results_parquet(self) -> Path:
+        return self.path / "results.parquet"
+
+    @property
+    def results_csv(self) -> Path:
+        return self.path / "results.csv"
+
+    @property
+    def table_csv(self) -> Path:
+        return self.path / "table.csv"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    def exists(self) -> bool:
+        return self.run_json.is_file()
+
+    def create(self) -> None:
+        """Make the folder and its fixed sub-folders; raises OSError where that fails."""
+        for folder in (self.path, self.logs, self.requests):
+            folder.mkdir(parents=True, exist_ok=True)

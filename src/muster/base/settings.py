@@ -1,0 +1,61 @@
+"""The environment, read once into a value. No other module here reads ``os.environ``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Carried by every process muster starts for a run, so that descendants which left their
+#: session are still recognised as ours.
+RUN_MARKER = "MUSTER_RUN_MARK"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the environment says, and nothing else.
+
+    ``cuda_visible_devices``: ``None`` when unset (all devices), ``""`` when set to nothing.
+    ``device_facts``: a JSON file with a recorded inventory, used instead of the driver.
+    ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
+    """
+
+    cuda_visible_devices: str | None = None
+    device_facts: Path | None = None
+    lease_folder: Path = Path(tempfile.gettempdir()) / "muster-leases"
+    cpu_count: int = 1
+    user: str = "unknown"
+
+
+def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings in ``environment`` (the process's own by default)."""
+    env = os.environ if environment is None else environment
+    facts = env.get("MUSTER_DEVICE_FACTS")
+    leases = env.get("MUSTER_LEASE_DIR")
+    return Settings(
+        cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
+        device_facts=Path(facts) if facts else None,
+        lease_folder=Path(leases) if leases else Settings.lease_folder,
+        cpu_count=usable_cpu_count(),
+        user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",
+    )
+
+
+def usable_cpu_count() -> int:
+    """Cores this process may use, which in a container or a job is fewer than the host has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with ``extra`` on top, for a process about to be started."""
+    return {**os.environ, **extra}
+
+
+def adopt_environment(values: Mapping[str, str]) -> None:
+    """Set variables in this very process; for a worker at its start, before user code runs."""
+    os.environ.update(values)

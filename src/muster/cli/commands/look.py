@@ -1,0 +1,151 @@
+"""Commands that look at runs, and the small ones that change them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from muster.api.runs import Run, find_runs, open_run
+from muster.base.clock import human_duration, iso_utc
+from muster.cli import output
+from muster.cli.flags import Positional, Switch
+from muster.cli.parse import parse
+
+
+@dataclass(frozen=True)
+class _List:
+    root: Path = Path("runs")
+    """The folder that holds the runs."""
+    json: Switch = False
+    """As JSON."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    run: Positional
+    """The run's folder, or its name below ./runs."""
+    json: Switch = False
+    """As JSON."""
+
+
+@dataclass(frozen=True)
+class _Logs:
+    run: Positional
+    """The run's folder, or its name below ./runs."""
+    task: Positional
+    """The task's number, or the start of its key as in the table's column `task`."""
+
+
+@dataclass(frozen=True)
+class _Export:
+    run: Positional
+    """The run's folder, or its name below ./runs."""
+    to: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """A .csv, .parquet or .jsonl file."""
+
+
+def list_runs(argv: list[str]) -> int:
+    flags = parse(_List, argv, "list", "The runs below ROOT, the newest first.")
+    rows = []
+    records = []
+    for run in find_runs(flags.root):
+        status = run.status()
+        records.append(asdict(status))
+        done, total = status.counts["done"], status.total
+        state = "running" if status.is_running else _state(status.counts)
+        created = iso_utc(run.stored.created_s)
+        rows.append([status.name, state, f"{done:,}/{total:,}", f"{status.counts['failed']:,}", created])
+    if flags.json:
+        output.say_json(records)
+    elif rows:
+        output.table(["run", "state", "done", "failed", "created"], rows)
+    else:
+        output.say(f"No runs in {flags.root}.")
+    return 0
+
+
+def status(argv: list[str]) -> int:
+    flags = parse(_Look, argv, "status", "How far a run is, also while it runs.")
+    run = open_run(flags.run)
+    found = run.status()
+    if flags.json:
+        output.say_json(asdict(found))
+        return 0
+    state = "running" if found.is_running else _state(found.counts)
+    output.say(f"{found.name}: {state}")
+    shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
+    more = "" if found.is_enqueued else " (not all tasks are listed yet)"
+    output.say(f"  {shown or 'no tasks'} of {found.total:,}{more}")
+    if found.num_retried:
+        output.say(f"  {found.num_retried:,} attempts were tried again")
+    if found.live:
+        for worker in found.live["workers"]:
+            elapsed = worker["elapsed_s"]
+            since = f" for {human_duration(elapsed)}" if elapsed is not None else ""
+            output.say(f"  {worker['slot']}: {worker['state']} {worker['task']}{since}")
+    return 0
+
+
+def logs(argv: list[str]) -> int:
+    flags = parse(_Logs, argv, "logs", "What a task printed, one part per attempt.")
+    run = open_run(flags.run)
+    parts = run.log(flags.task)
+    if not parts:
+        output.say("This task has not ended an attempt yet; its output is in " + str(run.folder.logs))
+    for part, text in parts:
+        output.say(f"--- attempt {part.token} ({part.outcome}), {part.log}")
+        output.say(text.rstrip("\n"))
+    trace = run.trace(flags.task)
+    if trace:
+        output.say(f"--- error\n{trace.rstrip()}")
+    return 0
+
+
+def errors(argv: list[str]) -> int:
+    flags = parse(_Look, argv, "errors", "Failed attempts grouped by cause, the most frequent first.")
+    groups = open_run(flags.run).failures()
+    if flags.json:
+        output.say_json([group._asdict() for group in groups])
+        return 0
+    if not groups:
+        output.say("No attempt has failed.")
+    for group in groups:
+        output.say(
+            f"{group.num_failed:,} failed tasks ({group.num_attempts:,} attempts), "
+            f"{group.outcome}: {group.message}"
+        )
+        for line in group.trace.rstrip().splitlines():
+            output.say(f"    {line}")
+        output.say(f"  tasks: {', '.join(group.tasks)}\n")
+    return 0
+
+
+def export(argv: list[str]) -> int:
+    flags = parse(_Export, argv, "export", "Write the table of a run, one row per task, to a file.")
+    count = open_run(flags.run).export(flags.to)
+    output.say(f"{count:,} rows in {flags.to}")
+    return 0
+
+
+def cancel(argv: list[str]) -> int:
+    flags = parse(_Look, argv, "cancel", "Cancel what has not ended; what is finished is kept.")
+    run: Run = open_run(flags.run)
+    asked = run.cancel()
+    if flags.json:
+        output.say_json({"run": run.folder.name, "asked_coordinator": asked})
+    else:
+        how = "asked its coordinator to cancel" if asked else "cancelled"
+        output.say(f"{run.folder.name}: {how} what has not ended")
+    return 0
+
+
+def _state(counts: object) -> str:
+    assert isinstance(counts, dict)
+    if counts["waiting"] or counts["claimed"]:
+        return "stopped"
+    if counts["cancelled"]:
+        return "cancelled"
+    return "failed" if counts["failed"] else "done"

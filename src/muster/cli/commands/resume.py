@@ -1,0 +1,108 @@
+"""``muster resume`` and ``muster retry``: go on with a run without typing it again."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from muster.api.options import SweepOptions
+from muster.api.resume import go_to, stored_options, stored_workload
+from muster.api.runs import Run, open_run
+from muster.cli import output
+from muster.cli.commands import sweep
+from muster.cli.flags import (
+    FaultFlags,
+    PlacementFlags,
+    Positional,
+    RunFlags,
+    Switch,
+    options_from,
+)
+from muster.cli.parse import bundle, parse
+
+_DEVICE_FLAGS = {
+    "devices", "gpus", "gpu_ids", "num_gpus", "world_size", "max_gpus", "no_multi_gpu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RetryFlags:
+    cancelled: Switch = False
+    """Also run the cancelled tasks."""
+
+
+def main(argv: list[str]) -> int:
+    return _go_on(argv, "resume", "Continue a run where it stopped; failed tasks stay failed.")
+
+
+def retry(argv: list[str]) -> int:
+    return _go_on(argv, "retry", "Run the failed tasks of a run again, and whatever is left.")
+
+
+def _go_on(argv: list[str], command: str, description: str) -> int:
+    groups: dict[str, type] = {"place": PlacementFlags, "fault": FaultFlags, "out": RunFlags}
+    if command == "retry":
+        groups["again"] = _RetryFlags
+    flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
+    run = open_run(flags.run)
+    if command == "retry":
+        count = run.reopen(cancelled=flags.again.cancelled)
+        if not (flags.out.json or flags.out.quiet):
+            output.remark(f"{count:,} tasks will run again")
+    if run.stored.argv:
+        return _by_command_line(run, argv[1:] if argv[0] == flags.run else _without(argv, flags.run))
+    options = _merged(stored_options(run), options_from(flags.place, flags.fault, flags.out))
+    go_to(run.stored)
+    workload = stored_workload(run)
+    return sweep.run_and_sum_up(workload, options, (), flags.out.quiet, flags.out.json)
+
+
+def _by_command_line(run: Run, extra: list[str]) -> int:
+    """The stored command line, with what is typed now on top of it."""
+    stored = run.stored
+    path = run.path.absolute()
+    extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
+    words = list(stored.argv[2:])
+    command: list[str] = []
+    if "--" in words:
+        cut = words.index("--")
+        words, command = words[:cut], words[cut:]
+    typed = {_flag(word) for word in extra if word.startswith("--")}
+    dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir"}
+    kept = _drop(words, dropped | {"quiet", "json", "dry_run"})
+    go_to(stored)
+    return sweep.main([*kept, *extra, "--run-dir", str(path), *command])
+
+
+def _drop(words: list[str], flags: set[str]) -> list[str]:
+    """``words`` without these flags and their values."""
+    kept: list[str] = []
+    skipping = False
+    for word in words:
+        if word.startswith("--"):
+            skipping = _flag(word) in flags
+        if not skipping:
+            kept.append(word)
+    return kept
+
+
+def _without(argv: list[str], word: str) -> list[str]:
+    index = argv.index(word)
+    return argv[:index] + argv[index + 1 :]
+
+
+def _flag(word: str) -> str:
+    return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _merged(stored: SweepOptions, typed: SweepOptions) -> SweepOptions:
+    """What is typed now wins where it says something."""
+    default = SweepOptions()
+    changes = {
+        field.name: getattr(typed, field.name)
+        for field in dataclasses.fields(SweepOptions)
+        if getattr(typed, field.name) != getattr(default, field.name)
+    }
+    changes.pop("run_dir", None)
+    return dataclasses.replace(stored, **changes)

@@ -1,0 +1,210 @@
+"""``muster sweep``: parse, show, run, sum up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.api.options import SweepOptions
+from muster.api.runs import Run
+from muster.api.sweep import Prepared, placement_lines, prepare, run_workload
+from muster.api.workload import Workload, of_command, of_recipe, of_target_text
+from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.cli import output
+from muster.cli.flags import (
+    FaultFlags,
+    PlacementFlags,
+    Positional,
+    RunFlags,
+    SpaceFlags,
+    Switch,
+    join_repeated,
+    options_from,
+)
+from muster.cli.parse import bundle, parse
+from muster.cli.recipes import RECIPES, load_recipe
+from muster.cli.wording import summary_line
+
+_HELP = """Run TARGET once for every setting and seed, on every device, and record every result.
+
+TARGET is file.py:function, package.module:function, a recipe ({recipes}), or, after --, a
+command with {{name}} where a value belongs and {{dir}} for the task's folder. Settings come from
+--grid, --zip, --list and --seeds. The same command again continues where it stopped.
+
+Examples:
+  muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
+  muster sweep train.py:run --grid lr=1e-3,1e-2 --grid width=64,128 --devices cpu:4
+  muster sweep --grid lr=1e-3,1e-2 --seeds 3 -- python train.py --lr {{lr}} --out {{dir}}
+  muster sweep ssm --num-seeds 4 --student-dims 16 32 64
+"""
+
+@dataclass(frozen=True, kw_only=True)
+class _ShellFlags:
+    """How the command is started."""
+
+    shell: Switch = False
+    """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
+
+
+_COMMON = {"place": PlacementFlags, "fault": FaultFlags, "run": RunFlags}
+
+
+def main(argv: list[str]) -> int:
+    words, command = _split(argv)
+    target = words[0] if words and not words[0].startswith("-") else ""
+    if target in RECIPES and not command:
+        workload, flags = _recipe(target, words[1:])
+    elif command:
+        workload, flags = _command(words, command)
+    elif target:
+        workload, flags = _function(words)
+    else:
+        return _help_or_complain(words)
+    options = options_from(flags.place, flags.fault, flags.run)
+    if flags.run.dry_run:
+        _show_plan(prepare(workload, options), is_json=flags.run.json)
+        return 0
+    full = ["muster", "sweep", *argv]
+    return run_and_sum_up(workload, options, full, flags.run.quiet, flags.run.json)
+
+
+def run_and_sum_up(
+    workload: Workload, options: SweepOptions, argv: Sequence[str], quiet: bool, as_json: bool
+) -> int:
+    """Run with the right screen, then say what came of it; returns the exit code."""
+    began = time.monotonic()
+    with output.make_screen(is_quiet=quiet, is_json=as_json) as screen:
+        run = run_workload(workload, options, show=screen.show, argv=argv, say=screen.line)
+    seconds = time.monotonic() - began
+    made: list[str] = []
+    if workload.recipe is not None:
+        from muster.api.report import make_report
+
+        made = [str(path) for path in make_report(run, workload.recipe, workload.config)]
+    if as_json:
+        output.say_json(_outcome(run, seconds, made))
+    elif not quiet:
+        _sum_up(run, seconds, made)
+    return run.exit_code
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in argv:
+        return argv, []
+    cut = argv.index("--")
+    if cut + 1 == len(argv):
+        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
+    return argv[:cut], argv[cut + 1 :]
+
+
+def _recipe(name: str, words: list[str]) -> tuple[Workload, Any]:
+    recipe = load_recipe(name)
+    kind = bundle("SweepRecipe", {"recipe": recipe.config, **_COMMON})
+    text = f"Recipe {name}: {(recipe.config.__doc__ or '').strip()}"
+    flags: Any = parse(kind, words, f"sweep {name}", text)
+    return of_recipe(recipe, flags.recipe), flags
+
+
+def _command(words: list[str], command: list[str]) -> tuple[Workload, Any]:
+    kind = bundle("SweepCommand", {"space": SpaceFlags, "shell": _ShellFlags, **_COMMON})
+    if words and not words[0].startswith("-"):
+        raise UsageError(
+            f"Both a target ({words[0]}) and a command after `--` are given.",
+            hint="leave one of them out.",
+        )
+    flags: Any = parse(kind, join_repeated(words, ("--grid", "--zip")), "sweep", _help())
+    return of_command(command, flags.space.space(), shell=flags.shell.shell), flags
+
+
+def _function(words: list[str]) -> tuple[Workload, Any]:
+    kind = bundle("SweepFunction", {"space": SpaceFlags, **_COMMON}, {"target": Positional})
+    flags: Any = parse(kind, join_repeated(words, ("--grid", "--zip")), "sweep", _help())
+    try:
+        return of_target_text(flags.target, flags.space.space()), flags
+    except TargetError:
+        if flags.target.isidentifier():
+            raise UnknownNameError("recipe", flags.target, RECIPES) from None
+        raise
+
+
+def _help_or_complain(words: list[str]) -> int:
+    if "-h" in words or "--help" in words:
+        kind = bundle(
+            "Sweep", {"space": SpaceFlags, "shell": _ShellFlags, **_COMMON}, {"target": Positional}
+        )
+        parse(kind, ["--help"], "sweep", _help())
+    raise UsageError(
+        "There is nothing to run: no target and no command.",
+        hint="write `muster sweep file.py:function …`, `muster sweep RECIPE …` or "
+        "`muster sweep … -- COMMAND …`; `muster sweep --help` has examples.",
+    )
+
+
+def _help() -> str:
+    return _HELP.format(recipes=", ".join(RECIPES))
+
+
+def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
+    workload = prepared.workload
+    tasks = workload.feed({spec.name: 0 for spec in workload.targets})
+    sample = [task.payload.decode() for _, task in zip(range(3), tasks, strict=False)]
+    if is_json:
+        output.say_json(
+            {
+                "target": [spec.name for spec in workload.targets],
+                "tasks": workload.total,
+                "run_dir": str(prepared.folder.path),
+                "is_new": prepared.is_new,
+                "workers": [slot.label for slot in prepared.placement.slots],
+                "first": sample,
+            }
+        )
+        return
+    output.say(f"target   {', '.join(spec.name for spec in workload.targets)}")
+    output.say(f"tasks    {workload.total:,}, the first: {'; '.join(sample)}")
+    word = "new" if prepared.is_new else "continued"
+    output.say(f"folder   {prepared.folder.path} ({word})")
+    for line in placement_lines(prepared.placement):
+        output.say(f"devices  {line}")
+    output.say("Nothing was started (--dry-run).")
+
+
+def _outcome(run: Run, seconds: float, made: list[str]) -> dict[str, Any]:
+    status = run.status()
+    return {
+        "run": status.name,
+        "path": status.path,
+        "counts": dict(status.counts),
+        "tried_again": status.num_retried,
+        "seconds": round(seconds, 3),
+        "exit_code": run.exit_code,
+        "paused": run.ending.paused if run.ending else "",
+        "results": str(run.folder.results_parquet),
+        "made": made,
+    }
+
+
+def _sum_up(run: Run, seconds: float, made: list[str]) -> None:
+    counts = run.status().counts
+    output.say(summary_line(run.folder.name, counts, seconds))
+    ending = run.ending
+    if counts["failed"]:
+        for group in run.failures()[:3]:
+            if group.num_failed:
+                output.say(f"  {group.num_failed:,} × {group.message.splitlines()[0][:150]}")
+        output.say(f"  see why: muster errors {run.path}   again: muster retry {run.path}")
+    if ending is not None and ending.paused:
+        output.say(f"Paused: {ending.paused}")
+        output.say(
+            "  correct the cause, then: "
+            f"muster retry {run.path}   or go on regardless with --keep-going"
+        )
+    elif ending is not None and ending.cancelled:
+        output.say("Cancelled. The finished tasks are kept.")
+    elif ending is not None and ending.interrupted:
+        output.say(f"Interrupted; everything finished is saved. Go on: muster resume {run.path}")
+    output.say(f"table: {run.folder.results_csv}")
+    for path in made:
+        output.say(f"made:  {path}")

@@ -1,0 +1,185 @@
+"""The flags of a sweep as typed values, and how they become options. Defaults live here only
+where a flag means "not given"; the rest come from ``SweepOptions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from muster.api.options import SweepOptions, parse_duration
+from muster.base.errors import UsageError
+from muster.farm.space import Space
+
+Switch = tyro.conf.FlagCreatePairsOff[bool]
+_D = SweepOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceFlags:
+    """Which settings are run."""
+
+    grid: tuple[str, ...] = ()
+    """NAME=V1,V2,…: all combinations of all grids. May be given several times."""
+    zip: tuple[str, ...] = ()
+    """NAME=V1,V2,…: the values of all zips advance together."""
+    list: Path | None = None
+    """A .csv (with a header) or .jsonl file with one setting per line."""
+    seeds: str | None = None
+    """How many (100), which (3,5,8) or from:to (10:20). Every setting runs once per seed."""
+    seed_offset: int = 0
+    """Added to every seed."""
+
+    def space(self) -> Space:
+        return Space.from_texts(
+            grid=self.grid,
+            zipped=self.zip,
+            list_file=self.list,
+            seeds=self.seeds,
+            seed_offset=self.seed_offset,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementFlags:
+    """Where it runs."""
+
+    devices: str | None = None
+    """auto (all free GPUs, else one CPU worker per core), 4 (GPUs), 0,2,3 (which), cpu, cpu:8."""
+    gpus: str | None = None
+    """The same as --devices."""
+    gpu_ids: str | None = None
+    """Which GPUs, as a list: 0 is GPU 0."""
+    num_gpus: int | None = None
+    """How many GPUs."""
+    world_size: int | None = None
+    """The same as --num-gpus."""
+    max_gpus: int | None = None
+    """At most this many GPUs; CPU workers where there is none."""
+    no_multi_gpu: Switch = False
+    """Use one GPU at most; the same as --max-gpus 1."""
+    per_gpu: str = "1"
+    """Workers that share a GPU, or auto: as many as the measured memory of tasks allows."""
+    gpus_per_task: int = _D.gpus_per_task
+    """GPUs that each task sees."""
+    force: Switch = False
+    """Use GPUs that others hold."""
+    on: str = _D.executor
+    """Where workers come from: local, or inline (in this process, for a debugger)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultFlags:
+    """What happens when something goes wrong."""
+
+    retries: int = _D.retries
+    """How often a task whose process crashed is tried again, on a fresh worker."""
+    retry_exceptions: int = _D.retry_exceptions
+    """How often a task that raised an exception is tried again."""
+    timeout: str | None = None
+    """Kill a task, with its process group, after this time: 90, 30m, 2h."""
+    keep_going: Switch = False
+    """Go on although the first tasks all fail in the same way."""
+    allow_changed_code: Switch = False
+    """Go on although the target's source has changed since the run began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Where results go and what is shown."""
+
+    run_dir: Path | None = None
+    """The run folder. Default: runs/<name>-<hash of the plan>."""
+    name: str | None = None
+    """The name in that default."""
+    checkpoint_interval: str = "60"
+    """How often results.* are refreshed while running; nothing depends on it."""
+    quiet: Switch = False
+    """Show nothing but errors."""
+    json: Switch = False
+    """Print the outcome as JSON and nothing else."""
+    dry_run: Switch = False
+    """Show what would run, where, and start nothing."""
+
+
+def options_from(place: PlacementFlags, fault: FaultFlags, run: RunFlags) -> SweepOptions:
+    """The options these flags mean; UsageError where two of them contradict each other."""
+    devices, gpu_ids, max_gpus = _choice(place)
+    return SweepOptions(
+        devices=devices,
+        gpu_ids=gpu_ids,
+        max_gpus=max_gpus,
+        per_gpu="auto" if place.per_gpu == "auto" else _whole("--per-gpu", place.per_gpu),
+        gpus_per_task=place.gpus_per_task,
+        force=place.force,
+        retries=fault.retries,
+        retry_exceptions=fault.retry_exceptions,
+        timeout_s=None if fault.timeout is None else parse_duration(fault.timeout, "--timeout"),
+        keep_going=fault.keep_going,
+        allow_changed_code=fault.allow_changed_code,
+        run_dir=run.run_dir,
+        name=run.name,
+        checkpoint_interval_s=parse_duration(run.checkpoint_interval, "--checkpoint-interval"),
+        executor=place.on,
+    )
+
+
+def _choice(place: PlacementFlags) -> tuple[str, str | None, int | None]:
+    given = {
+        "--devices": place.devices,
+        "--gpus": place.gpus,
+        "--gpu-ids": place.gpu_ids,
+        "--num-gpus": place.num_gpus,
+        "--world-size": place.world_size,
+        "--max-gpus": place.max_gpus,
+        "--no-multi-gpu": place.no_multi_gpu or None,
+    }
+    named = [flag for flag, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise UsageError(
+            f"{' and '.join(named)} each choose the devices.", hint="give one of them."
+        )
+    if place.gpu_ids is not None:
+        return _D.devices, place.gpu_ids, None
+    if place.no_multi_gpu or place.max_gpus is not None:
+        return _D.devices, None, 1 if place.no_multi_gpu else place.max_gpus
+    count = place.num_gpus if place.num_gpus is not None else place.world_size
+    if count is not None:
+        return str(count), None, None
+    return place.devices or place.gpus or _D.devices, None, None
+
+
+def _whole(flag: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{flag} {text}: write a whole number or auto.") from None
+
+
+def join_repeated(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """``--grid a=1 --grid b=2`` as ``--grid a=1 b=2``, which is what the parser understands."""
+    rest: list[str] = []
+    values: dict[str, list[str]] = {}
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        flag, equals, value = word.partition("=")
+        position += 1
+        if flag not in flags:
+            rest.append(word)
+            continue
+        taken = values.setdefault(flag, [])
+        if equals:
+            taken.append(value)
+        while position < len(argv) and not argv[position].startswith("--"):
+            taken.append(argv[position])
+            position += 1
+    for flag, taken in values.items():
+        rest += [flag, *taken]
+    return rest
+
+
+Positional = Annotated[str, tyro.conf.Positional]

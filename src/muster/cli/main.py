@@ -1,0 +1,90 @@
+"""The command line: a table of commands, each imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, MusterError, UnknownNameError
+from muster.cli import output
+
+#: name → ("module:function", what it does). The function takes the arguments and returns the
+#: exit code.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sweep": (
+        "muster.cli.commands.sweep:main",
+        "run a function or a command once per setting and seed, on every device",
+    ),
+    "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
+    "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
+    "list": ("muster.cli.commands.look:list_runs", "the runs here, the newest first"),
+    "status": ("muster.cli.commands.look:status", "how far a run is, also while it runs"),
+    "logs": ("muster.cli.commands.look:logs", "what a task printed"),
+    "errors": ("muster.cli.commands.look:errors", "the failures of a run, grouped by cause"),
+    "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
+    "report": ("muster.cli.commands.report:main", "make a recipe's table and figure again"),
+    "cancel": ("muster.cli.commands.look:cancel", "cancel what has not ended"),
+    "devices": ("muster.cli.commands.devices:main", "the GPUs of this machine and who uses them"),
+}
+
+_USAGE = """\
+Usage: muster COMMAND [OPTIONS]
+
+Run a PyTorch workload on every GPU you have: resumable, measured, never silently wrong.
+
+Commands:
+{commands}
+
+Examples:
+  muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
+  muster sweep --grid lr=1e-3,1e-2 --seeds 3 -- python train.py --lr {{lr}} --seed {{seed}}
+  muster sweep ssm --num-seeds 4 --student-dims 16 32 64
+  muster status RUN
+
+Exit codes: 0 all good, 1 some tasks failed, 2 wrong usage, 3 the set-up is broken,
+130 interrupted (everything finished is saved; the same command continues).
+
+`muster COMMAND --help` explains a command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``muster`` program; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        output.say(_usage())
+        return 0 if words else EXIT_USAGE
+    if words[0] in ("-V", "--version"):
+        from muster import __version__
+
+        output.say(f"muster {__version__}")
+        return 0
+    try:
+        return _run(words[0], words[1:])
+    except MusterError as error:
+        output.complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        output.complain("Interrupted; everything finished is saved.")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        output.hang_up()
+        return 0
+
+
+def _run(command: str, rest: list[str]) -> int:
+    if command not in COMMANDS:
+        raise UnknownNameError("command", command, COMMANDS)
+    module, _, function = COMMANDS[command][0].partition(":")
+    result: int = getattr(importlib.import_module(module), function)(rest)
+    return result
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return _USAGE.format(commands="\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The only module that prints: lines, complaints, JSON, tables, and the two kinds of screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from muster.cli.wording import plain_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from muster.farm.view import RunView
+
+_PLAIN_EVERY_S = 5.0
+
+
+def say(text: str = "") -> None:
+    """A line for people, on standard output."""
+    print(text, flush=True)
+
+
+def remark(text: str) -> None:
+    """A line beside the result, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def complain(text: str) -> None:
+    print(f"muster: {text}", file=sys.stderr, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """One JSON document on standard output; NaN and infinity as strings, so that it is JSON."""
+    print(json.dumps(_json_safe(value), indent=2, ensure_ascii=False), flush=True)
+
+
+def hang_up() -> None:
+    """Whoever read our output is gone (``muster list | head``): end without a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as the terminal on a terminal, and plain aligned columns elsewhere."""
+    if is_terminal():
+        from rich.console import Console
+        from rich.table import Table
+
+        grid = Table(*headers, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            grid.add_row(*row)
+        Console().print(grid)
+        return
+    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
+    for row in [headers, *rows]:
+        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+class Screen(Protocol):
+    """Shows a running sweep; a context so that the terminal is always given back."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def show(self, view: RunView) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+
+class SilentScreen:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def show(self, view: RunView) -> None:
+        return
+
+    def line(self, text: str) -> None:
+        return
+
+
+class PlainScreen(SilentScreen):
+    """Lines, for logs and pipes: one every few seconds and one for everything that happens."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._notes = 0
+        self._last = ""
+
+    def show(self, view: RunView) -> None:
+        for kind, text in view.notes[self._notes :]:
+            remark(f"{kind}: {text}")
+        self._notes = len(view.notes)
+        is_last = view.phase == "ending"
+        if time.monotonic() < self._due_s and not is_last:
+            return
+        self._due_s = time.monotonic() + _PLAIN_EVERY_S
+        text = plain_line(view)
+        if text != self._last:
+            remark(text)
+        self._last = text
+
+    def line(self, text: str) -> None:
+        remark(text)
+
+
+class LiveScreen(SilentScreen):
+    """The live display of a terminal, drawn by ``cli.display``."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def show(self, view: RunView) -> None:
+        from muster.cli.display import render
+
+        picture: RenderableType = render(view, self._console.height)
+        self._live.update(picture)
+
+    def line(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+
+def make_screen(*, is_quiet: bool, is_json: bool) -> Screen:
+    if is_quiet or is_json:
+        return SilentScreen()
+    return LiveScreen() if sys.stderr.isatty() else PlainScreen()
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(item) for item in value]
+    return value

@@ -1,0 +1,29 @@
+"""One call into tyro for all commands: parses, or ends with exit code 2 and a clear message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field, make_dataclass
+from typing import Any, TypeVar
+
+import tyro
+
+_T = TypeVar("_T")
+
+
+def parse(kind: type[_T], argv: Sequence[str], command: str, description: str) -> _T:
+    """The flags in ``argv`` as a ``kind``. Hyphens and underscores mean the same."""
+    return tyro.cli(
+        kind,
+        prog=f"muster {command}",
+        args=list(argv),
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def bundle(name: str, groups: dict[str, type], positional: dict[str, Any] | None = None) -> type:
+    """A class with one field per group of flags, so that commands share groups of flags."""
+    fields: list[Any] = [(key, kind) for key, kind in (positional or {}).items()]
+    fields += [(key, kind, field(default_factory=kind)) for key, kind in groups.items()]
+    return make_dataclass(name, fields, frozen=True)

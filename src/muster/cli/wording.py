@@ -1,0 +1,63 @@
+"""Numbers and counts as people read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.base.clock import human_duration
+from muster.farm.estimate import Interval
+from muster.farm.view import RunView
+
+
+def rate_text(rate: float | None) -> str:
+    """``12.3/s``, or ``4.1/min`` and ``2.0/h`` for slow ones; empty when unknown."""
+    if not rate:
+        return ""
+    for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
+        if rate * seconds >= 1.0 or unit == "h":
+            value = rate * seconds
+            return f"{value:,.0f}/{unit}" if value >= 100 else f"{value:.1f}/{unit}"
+    return ""
+
+
+def eta_text(eta: Interval | None) -> str:
+    """``left 2.0 s to 3.1 s``: an interval, because a single number would be a guess."""
+    if eta is None:
+        return ""
+    low, high = human_duration(eta.low_s), human_duration(eta.high_s)
+    return f"left {low}" if low == high else f"left {low} to {high}"
+
+
+def counts_text(view: RunView) -> str:
+    parts = [f"{view.num_done:,} done"]
+    if view.num_failed:
+        parts.append(f"{view.num_failed:,} failed")
+    if view.num_cancelled:
+        parts.append(f"{view.num_cancelled:,} cancelled")
+    if view.num_retried:
+        parts.append(f"{view.num_retried:,} tried again")
+    parts.append(f"{view.num_running} running")
+    return ", ".join(parts)
+
+
+def plain_line(view: RunView) -> str:
+    share = 100 * view.num_ended / view.total if view.total else 100.0
+    parts = [
+        f"{view.name}: {view.num_ended:,}/{view.total:,} ({share:.0f} %)",
+        counts_text(view),
+        rate_text(view.rate),
+        eta_text(view.eta) if view.num_ended < view.total else "",
+        "" if view.phase in ("running", "ending") else view.phase,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def summary_line(name: str, counts: Mapping[str, int], elapsed_s: float) -> str:
+    words = {"waiting": "not run", "claimed": "not run"}
+    merged: dict[str, int] = {}
+    for state, number in counts.items():
+        merged[words.get(state, state)] = merged.get(words.get(state, state), 0) + number
+    shown = ", ".join(f"{n:,} {state}" for state, n in merged.items() if n or state == "done")
+    total = sum(counts.values())
+    plural = "" if total == 1 else "s"
+    return f"{name}: {total:,} task{plural}: {shown}, in {human_duration(elapsed_s)}"

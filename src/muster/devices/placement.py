@@ -1,0 +1,328 @@
+"""Where workers run: a request and an inventory in, slots out. Pure; see ``leases`` for the edge.
+
+GPUs are named as the user's own programs name them, ``cuda:N``, where N counts the visible
+devices. Workers are given UUIDs, which mean the same GPU whatever else is visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from muster.base.errors import PlacementError, UsageError
+from muster.devices.device_request import DeviceRequest, parse_devices, parse_gpu_ids
+from muster.devices.model import Device, Inventory
+
+__all__ = [
+    "DeviceRequest",
+    "Placement",
+    "Skipped",
+    "Slot",
+    "busy_reason",
+    "parse_devices",
+    "parse_gpu_ids",
+    "place",
+]
+
+_NOBODY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One place where a worker runs.
+
+    ``label``: ``cuda:0``, ``cuda:0/1`` (the second worker on that GPU), ``cuda:2+3``, ``cpu:1``.
+    ``visible_devices``: the worker's CUDA_VISIBLE_DEVICES; ``""`` hides every GPU (CPU slots).
+    ``num_threads``: the worker's share of the cores, at least 1.
+    ``memory_mib``: the slot's share of its devices' memory, None where that is not known.
+    """
+
+    slot_id: int
+    label: str
+    kind: Literal["cuda", "cpu"]
+    device_uuids: tuple[str, ...] = ()
+    visible_devices: str | None = ""
+    num_threads: int = 1
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A device (by its label) that was considered and left alone, and why."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """``notes``: sentences about what was asked for and is different here."""
+
+    slots: tuple[Slot, ...]
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    ordinal: int
+    device: Device
+
+    @property
+    def label(self) -> str:
+        return f"cuda:{self.ordinal}"
+
+
+def place(
+    request: DeviceRequest,
+    inventory: Inventory,
+    *,
+    per_gpu: int,
+    gpus_per_task: int,
+    cpu_count: int,
+    force: bool,
+    busy_threshold_mib: int = 500,
+    leased: Mapping[str, str] = _NOBODY,
+) -> Placement:
+    """The slots that ``request`` means on this host.
+
+    A GPU is left out, with the reason in ``skipped``, when it is lost, when others hold more than
+    ``busy_threshold_mib`` of it, or when its UUID is in ``leased`` (UUID -> reason); ``force``
+    takes it all the same unless it is lost. Fewer free GPUs than asked for is not an error as
+    long as one task fits. Raises UsageError for numbers that contradict each other and
+    PlacementError when the host has too few GPUs or none is left.
+    """
+    _check(request, per_gpu, gpus_per_task, cpu_count)
+    if request.kind == "cpu":
+        return _on_cpu(request.count, cpu_count, (), _idle_options(per_gpu, gpus_per_task))
+
+    gpus = _candidates(request, inventory, gpus_per_task)
+    reasons = {gpu.ordinal: _reason(gpu, leased, busy_threshold_mib) for gpu in gpus}
+    usable = [
+        gpu for gpu in gpus if gpu.device.lost is None and (force or not reasons[gpu.ordinal])
+    ]
+    if request.count is not None:
+        # With force, a GPU that nobody uses still comes before one that somebody does.
+        usable.sort(key=lambda gpu: reasons[gpu.ordinal] is not None)
+        usable = sorted(usable[: request.count], key=lambda gpu: gpu.ordinal)
+    skipped = [
+        Skipped(device=gpu.label, reason=reason)
+        for gpu in gpus
+        if (reason := reasons[gpu.ordinal]) and gpu not in usable
+    ]
+
+    groups = [
+        usable[start : start + gpus_per_task]
+        for start in range(0, len(usable) - gpus_per_task + 1, gpus_per_task)
+    ]
+    notes = tuple(note for note in (inventory.visibility_note,) if note is not None)
+    if not groups:
+        if request.kind == "auto" and gpus_per_task == 1:
+            if skipped:
+                notes = (*notes, "No GPU is free, so the workers run on the CPU.")
+            notes = (*notes, *_idle_options(per_gpu, gpus_per_task))
+            return _on_cpu(None, cpu_count, tuple(skipped), notes)
+        raise _nothing_left(request, inventory, usable, skipped, gpus_per_task)
+    skipped += [
+        Skipped(device=gpu.label, reason=f"left over from groups of {gpus_per_task} GPUs")
+        for gpu in usable[len(groups) * gpus_per_task :]
+    ]
+    slots = _gpu_slots(groups, per_gpu, cpu_count)
+    return Placement(slots=slots, skipped=tuple(skipped), notes=notes)
+
+
+def busy_reason(device: Device, busy_threshold_mib: int = 500) -> str | None:
+    """Who holds more than the threshold of ``device``, in words; None when it is free.
+
+    The total counts, because processes of other containers and users may not be listed.
+    """
+    listed_mib = sum(holder.used_mib or 0 for holder in device.holders)
+    held_mib = listed_mib if device.memory_used_mib is None else device.memory_used_mib
+    if held_mib <= busy_threshold_mib:
+        return None
+    if not device.holders:
+        return f"busy: {held_mib} MiB are held by processes that the driver does not list"
+    largest = sorted(device.holders, key=lambda holder: (-(holder.used_mib or 0), holder.pid))
+    words = [
+        f"pid {holder.pid} ({holder.user or 'unknown user'}) holds "
+        + ("memory" if holder.used_mib is None else f"{holder.used_mib} MiB")
+        for holder in largest[:3]
+    ]
+    more = f" and {len(largest) - 3} more processes" if len(largest) > 3 else ""
+    return f"busy: {', '.join(words)}{more}"
+
+
+def _check(request: DeviceRequest, per_gpu: int, gpus_per_task: int, cpu_count: int) -> None:
+    for name, value in (
+        ("--per-gpu", per_gpu),
+        ("--gpus-per-task", gpus_per_task),
+        ("the number of CPU cores", cpu_count),
+    ):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}.")
+    if per_gpu > 1 and gpus_per_task > 1:
+        raise UsageError(
+            f"--per-gpu {per_gpu} shares a GPU between tasks and --gpus-per-task {gpus_per_task} "
+            "gives a task several: the two cannot be combined.",
+            hint="leave one of them out.",
+        )
+    asked = len(request.ids) if request.kind == "ids" else request.count
+    if request.kind in ("ids", "count") and asked is not None and asked % gpus_per_task:
+        raise UsageError(
+            f"{request.text} names {_gpu_count(asked)}, which is not divisible by "
+            f"--gpus-per-task {gpus_per_task}: {asked % gpus_per_task} would stay idle.",
+            hint="ask for a multiple, or for --devices auto.",
+        )
+
+
+def _candidates(request: DeviceRequest, inventory: Inventory, gpus_per_task: int) -> list[_Gpu]:
+    """The GPUs that the request could mean, before asking whether they are free."""
+    cuda = [device for device in inventory.devices if device.kind == "cuda"]
+    gpus = [_Gpu(ordinal, device) for ordinal, device in enumerate(cuda)]
+    if request.kind == "count":
+        count = request.count or 0
+        if count > len(gpus):
+            hint = (
+                "write --devices cpu to run on the CPU, or use --on slurm."
+                if not gpus
+                else "use --gpus-per-task 1, or --on slurm."
+                if gpus_per_task > 1
+                else f"use --devices {len(gpus)}, --per-gpu to share them, or --on slurm."
+            )
+            raise PlacementError(
+                f"Cannot place {_task_count(count // gpus_per_task)} of "
+                f"{_gpu_count(gpus_per_task)}: {_host(inventory)}.",
+                hint=hint,
+            )
+        return gpus
+    if request.kind == "ids":
+        chosen: list[_Gpu] = []
+        for name in request.ids:
+            gpu = _find(name, gpus, request, inventory)
+            if gpu in chosen:
+                raise UsageError(
+                    f"{request.text}: {name} is {gpu.label}, which is already in the list.",
+                    hint="list each GPU once; --per-gpu 2 puts two workers on each.",
+                )
+            chosen.append(gpu)
+        return chosen
+    return gpus
+
+
+def _find(name: str, gpus: Sequence[_Gpu], request: DeviceRequest, inventory: Inventory) -> _Gpu:
+    if name.isdigit():
+        matches = [gpu for gpu in gpus if gpu.ordinal == int(name)]
+    else:
+        exact = [gpu for gpu in gpus if gpu.device.uuid == name]
+        matches = exact or [gpu for gpu in gpus if gpu.device.uuid.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        labels = ", ".join(gpu.label for gpu in matches)
+        raise PlacementError(
+            f"{request.text}: {name} is the beginning of {len(matches)} UUIDs ({labels}).",
+            hint="write more of the UUID, or the GPU's number.",
+        )
+    hint = "nvidia-smi -L lists the GPUs of this host with their UUIDs."
+    if gpus and name.isdigit():
+        hint = f"they are numbered 0 to {len(gpus) - 1}, in the order in which CUDA shows them."
+    elif not gpus:
+        hint = "write --devices cpu to run on the CPU, or use --on slurm."
+    what = f"GPU {name}" if name.isdigit() else name
+    raise PlacementError(f"{request.text}: there is no {what}; {_host(inventory)}.", hint=hint)
+
+
+def _reason(gpu: _Gpu, leased: Mapping[str, str], busy_threshold_mib: int) -> str | None:
+    if gpu.device.lost is not None:
+        return f"lost: {gpu.device.lost}"
+    return leased.get(gpu.device.uuid) or busy_reason(gpu.device, busy_threshold_mib)
+
+
+def _nothing_left(
+    request: DeviceRequest,
+    inventory: Inventory,
+    usable: Sequence[_Gpu],
+    skipped: Sequence[Skipped],
+    gpus_per_task: int,
+) -> PlacementError:
+    what = f"Cannot place a task of {_gpu_count(gpus_per_task)} ({request.text})"
+    if not skipped:
+        return PlacementError(
+            f"{what}: {_host(inventory)}.",
+            hint="use --gpus-per-task 1, or --on slurm."
+            if gpus_per_task > 1
+            else "write --devices cpu to run on the CPU, or use --on slurm.",
+        )
+    lines = "\n".join(f"  {item.device}: {item.reason}" for item in skipped)
+    free = "no GPU is free" if not usable else f"only {_gpu_count(len(usable))} can be used"
+    if all(item.reason.startswith("lost: ") for item in skipped):
+        hint = "choose other GPUs, or write --devices cpu to run on the CPU."
+    else:
+        hint = "wait, choose other GPUs, or use --force to run beside what is there."
+    return PlacementError(f"{what}: {free}.\n{lines}", hint=hint)
+
+
+def _gpu_slots(groups: Sequence[Sequence[_Gpu]], per_gpu: int, cpu_count: int) -> tuple[Slot, ...]:
+    # First one worker on every GPU, then the second ones: few tasks spread over all the GPUs.
+    shares = [(share, group) for share in range(per_gpu) for group in groups]
+    slots: list[Slot] = []
+    for slot_id, (share, group) in enumerate(shares):
+        uuids = tuple(gpu.device.uuid for gpu in group)
+        totals = [gpu.device.memory_total_mib for gpu in group]
+        known = [total for total in totals if total is not None]
+        slots.append(
+            Slot(
+                slot_id=slot_id,
+                label="cuda:"
+                + "+".join(str(gpu.ordinal) for gpu in group)
+                + (f"/{share}" if share else ""),
+                kind="cuda",
+                device_uuids=uuids,
+                visible_devices=",".join(uuids),
+                num_threads=max(1, cpu_count // len(shares)),
+                memory_mib=sum(known) // per_gpu if len(known) == len(totals) else None,
+            )
+        )
+    return tuple(slots)
+
+
+def _on_cpu(
+    count: int | None, cpu_count: int, skipped: tuple[Skipped, ...], notes: tuple[str, ...]
+) -> Placement:
+    workers = cpu_count if count is None else count
+    slots = tuple(
+        Slot(
+            slot_id=slot_id,
+            label=f"cpu:{slot_id}",
+            kind="cpu",
+            num_threads=max(1, cpu_count // workers),
+        )
+        for slot_id in range(workers)
+    )
+    return Placement(slots=slots, skipped=skipped, notes=notes)
+
+
+def _idle_options(per_gpu: int, gpus_per_task: int) -> tuple[str, ...]:
+    options = (("--per-gpu", per_gpu), ("--gpus-per-task", gpus_per_task))
+    return tuple(f"{name} {n} has no effect on CPU workers." for name, n in options if n > 1)
+
+
+def _host(inventory: Inventory) -> str:
+    value = inventory.cuda_visible_devices
+    variable = "CUDA_VISIBLE_DEVICES" + (" is not set" if value is None else f"={value}")
+    if inventory.devices:
+        count = len(inventory.devices)
+        why = inventory.visibility_note or variable
+        return f"this host has {count} visible GPU{'s' if count > 1 else ''} ({why.rstrip('.')})"
+    why = inventory.problem or inventory.visibility_note or variable
+    return f"this host has no visible GPU ({why.rstrip('.')})"
+
+
+def _gpu_count(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _task_count(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"

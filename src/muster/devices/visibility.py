@@ -1,0 +1,160 @@
+"""What CUDA_VISIBLE_DEVICES makes visible: CUDA's own rules, as a pure function.
+
+A host with four GPUs, numbered as nvidia-smi numbers them:
+
+>>> host = [PhysicalDevice(index=i, uuid=u)
+...         for i, u in enumerate(["GPU-aa11", "GPU-aa22", "GPU-bb33", "GPU-cc44"])]
+>>> def seen(value):
+...     return [device.index for device in visible(value, host).devices]
+
+===========================  ===============================================================
+value                        what is visible
+===========================  ===============================================================
+not set                      every GPU
+empty, or ``-1``             none
+``2,0``                      those, in this order: GPU 2 becomes ``cuda:0``
+``GPU-bb33,GPU-aa11``        those; a beginning is enough when only one GPU starts with it
+``0,9,1`` (there is no 9)    only what stands before the first invalid entry: GPU 0
+``0,-1,1``                   likewise GPU 0; the idiom for hiding the rest, so no complaint
+``1,1``                      none: CUDA rejects a list that names a GPU twice
+``0,GPU-bb33``               GPU 0: the first entry decides what the others must be
+``1abc``                     GPU 1: CUDA reads as many digits as there are
+``MIG-<uuid>``               that MIG instance (the whole UUID)
+``MIG-GPU-<uuid>/<gi>/<ci>`` that MIG instance, in the older spelling
+===========================  ===============================================================
+
+>>> seen(None), seen(""), seen("-1"), seen("2,0")
+([0, 1, 2, 3], [], [], [2, 0])
+>>> seen("GPU-bb33,GPU-aa11"), seen("GPU-b"), seen("GPU-aa")
+([2, 0], [2], [])
+>>> seen("0,9,1"), seen("0,-1,1"), seen("1,1"), seen("0,GPU-bb33"), seen("1abc")
+([0], [0], [], [0], [1])
+
+Two limits. Numbers follow the PCI bus, as in nvidia-smi; CUDA does the same on hosts whose GPUs
+are all alike, and elsewhere when CUDA_DEVICE_ORDER=PCI_BUS_ID. And where a GPU is cut into MIG
+instances, its number or UUID stands here for all its instances, because each worker is given one
+of its own; a single process would see only the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: SLURM's way to say that the job was given no GPU.
+_SLURM_NO_GPU = "NoDevFiles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhysicalDevice:
+    """A GPU, or a MIG instance (``parent_uuid`` set), before CUDA_VISIBLE_DEVICES is applied."""
+
+    index: int
+    uuid: str
+    parent_uuid: str | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visibility:
+    """The visible devices in CUDA's order, and what is wrong with the value, if anything."""
+
+    devices: tuple[PhysicalDevice, ...]
+    problem: str | None = None
+
+
+def visible(value: str | None, physical: Sequence[PhysicalDevice]) -> Visibility:
+    """Apply ``value`` of CUDA_VISIBLE_DEVICES (None: not set) to the devices of a host."""
+    if value is None:
+        return Visibility(devices=tuple(physical))
+    if not value.strip():
+        return Visibility(devices=())
+    if value.strip() == _SLURM_NO_GPU:
+        return Visibility(
+            devices=(),
+            problem=f"CUDA_VISIBLE_DEVICES={value}: SLURM gave this job no GPU. "
+            "Ask for one when submitting, for example with --gres=gpu:1.",
+        )
+
+    entries = value.split(",")
+    chosen: list[PhysicalDevice] = []
+    for position, entry in enumerate(entries, start=1):
+        if _is_stop_sign(entry, entries[0]):
+            break
+        matches = _matches(entry, entries[0], physical)
+        if not matches:
+            return Visibility(
+                devices=tuple(chosen),
+                problem=f"CUDA_VISIBLE_DEVICES={value}: entry {position} ({entry!r}) "
+                f"{_why_invalid(entry, entries[0], physical)}, so CUDA ignores it and "
+                f"everything after it; {_count(chosen)}. Correct the list, or unset the variable.",
+            )
+        if any(device in chosen for device in matches):
+            return Visibility(
+                devices=(),
+                problem=f"CUDA_VISIBLE_DEVICES={value}: entry {position} ({entry!r}) names a "
+                "GPU that is already in the list, and CUDA then shows none at all. "
+                "Name each GPU once.",
+            )
+        chosen.extend(matches)
+    return Visibility(devices=tuple(chosen))
+
+
+def _is_stop_sign(entry: str, first: str) -> bool:
+    number = _leading_number(entry)
+    return not first.startswith(("GPU-", "MIG-")) and number is not None and number < 0
+
+
+def _matches(
+    entry: str, first: str, physical: Sequence[PhysicalDevice]
+) -> tuple[PhysicalDevice, ...]:
+    """The devices that ``entry`` stands for: none when invalid, several for a GPU cut by MIG."""
+    if first.startswith("MIG-"):
+        return tuple(device for device in physical if entry in _mig_spellings(device))
+    if first.startswith("GPU-"):
+        gpus = _gpus_starting_with(entry, physical)
+        return tuple(d for d in physical if _gpu_uuid(d) in gpus) if len(gpus) == 1 else ()
+    number = _leading_number(entry)
+    return tuple(device for device in physical if device.index == number)
+
+
+def _mig_spellings(device: PhysicalDevice) -> tuple[str, ...]:
+    if device.parent_uuid is None:
+        return ()
+    older = f"MIG-{device.parent_uuid}/{device.gpu_instance}/{device.compute_instance}"
+    return (device.uuid, older)
+
+
+def _gpu_uuid(device: PhysicalDevice) -> str:
+    return device.parent_uuid or device.uuid
+
+
+def _gpus_starting_with(entry: str, physical: Sequence[PhysicalDevice]) -> set[str]:
+    if not entry.startswith("GPU-"):
+        return set()
+    return {_gpu_uuid(device) for device in physical if _gpu_uuid(device).startswith(entry)}
+
+
+def _leading_number(entry: str) -> int | None:
+    found = re.match(r"\s*([+-]?[0-9]+)", entry)
+    return int(found.group(1)) if found else None
+
+
+def _why_invalid(entry: str, first: str, physical: Sequence[PhysicalDevice]) -> str:
+    for prefix in ("GPU-", "MIG-"):
+        if first.startswith(prefix) and not entry.startswith(prefix):
+            return f"does not start with {prefix} as the first entry does"
+    if first.startswith("GPU-") and len(_gpus_starting_with(entry, physical)) > 1:
+        return "is the beginning of more than one GPU's UUID"
+    if first.startswith("MIG-"):
+        return "names no MIG instance of this host"
+    if not physical:
+        return "names no GPU: this host has none"
+    highest = max(device.index for device in physical)
+    return f"names no GPU of this host, whose GPUs are numbered 0 to {highest}"
+
+
+def _count(chosen: Sequence[PhysicalDevice]) -> str:
+    return "1 GPU is visible" if len(chosen) == 1 else f"{len(chosen)} GPUs are visible"

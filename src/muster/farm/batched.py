@@ -1,0 +1,77 @@
+"""The mark on a function that computes many tasks of the same shape together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from muster.base.errors import TargetError
+
+#: The attribute that carries the `BatchSpec` of a marked function.
+MARK = "__muster_batched__"
+DEFAULT_MAX_BATCH = 256
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """Which tasks may run in one call: those that agree on ``static``, ``max_batch`` at most.
+
+    ``params`` gives the names and types of one task's parameters (a dataclass, a TypedDict or a
+    mapping of name to type); None accepts any names.
+    """
+
+    static: tuple[str, ...] = ()
+    max_batch: int = DEFAULT_MAX_BATCH
+    params: type | Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+
+
+def batched(
+    *,
+    static: Sequence[str] = (),
+    max_batch: int = DEFAULT_MAX_BATCH,
+    params: type | Mapping[str, Any] | None = None,
+) -> Callable[[_Function], _Function]:
+    """Mark a function that takes a list of parameter dicts and returns a list of results.
+
+    The function stays callable as it is. It takes that one list and, if it likes, ``ctx``, and
+    returns one result per dict in the same order. Each task keeps its own record.
+    """
+    spec = check_batch_spec(static, max_batch, params)
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, MARK, spec)
+        return function
+
+    return mark
+
+
+def check_batch_spec(
+    static: object, max_batch: object, params: type | Mapping[str, Any] | None = None
+) -> BatchSpec:
+    """The `BatchSpec` for the decorator's arguments, or a TargetError that says what is wrong."""
+    if isinstance(static, str):
+        raise TargetError(
+            f"@batched(static={static!r}): static is a sequence of names, not one string.",
+            hint=f"write static=({static!r},).",
+        )
+    if not isinstance(static, Sequence) or not all(isinstance(name, str) for name in static):
+        raise TargetError(
+            f"@batched(static={static!r}): static is a sequence of parameter names.",
+            hint='write for example static=("depth", "width").',
+        )
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+        raise TargetError(
+            f"@batched(max_batch={max_batch!r}): the largest batch is a whole number of tasks, "
+            "1 or more.",
+            hint=f"leave it out for {DEFAULT_MAX_BATCH}.",
+        )
+    return BatchSpec(tuple(static), max_batch, params)
+
+
+def batch_spec_of(function: object) -> BatchSpec | None:
+    """The mark on ``function``, or None when it runs one task per call."""
+    spec = getattr(function, MARK, None)
+    return spec if isinstance(spec, BatchSpec) else None

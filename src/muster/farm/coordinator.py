@@ -1,0 +1,334 @@
+"""The loop of a run: hears what happened, asks the scheduler, records, then acts.
+
+It is the only writer of the ledger. One turn is one transaction: everything that has arrived is
+recorded together with the claims for what is sent next, committed, and only then acted upon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from muster.base.clock import Clock
+from muster.base.errors import TargetError
+from muster.base.journal import Journal
+from muster.base.run_folder import RunFolder
+from muster.farm.decide import Decisions, Policy, Scheduler
+from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
+from muster.farm.executors.base import Executor
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.model import SlotSpec, TargetSpec, Task, TaskState
+from muster.farm.picture import Picture
+from muster.farm.publish import INLINE_BYTES, publish, store_value
+from muster.farm.view import RunView
+
+#: Results that arrive within this time share one commit.
+GATHER_S = 0.004
+_FEED_CHUNK = 1000
+_VIEW_EVERY_S = 0.1
+_CHORES_EVERY_S = 0.5
+_GOODBYE_S = 5.0
+
+
+class Wish(StrEnum):
+    """What somebody outside wants of a running sweep."""
+
+    DRAIN = "drain"
+    STOP = "stop"
+    CANCEL = "cancel"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done: tasks come lazily, so a million of them need no memory."""
+
+    folder: RunFolder
+    targets: Mapping[int, TargetSpec]  # by the ledger's target id
+    slots: tuple[SlotSpec, ...]
+    policy: Policy
+    total: int
+    feed: Iterator[NewTask]
+    plan_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """The edges of the loop. ``wishes`` is asked every turn and must be cheap."""
+
+    show: Callable[[RunView], None]
+    wishes: Callable[[], list[Wish]]
+    chores: Callable[[RunView], tuple[list[Event], list[Wish]]]
+    clock: Clock
+
+
+@dataclass
+class Ending:
+    """How the loop ended; the counts are the ledger's."""
+
+    counts: dict[TaskState, int]
+    paused: str = ""
+    interrupted: bool = False
+    cancelled: bool = False
+    unusable: str = ""
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Coordinator:
+    def __init__(
+        self, plan: Plan, ledger: Ledger, executor: Executor, journal: Journal, hooks: Hooks
+    ) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self._executor = executor
+        self._journal = journal
+        self._hooks = hooks
+        counts = ledger.counts()
+        ended = sum(count for state, count in counts.items() if state.is_final)
+        self._scheduler = Scheduler(
+            plan.policy,
+            plan.slots,
+            plan.targets,
+            expected=max(0, max(plan.total, sum(counts.values())) - ended),
+            first_worker_id=ledger.next_worker_id(),
+        )
+        self._picture = Picture(plan.folder.name, plan.total, hooks.clock.monotonic_s())
+        self._slots = {slot.slot_id: slot for slot in plan.slots}
+        self._feeding = ledger.meta("enqueued") != plan.plan_id
+        self._refetch = False
+        self._cancelling = False
+        self._stopping = False
+        self._interrupted = False
+        self._host = socket.gethostname()
+        self._next_view_s = 0.0
+        self._next_chores_s = 0.0
+
+    def run(self) -> Ending:
+        """Work until nothing is left or somebody wants it to end. Leaves no process behind."""
+        self._picture.start(self._ledger.counts())
+        try:
+            self._loop()
+        except BaseException:
+            self._ledger.roll_back()
+            raise
+        finally:
+            self._executor.close()
+        return self._end()
+
+    # ------------------------------------------------------------------ the loop
+
+    def _loop(self) -> None:
+        goodbye_s: float | None = None
+        while not self._stopping:
+            events = self._executor.poll(self._patience_s())
+            if events and not self._feeding:
+                events += self._gather()
+            now = self._now()
+            events += self._outside(now)
+            self._turn(events, now)
+            if self._scheduler.is_finished and not self._feeding:
+                goodbye_s = goodbye_s or now + _GOODBYE_S
+                if not self._scheduler.roster.workers or now > goodbye_s:
+                    return
+
+    def _gather(self) -> list[Event]:
+        """Let results that are about to arrive join this commit."""
+        time.sleep(GATHER_S)
+        return self._executor.poll(0.0)
+
+    def _turn(self, events: list[Event], now: float) -> None:
+        for event in events:
+            if isinstance(event, TargetBroken):
+                raise TargetError(event.message)
+        decisions = self._scheduler.step(events, now)
+        has_records = bool(
+            decisions.done or decisions.failed or decisions.tried or decisions.retokened
+            or decisions.reopened or decisions.late or decisions.fetch or decisions.starts
+        )  # fmt: skip
+        deaths = [event for event in events if isinstance(event, WorkerDied)]
+        if has_records or deaths or self._feeding or self._cancelling:
+            self._ledger.begin()
+            self._record(decisions, deaths)
+            fetched = self._fetch(decisions.fetch)
+            self._ledger.commit()
+            self._publish(decisions)
+            self._obey(decisions, now)
+            if fetched is not None:
+                self._obey_next(fetched, now)
+        else:
+            self._obey(decisions, now)
+        self._picture.note(events, decisions, now)
+
+    def _obey_next(self, fetched: Fetched, now: float) -> None:
+        """Fresh claims are committed: hand them out without waiting for another event."""
+        decisions = self._scheduler.step([fetched], now)
+        if decisions.fetch:
+            # Asked again at once only when the first answer fell short; the next turn serves it.
+            self._refetch = True
+        if decisions.starts:
+            self._ledger.begin()
+            self._record_starts(decisions)
+            self._ledger.commit()
+        self._act(decisions)
+        self._picture.note([], decisions, now)
+
+    def _obey(self, decisions: Decisions, now: float) -> None:
+        self._act(decisions)
+        for kind, text in decisions.notes:
+            self._journal.write(kind, text=text)
+
+    def _act(self, decisions: Decisions) -> None:
+        for worker_id, tasks, together in decisions.sends:
+            self._executor.send(worker_id, tasks, together=together)
+        for worker_id in decisions.revokes:
+            self._executor.revoke(worker_id)
+        for worker_id, _reason in decisions.kills:
+            self._executor.end(worker_id, kill=True)
+        for worker_id in decisions.stops:
+            self._executor.end(worker_id, kill=False)
+
+    # ------------------------------------------------------------------ recording
+
+    def _record(self, decisions: Decisions, deaths: list[WorkerDied]) -> None:
+        ledger = self._ledger
+        if self._feeding:
+            self._feed()
+        if decisions.done:
+            values = [self._store_value(r.task_id, r.finished.value) for r in decisions.done]
+            ledger.record_done(decisions.done, values)
+        if decisions.failed:
+            ledger.record_failed(decisions.failed)
+        if decisions.tried:
+            ledger.record_tried(decisions.tried)
+        if decisions.retokened:
+            ledger.retoken(decisions.retokened)
+        if decisions.reopened:
+            ledger.retoken(decisions.reopened)
+        for worker_id, finished in decisions.late:
+            ledger.record_late(worker_id, finished)
+        for death in deaths:
+            ledger.worker_ended(death.worker_id, death.reason)
+        self._record_starts(decisions)
+
+    def _record_starts(self, decisions: Decisions) -> None:
+        for slot_id, worker_id in decisions.starts:
+            slot = self._slots[slot_id]
+            log = self._executor.start(worker_id, slot)
+            self._ledger.worker_started(worker_id, slot, self._host, log)
+
+    def _store_value(self, task_id: int, value: bytes) -> tuple[bytes | None, str | None]:
+        if len(value) <= INLINE_BYTES:
+            return value, None
+        return store_value(self._plan.folder, self._ledger.key_of(task_id).hex(), value)
+
+    def _publish(self, decisions: Decisions) -> None:
+        for record in decisions.done:
+            if record.finished.files:
+                key = self._ledger.key_of(record.task_id).hex()
+                publish(self._plan.folder, key, record.token)
+
+    def _feed(self) -> None:
+        chunk = list(itertools.islice(self._plan.feed, _FEED_CHUNK))
+        self._picture.added(self._ledger.add_tasks(chunk) if chunk else 0)
+        if len(chunk) < _FEED_CHUNK:
+            self._feeding = False
+            self._ledger.set_meta("enqueued", self._plan.plan_id)
+
+    def _fetch(self, count: int) -> Fetched | None:
+        if self._cancelling:
+            self._picture.cancelled(self._ledger.cancel_open())
+            self._feeding = False
+            self._stopping = True
+            return None
+        if not count and self._refetch:
+            count = _FEED_CHUNK
+        if not count:
+            return None
+        self._refetch = False
+        tasks: list[Task] = self._ledger.claim(count)
+        return Fetched(tasks, exhausted=len(tasks) < count and not self._feeding)
+
+    # ------------------------------------------------------------------ outside
+
+    def _outside(self, now: float) -> list[Event]:
+        events: list[Event] = []
+        wishes = self._hooks.wishes()
+        if now >= self._next_view_s:
+            self._next_view_s = now + _VIEW_EVERY_S
+            view = self._picture.view(self._scheduler, now, self._phase())
+            self._hooks.show(view)
+            if now >= self._next_chores_s:
+                self._next_chores_s = now + _CHORES_EVERY_S
+                happened, wanted = self._hooks.chores(view)
+                events += happened
+                wishes += wanted
+        for wish in wishes:
+            self._journal.write("wish", what=wish.value)
+            match wish:
+                case Wish.DRAIN:
+                    self._interrupted = True
+                    self._feeding = False
+                    events.append(Drain())
+                case Wish.STOP:
+                    self._interrupted = True
+                    self._stopping = True
+                case Wish.CANCEL:
+                    self._feed_rest()
+                    self._cancelling = True
+                case Wish.RETRY:
+                    self._reopen()
+        return events
+
+    def _reopen(self) -> None:
+        self._ledger.begin()
+        reopened = self._ledger.reopen([TaskState.FAILED])
+        self._ledger.commit()
+        self._picture.reopened(reopened)
+        self._scheduler.exhausted = False
+
+    def _feed_rest(self) -> None:
+        """A cancelled run must know all of its tasks, to say that they are cancelled."""
+        while self._feeding:
+            self._ledger.begin()
+            self._feed()
+            self._ledger.commit()
+
+    def _phase(self) -> str:
+        if self._scheduler.draining:
+            return "draining"
+        if self._scheduler.paused:
+            return "paused"
+        return "running"
+
+    def _patience_s(self) -> float:
+        if self._feeding or self._refetch:
+            return 0.0
+        due = self._scheduler.next_deadline()
+        wait_s = _VIEW_EVERY_S if due is None else min(_VIEW_EVERY_S, due - self._now())
+        return max(0.0, wait_s)
+
+    def _now(self) -> float:
+        return self._hooks.clock.monotonic_s()
+
+    def _end(self) -> Ending:
+        """Give back what was claimed, so that the ledger says `ready` and not `claimed`."""
+        scheduler = self._scheduler
+        self._ledger.begin()
+        if not self._cancelling:
+            self._ledger.release(scheduler.open_tasks())
+        self._ledger.commit()
+        usable = scheduler.roster.usable()
+        unusable = "" if usable else "; ".join(s.quarantined for s in scheduler.roster.slots)
+        self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))
+        return Ending(
+            counts=self._ledger.counts(),
+            paused=scheduler.paused,
+            interrupted=self._interrupted,
+            cancelled=self._cancelling,
+            unusable=unusable,
+            notes=self._picture.notes,
+        )

@@ -1,0 +1,508 @@
+"""The scheduler: state and events in, instructions out. No clock, no input, no output.
+
+The coordinator feeds ``Scheduler.step`` with what happened since the last step and obeys the
+``Decisions`` that come back, in this order: record in the ledger, commit, then send, start and
+kill. Everything that can race is decided here, so races are table tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from muster.farm.events import (
+    Capacity,
+    Drain,
+    Event,
+    Fetched,
+    Results,
+    Returned,
+    WorkerDied,
+    WorkerReady,
+)
+from muster.farm.failures import death_as_finished, fingerprint
+from muster.farm.health import Breaker, DeviceHealth
+from muster.farm.lifecycle import RetryPolicy
+from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.roster import Roster, Slot, Worker
+
+__all__ = ["Decisions", "Policy", "Scheduler", "Send"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the user decided about faults and pace."""
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_s: float | None = None
+    keep_going: bool = False
+    same_failure_limit: int = 5
+    device_failure_limit: int = 3
+    start_failure_limit: int = 3
+    lead_s: float = 0.03  # work kept ready in a worker, to hide the commit
+    max_lead: int = 512
+
+
+class Send(NamedTuple):
+    """``together``: one call of a batched target, else tasks to be run one after another."""
+
+    worker_id: int
+    tasks: list[Task]
+    together: bool
+
+
+@dataclass
+class Decisions:
+    """What the coordinator has to do, in the order of the fields."""
+
+    done: list[AttemptRecord] = field(default_factory=list)
+    failed: list[AttemptRecord] = field(default_factory=list)
+    tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
+    retokened: list[Task] = field(default_factory=list)  # handed out before, never begun
+    reopened: list[Task] = field(default_factory=list)  # failed because of their device
+    late: list[tuple[int, Finished]] = field(default_factory=list)
+    fetch: int = 0
+    sends: list[Send] = field(default_factory=list)
+    revokes: list[int] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)  # slot id, worker id
+    stops: list[int] = field(default_factory=list)
+    kills: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Hands claimed tasks to workers; owns every retry. Deterministic for a given seed."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        slots: Sequence[SlotSpec],
+        targets: Mapping[int, TargetSpec],
+        *,
+        expected: int = 1 << 62,
+        first_worker_id: int = 1,
+    ) -> None:
+        """``expected``: about how many tasks will come, so that no worker starts in vain."""
+        self.policy = policy
+        self._expected = expected
+        self.targets = targets
+        self.roster = Roster(slots, first_worker_id)
+        self.queue: deque[Task] = deque()
+        self.solo: deque[Task] = deque()
+        self.delayed: list[tuple[float, int, Task]] = []
+        self.exhausted = False
+        self.draining = False
+        self.paused = ""
+        self.ok_count = 0
+        self._breaker = Breaker(policy.same_failure_limit)
+        self._health: dict[str, DeviceHealth] = {}
+        self._mean_s: dict[int, float] = {}
+        self._fetching = False
+        self._jitter = random.Random(0)
+        self._reserved: dict[str, Task] = {}
+
+    # ------------------------------------------------------------------ the outside
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing runs and nothing more will be handed out."""
+        if any(worker.in_flight for worker in self.roster.workers.values()):
+            return False
+        if self.draining or self.paused or not self.roster.usable():
+            return True
+        return self.exhausted and not (self.queue or self.solo or self.delayed or self._reserved)
+
+    def open_tasks(self) -> list[Task]:
+        """Claimed tasks that have not ended: to be given back when the run stops early."""
+        held = [*self.queue, *self.solo, *(task for _, _, task in self.delayed)]
+        held.extend(self._reserved.values())
+        for worker in self.roster.workers.values():
+            held.extend(worker.in_flight.values())
+        return list({task.task_id: task for task in held}.values())
+
+    def next_deadline(self) -> float | None:
+        """When something is due without any event: a retry, a restart, a time limit."""
+        times = [self.delayed[0][0]] if self.delayed else []
+        times.extend(slot.start_after for slot in self.roster.waiting())
+        if self.policy.timeout_s is not None:
+            times.extend(
+                worker.head_since + self._limit_s(worker)
+                for worker in self.roster.workers.values()
+                if worker.in_flight and not worker.killing
+            )
+        return min(times, default=None)
+
+    def step(self, events: Iterable[Event], now: float) -> Decisions:
+        out = Decisions()
+        for event in events:
+            match event:
+                case Results():
+                    self._on_results(event, now, out)
+                case Fetched():
+                    self._fetching = False
+                    self.queue.extend(event.tasks)
+                    self.exhausted = event.exhausted
+                case WorkerReady():
+                    self.roster.ready(event.worker_id)
+                case Returned():
+                    self._on_returned(event)
+                case WorkerDied():
+                    self._on_death(event, now, out)
+                case Capacity():
+                    self.roster.allow(event.device_key, event.workers)
+                case Drain():
+                    self.draining = True
+        while self.delayed and self.delayed[0][0] <= now:
+            self._enqueue(heapq.heappop(self.delayed)[2])
+        self._check_time_limits(now, out)
+        if self.draining or self.paused:
+            self._revoke_all(out)
+        else:
+            self._serve(now, out)
+        self._retire_idle(out)
+        return out
+
+    # ------------------------------------------------------------------ what happened
+
+    def _on_results(self, event: Results, now: float, out: Decisions) -> None:
+        worker = self.roster.workers.get(event.worker_id)
+        for finished in event.finished:
+            task = worker.in_flight.get(finished.task_id) if worker else None
+            if worker is None or task is None or task.token != finished.token:
+                out.late.append((event.worker_id, finished))
+                continue
+            del worker.in_flight[finished.task_id]
+            worker.head_since = now
+            record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
+            if finished.outcome is Outcome.OK:
+                out.done.append(record)
+                self.ok_count += 1
+                self._learn(task.target_id, finished.seconds)
+                self._health_of(worker.slot).succeeded()
+            else:
+                self._fail(task, record, worker.slot, now, out)
+            if finished.poisoned and not worker.stopping:
+                worker.stopping = True
+                out.stops.append(worker.worker_id)
+        if worker is not None and not worker.in_flight:
+            worker.together = False
+            self._reserved_done(worker)
+
+    def _on_returned(self, event: Returned) -> None:
+        worker = self.roster.workers.get(event.worker_id)
+        if worker is None:
+            return
+        worker.revoking = False
+        back = [worker.in_flight.pop(i) for i in event.task_ids if i in worker.in_flight]
+        self.queue.extendleft(reversed(back))
+
+    def _on_death(self, event: WorkerDied, now: float, out: Decisions) -> None:
+        worker = self.roster.workers.pop(event.worker_id, None)
+        if worker is None:
+            return
+        slot = worker.slot
+        slot.worker_id = None
+        if not worker.ready:
+            self._start_failed(slot, event, now, out)
+        tasks = list(worker.in_flight.values())
+        worker.in_flight.clear()
+        self._reserved_done(worker)
+        if not tasks:
+            return
+        begun = len(tasks) if worker.together else 1
+        seconds = max(0.0, now - worker.head_since)
+        finished = death_as_finished(event, worker.killing, seconds)
+        if begun > 1:
+            # The call is to blame, not a task of it: find the culprit by halving.
+            for task in tasks:
+                retried = task._replace(token=task.token + 1, batch_limit=max(1, begun // 2))
+                self._note_try(task, retried, finished, worker, out)
+                self._enqueue(retried, front=True)
+            return
+        for task in reversed(tasks[1:]):
+            fresh = task._replace(token=task.token + 1)
+            out.retokened.append(fresh)
+            self._enqueue(fresh, front=True)
+        head = tasks[0]
+        named = finished._replace(task_id=head.task_id, token=head.token)
+        record = AttemptRecord(head.task_id, head.token, worker.worker_id, named)
+        self._fail(head, record, slot, now, out)
+
+    def _note_try(
+        self, task: Task, again: Task, finished: Finished, worker: Worker, out: Decisions
+    ) -> None:
+        named = finished._replace(task_id=task.task_id, token=task.token)
+        record = AttemptRecord(task.task_id, task.token, worker.worker_id, named)
+        out.tried.append((record, again))
+
+    def _start_failed(self, slot: Slot, event: WorkerDied, now: float, out: Decisions) -> None:
+        slot.start_failures += 1
+        slot.start_after = now + self.policy.retry.pause_s(slot.start_failures, 1.0)
+        if slot.start_failures >= self.policy.start_failure_limit:
+            reason = f"its worker did not start {slot.start_failures} times: {event.reason}"
+            self._quarantine([slot], reason, out)
+
+    # ------------------------------------------------------------------ failures
+
+    def _fail(
+        self, task: Task, record: AttemptRecord, slot: Slot, now: float, out: Decisions
+    ) -> None:
+        outcome = record.finished.outcome
+        if outcome is Outcome.DEVICE_OOM and not task.solo and self.roster.shares(slot):
+            again = task._replace(token=task.token + 1, solo=True)
+            out.tried.append((record, again))
+            self.solo.append(again)
+            return
+        tries = task.tries + 1
+        if tries <= self.policy.retry.limit(outcome):
+            avoid = slot.spec.device_key if outcome is Outcome.CRASH else ""
+            again = task._replace(token=task.token + 1, tries=tries, avoid=avoid)
+            out.tried.append((record, again))
+            due = now + self.policy.retry.pause_s(tries, self._jitter.random())
+            heapq.heappush(self.delayed, (due, again.task_id, again))
+            return
+        mark = fingerprint(record.finished)
+        health = self._health_of(slot)
+        health.failed(task, mark)
+        if self._is_device_fault(slot, health, mark):
+            self._blame_device(slot, health, record, out)
+            return
+        out.failed.append(record)
+        if not self.policy.keep_going and self.ok_count == 0 and not self.paused:
+            same = self._breaker.failed(mark)
+            if same:
+                self.paused = (
+                    f"the first {same} tasks that ended all failed in the same way: "
+                    f"{record.finished.message or outcome}"
+                )
+                out.notes.append(("paused", self.paused))
+
+    def _is_device_fault(self, slot: Slot, health: DeviceHealth, mark: str) -> bool:
+        """Only a GPU that fails everything while another has not failed so is to blame."""
+        if not slot.spec.devices or health.count < self.policy.device_failure_limit:
+            return False
+        others = {
+            other.spec.device_key
+            for other in self.roster.usable()
+            if other.spec.device_key != slot.spec.device_key
+        }
+        return any(mark not in self._health_of_key(key).marks for key in others)
+
+    def _blame_device(
+        self, slot: Slot, health: DeviceHealth, record: AttemptRecord, out: Decisions
+    ) -> None:
+        *earlier, last = health.tasks
+        again = last._replace(token=last.token + 1, avoid=slot.spec.device_key)
+        out.tried.append((record, again))
+        self._enqueue(again)
+        for task in earlier:
+            reopened = task._replace(token=task.token + 1, avoid=slot.spec.device_key)
+            out.reopened.append(reopened)
+            self._enqueue(reopened)
+        reason = f"it failed all of its {health.count} tasks, the last: {record.finished.message}"
+        shares = [s for s in self.roster.slots if s.spec.device_key == slot.spec.device_key]
+        self._quarantine(shares, reason, out)
+
+    def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
+        for slot in slots:
+            slot.quarantined = reason
+            worker = self.roster.worker_of(slot)
+            if worker is not None and not worker.stopping:
+                worker.stopping = True
+                out.stops.append(worker.worker_id)
+        out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
+
+    def _check_time_limits(self, now: float, out: Decisions) -> None:
+        if self.policy.timeout_s is None:
+            return
+        for worker in self.roster.workers.values():
+            overdue = worker.in_flight and now - worker.head_since >= self._limit_s(worker)
+            if overdue and not worker.killing:
+                worker.killing = Outcome.TIMEOUT
+                out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
+
+    def _limit_s(self, worker: Worker) -> float:
+        """A joint call may take the time limit once per task in it."""
+        share = len(worker.in_flight) if worker.together else 1
+        return (self.policy.timeout_s or math.inf) * max(1, share)
+
+    # ------------------------------------------------------------------ handing out
+
+    def _serve(self, now: float, out: Decisions) -> None:
+        self._start_workers(now, out)
+        self._serve_solo(out)
+        hungry = 0
+        for worker in self.roster.available():
+            if worker.slot.spec.device_key in self._reserved:
+                continue
+            if not self.queue:
+                hungry += not worker.in_flight
+                continue
+            self._feed(worker, now, out)
+        if hungry and not self.queue:
+            self._rebalance(now, out)
+        want = self._window()
+        if not self.exhausted and not self._fetching and len(self.queue) < want // 2:
+            self._fetching = True
+            out.fetch = want - len(self.queue)
+
+    def _feed(self, worker: Worker, now: float, out: Decisions) -> None:
+        first = self.queue[0]
+        target = self.targets[first.target_id]
+        held = len(worker.in_flight)
+        if target.is_batched:
+            if held == 0:
+                self._send(worker, self._take_group(first, target), True, now, out)
+            return
+        depth = self._lead(first.target_id)
+        if worker.together or (held and held > depth // 2):
+            return
+        tasks: list[Task] = []
+        skipped: list[Task] = []
+        while self.queue and len(tasks) < depth - held:
+            task = self.queue[0]
+            if task.target_id != first.target_id:
+                break
+            self.queue.popleft()
+            if task.avoid == worker.slot.spec.device_key and self._elsewhere(task):
+                skipped.append(task)
+            else:
+                tasks.append(task)
+        self.queue.extendleft(reversed(skipped))
+        if tasks:
+            self._send(worker, tasks, False, now, out)
+
+    def _take_group(self, first: Task, target: TargetSpec) -> list[Task]:
+        """Tasks of the same shape from the window, no more than an even share for all workers."""
+        limit = first.batch_limit or target.max_batch
+        same = [
+            task
+            for task in self.queue
+            if task.group == first.group
+            and task.target_id == first.target_id
+            and task.batch_limit == first.batch_limit
+        ]
+        if not first.batch_limit:
+            limit = min(limit, math.ceil(len(same) / max(1, len(self.roster.usable()))))
+        taken = same[: max(1, limit)]
+        ids = {task.task_id for task in taken}
+        self.queue = deque(task for task in self.queue if task.task_id not in ids)
+        return taken
+
+    def _send(
+        self, worker: Worker, tasks: list[Task], together: bool, now: float, out: Decisions
+    ) -> None:
+        if not worker.in_flight:
+            worker.head_since = now
+        worker.together = together
+        for task in tasks:
+            worker.in_flight[task.task_id] = task
+        out.sends.append(Send(worker.worker_id, tasks, together))
+
+    def _serve_solo(self, out: Decisions) -> None:
+        """Reserve a device for each task that must be alone, empty it, then send the task."""
+        free = [
+            slot.spec.device_key
+            for slot in self.roster.usable()
+            if slot.spec.device_key not in self._reserved
+        ]
+        while self.solo and free:
+            self._reserved[free[0]] = self.solo.popleft()
+            free = [key for key in free if key != free[0]]
+        for key, task in self._reserved.items():
+            workers = [w for w in self.roster.workers.values() if w.slot.spec.device_key == key]
+            for extra in workers[1:]:
+                if not extra.in_flight and not extra.stopping:
+                    extra.stopping = True
+                    out.stops.append(extra.worker_id)
+            if len(workers) == 1 and workers[0].is_idle:
+                worker = workers[0]
+                if task.task_id not in worker.in_flight:
+                    worker.solo_key = key
+                    worker.in_flight[task.task_id] = task
+                    worker.together = False
+                    out.sends.append(Send(worker.worker_id, [task], False))
+
+    def _reserved_done(self, worker: Worker) -> None:
+        if worker.solo_key:
+            self._reserved.pop(worker.solo_key, None)
+            worker.solo_key = ""
+
+    def _rebalance(self, now: float, out: Decisions) -> None:
+        """Somebody is idle and the queue is empty: take back what others have not begun."""
+        for worker in self.roster.workers.values():
+            waiting = len(worker.in_flight) > 1 and not worker.together
+            if waiting and not worker.revoking and now - worker.head_since > self.policy.lead_s:
+                worker.revoking = True
+                out.revokes.append(worker.worker_id)
+
+    def _revoke_all(self, out: Decisions) -> None:
+        for worker in self.roster.workers.values():
+            if len(worker.in_flight) > 1 and not worker.together and not worker.revoking:
+                worker.revoking = True
+                out.revokes.append(worker.worker_id)
+
+    def _start_workers(self, now: float, out: Decisions) -> None:
+        """Start what the open work can use: three tasks never start eight workers."""
+        open_work = len(self.queue) + len(self.solo) + len(self._reserved)
+        if not self.exhausted:
+            open_work = max(open_work, min(self._expected, len(self.roster.slots)))
+        starting = sum(not worker.ready for worker in self.roster.workers.values())
+        idle = sum(worker.is_idle for worker in self.roster.workers.values())
+        for slot in self.roster.startable(now):
+            if starting + idle >= open_work:
+                return
+            key = slot.spec.device_key
+            if key in self._reserved and self.roster.has_worker_on(key):
+                continue
+            worker = self.roster.hire(slot)
+            starting += 1
+            out.starts.append((slot.spec.slot_id, worker.worker_id))
+
+    def _retire_idle(self, out: Decisions) -> None:
+        if not self.is_finished:
+            return
+        for worker in self.roster.workers.values():
+            if not worker.stopping and not worker.in_flight:
+                worker.stopping = True
+                out.stops.append(worker.worker_id)
+
+    # ------------------------------------------------------------------ small answers
+
+    def _enqueue(self, task: Task, *, front: bool = False) -> None:
+        if task.solo:
+            self.solo.append(task)
+        elif front:
+            self.queue.appendleft(task)
+        else:
+            self.queue.append(task)
+
+    def _elsewhere(self, task: Task) -> bool:
+        return any(slot.spec.device_key != task.avoid for slot in self.roster.usable())
+
+    def _learn(self, target_id: int, seconds: float) -> None:
+        mean = self._mean_s.get(target_id)
+        self._mean_s[target_id] = seconds if mean is None else mean + 0.1 * (seconds - mean)
+
+    def _lead(self, target_id: int) -> int:
+        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short."""
+        mean = self._mean_s.get(target_id)
+        if mean is None or mean >= 1.0:
+            return 1
+        return min(self.policy.max_lead, max(2, math.ceil(self.policy.lead_s / max(mean, 1e-6))))
+
+    def _window(self) -> int:
+        lead = max((self._lead(i) for i in self._mean_s), default=1)
+        batch = max((target.max_batch for target in self.targets.values()), default=0)
+        return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self.roster.slots))))
+
+    def _health_of(self, slot: Slot) -> DeviceHealth:
+        return self._health_of_key(slot.spec.device_key)
+
+    def _health_of_key(self, key: str) -> DeviceHealth:
+        return self._health.setdefault(key, DeviceHealth())

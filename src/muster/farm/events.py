@@ -1,0 +1,91 @@
+"""What can happen to a sweep, as small records: the scheduler's input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from muster.farm.model import Finished, Task
+
+
+class Fetched(NamedTuple):
+    """Tasks claimed from the ledger; ``exhausted``: it holds no more now and none will come."""
+
+    tasks: Sequence[Task]
+    exhausted: bool
+
+
+class WorkerReady(NamedTuple):
+    """The worker has loaded its targets and waits for work."""
+
+    worker_id: int
+    pid: int
+
+
+class TargetBroken(NamedTuple):
+    """A worker could not load what it is to run: no task of the run can succeed."""
+
+    worker_id: int
+    message: str
+    trace: str
+
+
+class Results(NamedTuple):
+    worker_id: int
+    finished: Sequence[Finished]
+
+
+class Returned(NamedTuple):
+    """Tasks a worker hands back unbegun, in answer to a revoke."""
+
+    worker_id: int
+    task_ids: Sequence[int]
+
+
+class Progress(NamedTuple):
+    """What a running task reported through ``ctx.report``; shown, never stored."""
+
+    worker_id: int
+    task_id: int
+    text: str
+
+
+class WorkerDied(NamedTuple):
+    """Its process and all its descendants are gone, and every result it sent has been read.
+
+    ``signal``: the signal that ended it, ``None`` after a plain exit. ``host_oom``: the kernel
+    says that it ran out of memory then. ``trace``: the end of its log.
+    """
+
+    worker_id: int
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    trace: str = ""
+    host_oom: bool = False
+    log_start: int = 0
+    log_end: int = 0
+
+
+class Capacity(NamedTuple):
+    """How many workers may share a device now (``--per-gpu auto``)."""
+
+    device_key: str
+    workers: int
+
+
+class Drain(NamedTuple):
+    """Hand out nothing more; what runs may finish."""
+
+
+Event = (
+    Fetched
+    | WorkerReady
+    | TargetBroken
+    | Results
+    | Returned
+    | Progress
+    | WorkerDied
+    | Capacity
+    | Drain
+)

@@ -1,0 +1,48 @@
+"""What an executor is: a supplier of workers. It never retries and never writes the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from muster.base.run_folder import RunFolder
+from muster.farm.events import Event
+from muster.farm.model import SlotSpec, TargetSpec, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What every worker of a run is told once."""
+
+    folder: RunFolder
+    run_id: str
+    targets: Mapping[int, TargetSpec]
+
+
+class Executor(Protocol):
+    """Five questions. Contract: tests/contract/test_executors.py."""
+
+    def start(self, worker_id: int, slot: SlotSpec) -> str:
+        """Begin to start a worker and return the name of its log.
+
+        ``WorkerReady``, ``TargetBroken`` or ``WorkerDied`` follows from ``poll``.
+        """
+
+    def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
+        """Hand over tasks; each is answered by a result, a return, or the worker's death."""
+
+    def revoke(self, worker_id: int) -> None:
+        """Ask for the tasks it has not begun; ``Returned`` follows unless it dies first."""
+
+    def end(self, worker_id: int, *, kill: bool) -> None:
+        """Let it go after what it holds, or kill it with all its descendants.
+
+        ``WorkerDied`` follows from ``poll`` either way, once nothing of it is left.
+        """
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What has happened; waits up to ``timeout_s`` for something to happen."""
+
+    def close(self) -> None:
+        """End everything at once; afterwards no process is left."""

@@ -1,0 +1,94 @@
+"""Runs tasks here and now, in this process: for developing a target with a debugger.
+
+What a process boundary gives is not there: a crash ends the run, ``--timeout`` cannot interrupt,
+and what tasks print goes to the screen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from muster.base.errors import MusterError
+from muster.farm.events import (
+    Event,
+    Progress,
+    Results,
+    Returned,
+    TargetBroken,
+    WorkerDied,
+    WorkerReady,
+)
+from muster.farm.executors.base import Assignment
+from muster.farm.model import Finished, SlotSpec, Task
+from muster.farm.worker.perform import Order, Performer
+
+
+class InlineExecutor:
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._performer: Performer | None = None
+        self._calls: deque[tuple[int, list[Task]]] = deque()
+        self._events: list[Event] = []
+        self._alive: set[int] = set()
+
+    def start(self, worker_id: int, slot: SlotSpec) -> str:
+        def send_progress(task_id: int, text: str) -> None:
+            self._events.append(Progress(worker_id, task_id, text))
+
+        device = "cuda:0" if slot.kind == "cuda" else "cpu"
+        try:
+            self._performer = Performer(
+                self._assignment.targets,
+                self._assignment.folder,
+                device,
+                is_private=False,
+                send_progress=send_progress,
+            )
+        except MusterError as error:
+            self._events.append(TargetBroken(worker_id, str(error), ""))
+            return ""
+        self._alive.add(worker_id)
+        self._events.append(WorkerReady(worker_id, 0))
+        return ""
+
+    def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
+        if together:
+            self._calls.append((worker_id, list(tasks)))
+        else:
+            self._calls.extend((worker_id, [task]) for task in tasks)
+
+    def revoke(self, worker_id: int) -> None:
+        mine = [tasks for owner, tasks in self._calls if owner == worker_id]
+        self._calls = deque(call for call in self._calls if call[0] != worker_id)
+        self._events.append(Returned(worker_id, [t.task_id for tasks in mine for t in tasks]))
+
+    def end(self, worker_id: int, *, kill: bool) -> None:
+        if kill:
+            self._calls = deque(call for call in self._calls if call[0] != worker_id)
+        if worker_id in self._alive:
+            self._alive.remove(worker_id)
+            self._events.append(WorkerDied(worker_id, 0, None, "ended"))
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if self._calls and not self._events:
+            worker_id, tasks = self._calls.popleft()
+            self._events.append(Results(worker_id, self._perform(tasks)))
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        self._calls.clear()
+
+    def _perform(self, tasks: list[Task]) -> list[Finished]:
+        assert self._performer is not None
+        orders = [order_of(task) for task in tasks]
+        if self._performer.is_batched(tasks[0].target_id):
+            return self._performer.run_together(orders)
+        return [self._performer.run(order) for order in orders]
+
+
+def order_of(task: Task) -> Order:
+    return Order(
+        task.task_id, task.token, task.target_id, task.key.hex(), task.token, task.payload
+    )

@@ -1,0 +1,325 @@
+"""Workers as processes of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from muster.base import processes
+from muster.base.settings import RUN_MARKER, child_environment
+from muster.farm import wire
+from muster.farm.events import (
+    Event,
+    Progress,
+    Results,
+    Returned,
+    TargetBroken,
+    WorkerDied,
+    WorkerReady,
+)
+from muster.farm.executors.base import Assignment
+from muster.farm.executors.channel import Channel
+from muster.farm.executors.guard import Guard
+from muster.farm.failures import signal_name
+from muster.farm.model import SlotSpec, Task
+
+#: How long a worker that is to be killed may take after TERM.
+GRACE_S = 2.0
+_CHECK_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.05  # only where the kernel cannot tell us of a death
+_LOG_LIMIT = 256 << 20
+_TRACE_BYTES = 4096
+
+
+@dataclass
+class _Worker:
+    worker_id: int
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    log: str
+    pidfd: int = -1
+    kill_at: float | None = None
+    was_killed: bool = False
+    ooms_before: int = 0
+    log_start: int = 0
+    tasks_end: int = 0
+    broken: bool = False
+    sent: set[int] = field(default_factory=set)
+
+
+class LocalExecutor:
+    """One process per worker, each the leader of its own session, all dying with this one."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._workers: dict[int, _Worker] = {}
+        self._selector = selectors.DefaultSelector()
+        self._mark = assignment.run_id
+        self._guard = Guard(self._mark)
+        self._checked = time.monotonic()
+        processes.become_subreaper()
+        processes.end_marked(self._mark)  # what an earlier coordinator of this run left behind
+        self._guard.start()
+
+    # ------------------------------------------------------------------ the five questions
+
+    def start(self, worker_id: int, slot: SlotSpec) -> str:
+        log = self._assignment.folder.worker_log(slot.slot_id)
+        ours, theirs = socket.socketpair()
+        with log.open("ab") as output:
+            log_start = output.tell()
+            process = self._popen(worker_id, slot, theirs, output.fileno())
+        theirs.close()
+
+        def want_write(wanted: bool) -> None:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+            self._selector.modify(ours, events, worker)
+
+        worker = _Worker(worker_id, process, Channel(ours, want_write), str(log))
+        worker.log_start = worker.tasks_end = log_start
+        worker.ooms_before = processes.out_of_memory_kills()
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        if hasattr(os, "pidfd_open"):
+            worker.pidfd = os.pidfd_open(process.pid)
+            self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+        self._workers[worker_id] = worker
+        setup = {
+            "targets": {
+                str(number): dataclasses.asdict(target)
+                for number, target in self._assignment.targets.items()
+            },
+            "folder": str(self._assignment.folder.path.absolute()),
+            "device": "cuda:0" if slot.kind == "cuda" else "cpu",
+        }
+        worker.channel.send(wire.pack([wire.SETUP], orjson.dumps(setup)))
+        return log.name
+
+    def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        frames = [
+            wire.pack([wire.TASK, t.task_id, t.token, t.target_id, t.key.hex(), t.token], t.payload)
+            for t in tasks
+        ]
+        if together:
+            frames.insert(0, wire.pack([wire.TOGETHER, len(tasks)]))
+        worker.channel.send(b"".join(frames))
+
+    def revoke(self, worker_id: int) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.channel.send(wire.pack([wire.REVOKE]))
+
+    def end(self, worker_id: int, *, kill: bool) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        if not kill:
+            worker.channel.send(wire.pack([wire.STOP]))
+            return
+        worker.was_killed = True
+        if worker.kill_at is None:
+            processes.signal_group(worker.process.pid, signal.SIGTERM)
+            worker.kill_at = time.monotonic() + GRACE_S
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        deadlines = [w.kill_at for w in self._workers.values() if w.kill_at is not None]
+        now = time.monotonic()
+        wait_s = min([timeout_s, *(max(0.0, due - now) for due in deadlines)])
+        if any(worker.pidfd < 0 for worker in self._workers.values()):
+            wait_s = min(wait_s, _LOOK_EVERY_S)
+        events: list[Event] = []
+        dead: dict[int, _Worker] = {}
+        for key, mask in self._selector.select(max(0.0, wait_s)):
+            worker: _Worker = key.data
+            if key.fd == worker.pidfd:
+                dead[worker.worker_id] = worker
+                continue
+            if mask & selectors.EVENT_WRITE:
+                worker.channel.flush()
+            if mask & selectors.EVENT_READ:
+                self._read(worker, events)
+        for worker in self._workers.values():
+            if worker.pidfd < 0 and worker.process.poll() is not None:
+                dead[worker.worker_id] = worker
+        self._escalate()
+        for worker in dead.values():
+            self._bury(worker, events)
+        self._housekeep()
+        return events
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            processes.signal_group(worker.process.pid, signal.SIGKILL)
+        sessions = [worker.process.pid for worker in self._workers.values()]
+        for worker in list(self._workers.values()):
+            self._forget(worker)
+        processes.end_marked(self._mark, sessions)
+        processes.reap_adopted(sessions)
+        self._selector.close()
+        self._guard.dismiss()
+
+    # ------------------------------------------------------------------ starting
+
+    def _popen(
+        self, worker_id: int, slot: SlotSpec, theirs: socket.socket, log: int
+    ) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "muster.farm.worker.main"]
+        settings: dict[str, Any] = {"stdout": log, "stderr": log, "env": self._environment(slot)}
+        if sys.platform == "win32":
+            argv += ["PLACE", str(os.getpid())]
+            return self._popen_windows(argv, theirs, settings)
+        argv += [str(theirs.fileno()), str(os.getpid())]
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            **settings,
+        )
+
+    def _popen_windows(
+        self, argv: list[str], theirs: socket.socket, settings: dict[str, Any]
+    ) -> subprocess.Popen[bytes]:
+        """A socket can only be shared with a process that exists: it travels on standard input.
+
+        Written after the documentation of ``socket.share``; not run on Windows so far.
+        """
+        argv[3] = "372"  # the size of a WSAPROTOCOL_INFOW structure
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, **settings)
+        assert process.stdin is not None
+        share = getattr(theirs, "share")  # noqa: B009  (exists on Windows only)
+        process.stdin.write(share(process.pid))
+        process.stdin.close()
+        return process
+
+    def _environment(self, slot: SlotSpec) -> dict[str, str]:
+        """A worker sees the devices of its slot, and no more threads than its share of cores."""
+        threads = str(slot.num_threads)
+        values = {
+            RUN_MARKER: self._mark,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OPENBLAS_NUM_THREADS": threads,
+            "NUMEXPR_NUM_THREADS": threads,
+        }
+        if slot.visible_devices is not None:
+            values["CUDA_VISIBLE_DEVICES"] = slot.visible_devices
+            values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        return child_environment(values)
+
+    # ------------------------------------------------------------------ listening
+
+    def _read(self, worker: _Worker, events: list[Event]) -> None:
+        finished = []
+        for header, body in worker.channel.receive():
+            match header[0]:
+                case wire.RESULT:
+                    item = wire.read_finished(header, body)
+                    worker.tasks_end = max(worker.tasks_end, item.log_end)
+                    finished.append(item)
+                case wire.PROGRESS:
+                    events.append(Progress(worker.worker_id, header[1], header[2]))
+                case wire.RETURNED:
+                    if finished:
+                        events.append(Results(worker.worker_id, finished))
+                        finished = []
+                    ids = [int(text) for text in body.decode().split(",") if text]
+                    events.append(Returned(worker.worker_id, ids))
+                case wire.READY:
+                    worker.tasks_end = os.stat(worker.log).st_size
+                    events.append(WorkerReady(worker.worker_id, worker.process.pid))
+                case wire.BROKEN:
+                    trace = body.decode("utf-8", "replace")
+                    events.append(TargetBroken(worker.worker_id, header[1], trace))
+        if finished:
+            events.append(Results(worker.worker_id, finished))
+
+    # ------------------------------------------------------------------ ending
+
+    def _escalate(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if worker.kill_at is not None and now >= worker.kill_at:
+                processes.signal_group(worker.process.pid, signal.SIGKILL)
+                worker.kill_at = now + GRACE_S
+
+    def _bury(self, worker: _Worker, events: list[Event]) -> None:
+        """Read its last words, end its descendants, and say how it went."""
+        self._read(worker, events)
+        code = worker.process.wait()
+        session = worker.process.pid
+        processes.signal_group(session, signal.SIGKILL)
+        left = self._end_descendants(session)
+        processes.reap_adopted([session])
+        log_end = os.stat(worker.log).st_size
+        events.append(
+            WorkerDied(
+                worker.worker_id,
+                code if code >= 0 else None,
+                -code if code < 0 else None,
+                _reason(code, left),
+                _log_tail(worker.log, worker.tasks_end),
+                code == -signal.SIGKILL
+                and not worker.was_killed
+                and processes.out_of_memory_kills() > worker.ooms_before,
+                worker.tasks_end,
+                log_end,
+            )
+        )
+        self._forget(worker)
+
+    def _end_descendants(self, session: int) -> list[int]:
+        """Processes of this worker: same session, or adopted by us after it died."""
+        if not processes.IS_LINUX:
+            return []
+        own = {worker.process.pid for worker in self._workers.values()} - {session}
+        return processes.end_orphans(self._mark, session, own)
+
+    def _forget(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.channel.socket)
+        worker.channel.close()
+        if worker.pidfd >= 0:
+            self._selector.unregister(worker.pidfd)
+            os.close(worker.pidfd)
+        worker.process.wait()
+        del self._workers[worker.worker_id]
+
+    def _housekeep(self) -> None:
+        now = time.monotonic()
+        if now - self._checked < _CHECK_EVERY_S:
+            return
+        self._checked = now
+        self._guard.check()
+        for worker in self._workers.values():
+            # A single task that prints without end must not fill the disk: its output is
+            # appended, so cutting the file makes it go on at the cut.
+            if os.stat(worker.log).st_size > max(_LOG_LIMIT, worker.tasks_end + _LOG_LIMIT):
+                os.truncate(worker.log, worker.tasks_end + _TRACE_BYTES)
+
+
+def _reason(code: int, left: list[int]) -> str:
+    text = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+    if left:
+        text += f"; its processes {left} cannot be killed and may still hold the device"
+    return f"the worker process {text}"
+
+
+def _log_tail(log: str, start: int) -> str:
+    """The last output since the last finished task: often the only trace of a crash."""
+    with open(log, "rb") as file:  # noqa: PTH123
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _TRACE_BYTES))
+        return file.read(_TRACE_BYTES).decode("utf-8", "replace")

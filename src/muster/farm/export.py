@@ -1,0 +1,236 @@
+"""The table of a run: one row per task, streamed from the ledger to Parquet and CSV.
+
+``python -m muster.farm.export RUN`` refreshes both files; the coordinator runs it as a child, so
+that its own memory stays small. Missing is empty, never 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from muster.base.atomic_files import replacing
+from muster.base.errors import MusterError, UsageError
+from muster.base.run_folder import RunFolder
+from muster.farm import codec
+from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.lifecycle import REASONS
+from muster.farm.model import Outcome, TaskState
+
+_CHUNK = 20_000
+
+#: What muster says about every task, after the parameters and the metrics.
+SYSTEM = {
+    "task": pa.string(),
+    "target": pa.string(),
+    "state": pa.string(),
+    "attempts": pa.int64(),
+    "seconds": pa.float64(),
+    "device": pa.string(),
+    "peak_mib": pa.float64(),
+    "folder": pa.string(),
+    "error": pa.string(),
+}
+
+
+def rows(folder: RunFolder) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Parameters, metrics and muster's own columns of every task, in the order of the plan."""
+    with LedgerReader(folder.ledger) as ledger:
+        for row in ledger.tasks():
+            yield codec.decode(row.payload), _metrics(folder, row), _system(folder, row)
+
+
+def _metrics(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
+    if row.state is not TaskState.DONE:
+        return {}
+    value = row.value
+    if value is None:
+        value = folder.value(row.key.hex()).read_bytes()
+    metrics: dict[str, Any] = codec.decode(value)
+    return metrics
+
+
+def _system(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
+    key = row.key.hex()
+    names = {TaskState.READY: "waiting", TaskState.CLAIMED: "waiting"}
+    error = None
+    if row.state is TaskState.FAILED and row.outcome is not None:
+        error = f"{REASONS[Outcome(row.outcome)]}: {row.message or ''}".rstrip(": ")
+    return {
+        "task": key[:12],
+        "target": row.target,
+        "state": names.get(row.state, row.state.name.lower()),
+        "attempts": row.attempts,
+        "seconds": row.seconds if row.state.is_final else None,
+        "device": row.device,
+        "peak_mib": row.peak_mib,
+        "folder": str(folder.artifact(key).relative_to(folder.path)) if row.has_files else None,
+        "error": error,
+    }
+
+
+def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
+    """Column name → (part, name in that part, type), from one pass over all tasks.
+
+    A metric or parameter whose name another part has already taken gets a prefix.
+    """
+    seen: dict[tuple[str, str], pa.DataType | None] = {}
+    for params, metrics, _ in rows(folder):
+        for part, values in (("param", params), ("metric", metrics)):
+            for name, value in values.items():
+                seen[part, name] = _widen(seen.get((part, name)), value)
+    table: dict[str, tuple[str, str, pa.DataType]] = {}
+    for part in ("param", "metric"):
+        for (owner, name), kind in seen.items():
+            if owner == part:
+                taken = name in table or name in SYSTEM
+                table[f"{part}_{name}" if taken else name] = (part, name, kind or pa.string())
+    for name, kind in SYSTEM.items():
+        table[name] = ("system", name, kind)
+    return table
+
+
+def _widen(kind: pa.DataType | None, value: Any) -> pa.DataType | None:
+    """The type that holds what has been seen so far and ``value``; text if nothing else does."""
+    found = _type_of(value)
+    if found is None or found == kind:
+        return kind
+    if kind is None:
+        return found
+    if {str(kind), str(found)} == {"int64", "double"}:
+        return pa.float64()
+    if pa.types.is_list(kind) and pa.types.is_list(found):
+        inner = {str(kind.value_type), str(found.value_type)}
+        if "null" in inner:
+            return kind if pa.types.is_null(found.value_type) else found
+        if inner == {"int64", "double"}:
+            return pa.list_(pa.float64())
+    return pa.string()
+
+
+def _type_of(value: Any) -> pa.DataType | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64() if -(2**63) <= value < 2**63 else pa.string()
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, list):
+        inner: pa.DataType | None = None
+        for item in value:
+            inner = _widen(inner, item)
+        return pa.list_(inner or pa.null())
+    return pa.string()
+
+
+def _fit(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else codec.encode(value).decode()
+    if pa.types.is_floating(kind):
+        return float(value)
+    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
+        return []
+    if pa.types.is_list(kind):
+        return [_fit(item, kind.value_type) for item in value]
+    return value
+
+
+def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The table as a stream of record batches; memory does not grow with the number of tasks."""
+    table = columns(folder)
+    schema = pa.schema([(name, kind) for name, (_, _, kind) in table.items()])
+
+    def stream() -> Iterator[pa.RecordBatch]:
+        pending: list[list[Any]] = []
+        for params, metrics, system in rows(folder):
+            parts = {"param": params, "metric": metrics, "system": system}
+            pending.append([_fit(parts[part].get(n), k) for part, n, k in table.values()])
+            if len(pending) == _CHUNK:
+                yield _batch(pending, schema)
+                pending = []
+        if pending:
+            yield _batch(pending, schema)
+
+    return schema, stream()
+
+
+def _batch(pending: list[list[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        pa.array(values, type=field.type)
+        for values, field in zip(zip(*pending, strict=True), schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def export(folder: RunFolder, target: Path) -> int:
+    """Write the table to ``target`` (.parquet, .csv or .jsonl) and return its number of rows."""
+    suffix = target.suffix.lower()
+    if suffix not in (".parquet", ".csv", ".jsonl"):
+        raise UsageError(
+            f"Cannot export to {target}: {suffix or 'no suffix'} is not a known format.",
+            hint="end the name with .csv, .parquet or .jsonl.",
+        )
+    count = 0
+    with replacing(target) as beside:
+        if suffix == ".jsonl":
+            with beside.open("wb") as lines:
+                for params, metrics, system in rows(folder):
+                    lines.write(codec.encode({**params, **metrics, **system}) + b"\n")
+                    count += 1
+            return count
+        schema, stream = batches(folder)
+        writer: Any
+        if suffix == ".parquet":
+            writer = pa_parquet.ParquetWriter(beside, schema)
+        else:
+            schema = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
+            options = pa_csv.WriteOptions(quoting_style="needed")
+            writer = pa_csv.CSVWriter(beside, schema, write_options=options)
+        with writer:
+            for batch in stream:
+                count += batch.num_rows
+                writer.write_batch(batch if suffix == ".parquet" else _flatten(batch, schema))
+    return count
+
+
+def _flat_type(kind: pa.DataType) -> pa.DataType:
+    """CSV has no lists: they become JSON text; the rest stays."""
+    return pa.string() if pa.types.is_list(kind) else kind
+
+
+def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        column
+        if field.type == column.type
+        else pa.array(
+            [None if v is None else codec.encode(v).decode() for v in column.to_pylist()],
+            type=field.type,
+        )
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def refresh(folder: RunFolder) -> None:
+    """Renew ``results.parquet`` and ``results.csv``."""
+    export(folder, folder.results_parquet)
+    export(folder, folder.results_csv)
+
+
+
+
+if __name__ == "__main__":
+    try:
+        refresh(RunFolder(Path(sys.argv[1])))
+    except MusterError as problem:
+        sys.exit(str(problem))

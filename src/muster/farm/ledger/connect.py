@@ -1,0 +1,122 @@
+"""Opening the ledger's database: for its one writer, or to look at it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from muster.base.errors import LedgerError, MusterError
+from muster.farm.ledger.schema import SCHEMA_VERSION, TABLES
+
+
+def create(path: Path) -> None:
+    """Make an empty ledger; appears whole or not at all. Does nothing where one exists."""
+    if path.exists():
+        return
+    beside = path.with_name(f".{path.name}.new")
+    for leftover in (beside, Path(f"{beside}-wal"), Path(f"{beside}-shm")):
+        leftover.unlink(missing_ok=True)
+    with explained(path, "create"):
+        database = sqlite3.connect(beside, isolation_level=None)
+        database.execute("PRAGMA page_size = 8192")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        database.close()
+        beside.rename(path)
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """The coordinator's connection: WAL, every commit synced to the disk."""
+    with explained(path, "open"):
+        database = sqlite3.connect(path, isolation_level=None, cached_statements=64)
+        _check_version(database, path)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA cache_size = -16384")
+        database.execute("PRAGMA wal_autocheckpoint = 2000")
+        damage = database.execute("SELECT count(*) FROM meta").fetchone()
+        assert damage is not None
+        return database
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection; the writer is never kept waiting for longer than a snapshot."""
+    if not path.exists():
+        raise LedgerError(
+            f"There is no ledger at {path}.",
+            hint="is this a run folder? `muster list` shows the runs below ./runs.",
+        )
+    with explained(path, "open"):
+        try:
+            database = _connect_read_only(path, "mode=ro")
+        except sqlite3.OperationalError:
+            # On a read-only file system WAL's side files cannot be made; nobody writes there.
+            database = _connect_read_only(path, "mode=ro&immutable=1")
+        _check_version(database, path)
+        return database
+
+
+def _connect_read_only(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    database = sqlite3.connect(uri, uri=True, isolation_level=None)
+    try:
+        database.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _check_version(database: sqlite3.Connection, path: Path) -> None:
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        database.close()
+        raise LedgerError(
+            f"The ledger {path} was written by a newer muster (format {version}; this one reads "
+            f"up to {SCHEMA_VERSION}).",
+            hint="upgrade muster: pip install --upgrade muster-gpu. Nothing was changed.",
+        )
+    if version < 1:
+        database.close()
+        raise LedgerError(f"{path} is a database, but not a muster ledger.")
+
+
+@contextmanager
+def explained(path: Path, doing: str) -> Iterator[None]:
+    """SQLite's errors as ours: what happened, and what can be done."""
+    try:
+        yield
+    except MusterError:
+        raise
+    except sqlite3.Error as error:
+        raise _explain(error, path, doing) from error
+    except OSError as error:
+        raise LedgerError(f"Cannot {doing} the ledger {path}: {error.strerror}.") from error
+
+
+def _explain(error: sqlite3.Error, path: Path, doing: str) -> LedgerError:
+    text = str(error)
+    if "full" in text:
+        return LedgerError(
+            f"The disk of {path} is full, so nothing more can be recorded ({text}).",
+            hint="everything shown as finished is saved. Free space, then run the same command.",
+        )
+    if "malformed" in text or "not a database" in text or "corrupt" in text:
+        return LedgerError(
+            f"The ledger {path} is damaged ({text}); muster does not touch it further.",
+            hint=f"recover what is readable with: sqlite3 {path} .recover > rescued.sql; "
+            "or start afresh with another --run-dir.",
+        )
+    if "readonly" in text or "read-only" in text or "unable to open" in text:
+        return LedgerError(
+            f"Cannot {doing} the ledger {path}: {text}.",
+            hint="check that you may write to this folder, or choose another --run-dir.",
+        )
+    if "locked" in text:
+        return LedgerError(
+            f"The ledger {path} is held by another program ({text}).",
+            hint="close the database browser that holds it, or wait.",
+        )
+    return LedgerError(f"Cannot {doing} the ledger {path}: {text}.")

@@ -1,0 +1,160 @@
+"""Looking at a ledger without disturbing its writer: short read-only transactions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.farm.ledger.connect import explained, open_reader
+from muster.farm.model import TaskState
+
+_FETCH = 2000
+
+
+class TaskRow(NamedTuple):
+    """A task with its last attempt and its result, as exported."""
+
+    task_id: int
+    key: bytes
+    target: str
+    payload: bytes
+    state: TaskState
+    attempts: int
+    value: bytes | None
+    value_sha256: str | None
+    has_files: bool
+    seconds: float | None
+    device: str | None
+    outcome: str | None
+    message: str | None
+    peak_mib: float | None
+    started_s: float | None
+
+
+class LogPart(NamedTuple):
+    """Where the output of one attempt is."""
+
+    token: int
+    outcome: str
+    log: str
+    start: int
+    end: int
+
+
+class FailureGroup(NamedTuple):
+    """Failed attempts with the same cause; ``num_failed`` counts tasks that stay failed."""
+
+    outcome: str
+    message: str
+    trace: str
+    num_attempts: int
+    num_failed: int
+    tasks: tuple[str, ...]
+
+
+class LedgerReader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = open_reader(path)
+
+    def __enter__(self) -> LedgerReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def counts(self) -> dict[TaskState, int]:
+        """Tasks by state. Done ones are counted through their results, which is an index scan."""
+        rows = dict(
+            self._all("SELECT state, count(*) FROM tasks WHERE state <> 2 GROUP BY state")
+        )
+        rows[TaskState.DONE.value] = self._all("SELECT count(*) FROM results")[0][0]
+        return {state: rows.get(state.value, 0) for state in TaskState}
+
+    def num_retried(self) -> int:
+        """Attempts that failed and were tried again."""
+        sql = (
+            "SELECT count(*) FROM attempts JOIN tasks USING (task_id) WHERE outcome <> 'ok' "
+            "AND NOT (state = 3 AND attempts.token = tasks.token)"
+        )
+        return int(self._all(sql)[0][0])
+
+    def tasks(self) -> Iterator[TaskRow]:
+        """Every task in the order of the plan; memory does not grow with their number."""
+        with explained(self._path, "read"):
+            cursor = self._db.execute(
+                "SELECT t.task_id, t.key, g.name, t.payload, t.state, "
+                " (SELECT count(*) FROM attempts x WHERE x.task_id = t.task_id), "
+                " r.value, r.sha256, coalesce(r.files, 0), a.seconds, w.label, a.outcome, "
+                " a.message, a.peak_mib, a.started_s "
+                "FROM tasks t JOIN targets g USING (target_id) "
+                "LEFT JOIN results r ON r.task_id = t.task_id "
+                "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
+                " coalesce(r.token, (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
+                "LEFT JOIN workers w ON w.worker_id = a.worker_id "
+                "ORDER BY t.task_id"
+            )  # fmt: skip
+            while rows := cursor.fetchmany(_FETCH):
+                for row in rows:
+                    yield TaskRow._make(row)._replace(
+                        state=TaskState(row[4]), has_files=bool(row[8])
+                    )
+
+    def find(self, text: str) -> list[tuple[int, bytes]]:
+        """Tasks whose number is ``text`` or whose key starts with it; two at most."""
+        found: list[tuple[int, bytes]] = []
+        if text.isdigit():
+            found = self._all("SELECT task_id, key FROM tasks WHERE task_id = ?", int(text))
+        if not found:
+            sql = "SELECT task_id, key FROM tasks WHERE hex(key) LIKE ? LIMIT 2"
+            found = self._all(sql, text.upper() + "%")
+        return found
+
+    def log_parts(self, task_id: int) -> list[LogPart]:
+        """One entry per recorded attempt, oldest first."""
+        rows = self._all(
+            "SELECT token, outcome, w.log, log_start, log_end FROM attempts "
+            "JOIN workers w USING (worker_id) WHERE task_id = ? ORDER BY token",
+            task_id,
+        )
+        return [LogPart._make(row) for row in rows]
+
+    def failures(self) -> list[FailureGroup]:
+        """Failed attempts grouped by cause, the most frequent first."""
+        groups = self._all(
+            "SELECT f.failure_id, f.outcome, f.message, f.trace, count(*), "
+            " sum(t.state = 3 AND a.token = t.token) "
+            "FROM attempts a JOIN failures f USING (failure_id) JOIN tasks t USING (task_id) "
+            "GROUP BY f.failure_id ORDER BY 6 DESC, 5 DESC, 1"
+        )
+        return [
+            FailureGroup(outcome, message, trace, attempts, failed or 0, self._examples(number))
+            for number, outcome, message, trace, attempts, failed in groups
+        ]
+
+    def _examples(self, failure_id: int) -> tuple[str, ...]:
+        rows = self._all(
+            "SELECT DISTINCT key FROM attempts JOIN tasks USING (task_id) "
+            "WHERE failure_id = ? ORDER BY task_id LIMIT 5",
+            failure_id,
+        )
+        return tuple(row[0].hex()[:12] for row in rows)
+
+    def trace_of(self, task_id: int) -> str | None:
+        """The traceback of a task's last failed attempt."""
+        rows = self._all(
+            "SELECT trace FROM attempts JOIN failures USING (failure_id) WHERE task_id = ? "
+            "ORDER BY token DESC LIMIT 1",
+            task_id,
+        )
+        return rows[0][0] if rows else None
+
+    def meta(self, name: str) -> str | None:
+        rows = self._all("SELECT value FROM meta WHERE name = ?", name)
+        return str(rows[0][0]) if rows else None
+
+    def _all(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        with explained(self._path, "read"):
+            return self._db.execute(sql, values).fetchall()

@@ -1,0 +1,280 @@
+"""The durable record of a run.
+
+Guarantees
+- One writer. Between ``begin`` and ``commit`` everything is recorded together or not at all, and
+  a commit is on the disk (``synchronous=FULL``) before it returns.
+- A task has at most one result: a result is accepted only for the task's current token.
+- Tasks are inserted once per key; inserting a plan again changes nothing.
+
+Not guaranteed
+- Ledgers on network file systems, which SQLite's locks do not cover: see ``place``.
+- Attempts cut short by the death of the coordinator are not listed; their tasks are ready again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.farm.failures import fingerprint
+from muster.farm.ledger.connect import create, explained, open_writer
+from muster.farm.model import AttemptRecord, Finished, SlotSpec, Task, TaskState
+
+READY, CLAIMED, DONE, FAILED, CANCELLED = (state.value for state in TaskState)
+
+
+class NewTask(NamedTuple):
+    key: bytes
+    target_id: int
+    payload: bytes
+    group: int = 0
+    priority: int = 0
+
+
+class Ledger:
+    """The writer's side. Use it from one process and one thread."""
+
+    def __init__(self, path: Path) -> None:
+        create(path)
+        self.path = path
+        self._db = open_writer(path)
+        self._failure_ids: dict[str, int] = {}
+
+    def close(self) -> None:
+        self._db.close()
+
+    def begin(self) -> None:
+        with explained(self.path, "write"):
+            self._db.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        with explained(self.path, "write"):
+            self._db.execute("COMMIT")
+
+    def roll_back(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    # ------------------------------------------------------------------ the plan
+
+    def meta(self, name: str) -> str | None:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, name: str, value: str) -> None:
+        with explained(self.path, "write"):
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def key_of(self, task_id: int) -> bytes:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT key FROM tasks WHERE task_id = ?", (task_id,))
+            return bytes(row.fetchone()[0])
+
+    def accepted(self, key_hex: str) -> tuple[str, int | None]:
+        """``("done" | "failed" | "open" | "unknown", token of the accepted result)``."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT state, results.token FROM tasks LEFT JOIN results USING (task_id) "
+                "WHERE key = ?",
+                (bytes.fromhex(key_hex),),
+            ).fetchone()
+        if row is None:
+            return "unknown", None
+        names = {DONE: "done", FAILED: "failed"}
+        return names.get(row[0], "open"), row[1]
+
+    def target_id(self, name: str) -> int:
+        with explained(self.path, "write"):
+            self._db.execute("INSERT OR IGNORE INTO targets (name) VALUES (?)", (name,))
+            row = self._db.execute("SELECT target_id FROM targets WHERE name = ?", (name,))
+            return int(row.fetchone()[0])
+
+    def record_code(self, target_id: int, code_hash: str) -> str | None:
+        """Remember the target's code; returns the previous hash if it was another."""
+        with explained(self.path, "write"):
+            row = self._db.execute(
+                "SELECT hash FROM code WHERE target_id = ? ORDER BY since_s DESC LIMIT 1",
+                (target_id,),
+            ).fetchone()
+            if row is None or row[0] != code_hash:
+                self._db.execute("INSERT INTO code VALUES (?, ?, ?)", (target_id, code_hash, time.time()))
+            return None if row is None or row[0] == code_hash else str(row[0])
+
+    def add_tasks(self, tasks: Iterable[NewTask]) -> int:
+        """Insert what is not there yet; returns how many were new."""
+        with explained(self.path, "write"):
+            before = self._db.total_changes
+            self._db.executemany(
+                "INSERT OR IGNORE INTO tasks (key, target_id, payload, grp, priority) "
+                "VALUES (?, ?, ?, ?, ?)",
+                tasks,
+            )
+            return self._db.total_changes - before
+
+    def recover(self) -> int:
+        """After a coordinator's death: its claims are void; returns how many there were."""
+        with explained(self.path, "write"):
+            return self._db.execute(
+                "UPDATE tasks SET state = ? WHERE state = ?", (READY, CLAIMED)
+            ).rowcount
+
+    def reopen(self, states: Sequence[TaskState]) -> int:
+        """`muster retry`: tasks in these final states become ready, with their tries forgotten."""
+        allowed = [s.value for s in states if s in (TaskState.FAILED, TaskState.CANCELLED)]
+        marks = ",".join("?" * len(allowed))
+        with explained(self.path, "write"):
+            return self._db.execute(
+                f"UPDATE tasks SET state = {READY}, tries = 0 WHERE state IN ({marks})", allowed
+            ).rowcount
+
+    def cancel_open(self) -> int:
+        with explained(self.path, "write"):
+            return self._db.execute(
+                "UPDATE tasks SET state = ? WHERE state IN (?, ?)", (CANCELLED, READY, CLAIMED)
+            ).rowcount
+
+    # ------------------------------------------------------------------ claims
+
+    def claim(self, count: int) -> list[Task]:
+        """Take up to ``count`` ready tasks, most urgent first, each with a new token."""
+        with explained(self.path, "write"):
+            rows = self._db.execute(
+                "SELECT task_id, key, target_id, payload, grp, token + 1, tries FROM tasks "
+                "WHERE state = 0 ORDER BY priority DESC, grp, task_id LIMIT ?",
+                (count,),
+            ).fetchall()
+            self._db.executemany(
+                "UPDATE tasks SET state = 1, token = ? WHERE task_id = ?",
+                [(row[5], row[0]) for row in rows],
+            )
+        return [Task(*row) for row in rows]
+
+    def retoken(self, tasks: Iterable[Task]) -> None:
+        """Claims that are handed out anew after their holder vanished."""
+        self._set_claims(tasks, CLAIMED)
+
+    def release(self, tasks: Iterable[Task]) -> None:
+        """Claims that are given back because the run stops."""
+        self._set_claims(tasks, READY)
+
+    def _set_claims(self, tasks: Iterable[Task], state: int) -> None:
+        with explained(self.path, "write"):
+            self._db.executemany(
+                "UPDATE tasks SET state = ?, token = ?, tries = ? WHERE task_id = ?",
+                [(state, task.token, task.tries, task.task_id) for task in tasks],
+            )
+
+    # ------------------------------------------------------------------ what came of them
+
+    def record_done(self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]) -> None:
+        """Accept results. ``values``: per record the inline value, or None and a file's sha256.
+
+        The token in the UPDATE is the fence: a result for an old token changes no row.
+        """
+        with explained(self.path, "write"):
+            changed = self._db.executemany(
+                "UPDATE tasks SET state = 2 WHERE task_id = ? AND token = ? AND state = 1",
+                [(r[0], r[1]) for r in records],
+            ).rowcount
+            if changed != len(records):
+                self._refuse_stale(records)
+            self._db.executemany(
+                "INSERT INTO results (task_id, token, value, sha256, files) VALUES (?, ?, ?, ?, ?)",
+                [
+                    (r[0], r[1], value, sha, r[3].files)
+                    for r, (value, sha) in zip(records, values, strict=True)
+                ],
+            )
+        self._insert_attempts(records)
+
+    def _refuse_stale(self, records: Sequence[AttemptRecord]) -> None:
+        raise sqlite3.IntegrityError(
+            f"results of {len(records)} attempts do not match the tokens in the ledger; "
+            "another program has changed it"
+        )
+
+    def record_failed(self, records: Sequence[AttemptRecord]) -> None:
+        with explained(self.path, "write"):
+            self._db.executemany(
+                "UPDATE tasks SET state = 3, tries = tries + 1 WHERE task_id = ? AND token = ?",
+                [(r.task_id, r.token) for r in records],
+            )
+        self._insert_attempts(records)
+
+    def record_tried(self, tried: Sequence[tuple[AttemptRecord, Task]]) -> None:
+        """Failed attempts of tasks that will be tried again under a new token."""
+        self._insert_attempts([record for record, _ in tried])
+        self.retoken([task for _, task in tried])
+
+    def record_late(self, worker_id: int, finished: Finished) -> None:
+        with explained(self.path, "write"):
+            self._db.execute(
+                "INSERT INTO late_results VALUES (?, ?, ?, ?, ?)",
+                (finished.task_id, finished.token, worker_id, time.time(), finished.value),
+            )
+
+    def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
+        rows = []
+        for task_id, token, worker_id, f in records:
+            failure_id = None if f.outcome == "ok" else self._failure_id(f)
+            rows.append(
+                (
+                    task_id, token, worker_id, f.started_s, f.seconds, f.outcome, f.signal,
+                    f.peak_mib, f.log_start, f.log_end, failure_id, f.message or None,
+                )
+            )  # fmt: skip
+        with explained(self.path, "write"):
+            self._db.executemany(
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+
+    def _failure_id(self, finished: Finished) -> int:
+        mark = fingerprint(finished)
+        if mark not in self._failure_ids:
+            with explained(self.path, "write"):
+                self._db.execute(
+                    "INSERT OR IGNORE INTO failures (fingerprint, outcome, message, trace) "
+                    "VALUES (?, ?, ?, ?)",
+                    (mark, finished.outcome, finished.message, finished.trace),
+                )
+                row = self._db.execute(
+                    "SELECT failure_id FROM failures WHERE fingerprint = ?", (mark,)
+                ).fetchone()
+            self._failure_ids[mark] = int(row[0])
+        return self._failure_ids[mark]
+
+    # ------------------------------------------------------------------ workers
+
+    def next_worker_id(self) -> int:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT coalesce(max(worker_id), 0) + 1 FROM workers")
+            return int(row.fetchone()[0])
+
+    def worker_started(self, worker_id: int, slot: SlotSpec, host: str, log: str) -> None:
+        with explained(self.path, "write"):
+            self._db.execute(
+                "INSERT OR REPLACE INTO workers "
+                "(worker_id, slot_id, label, devices, host, log, started_s) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    worker_id, slot.slot_id, slot.label, "+".join(slot.devices), host, log,
+                    time.time(),
+                ),
+            )  # fmt: skip
+
+    def worker_ended(self, worker_id: int, ending: str) -> None:
+        with explained(self.path, "write"):
+            self._db.execute(
+                "UPDATE workers SET ended_s = ?, ending = ? WHERE worker_id = ?",
+                (time.time(), ending, worker_id),
+            )
+
+    def counts(self) -> dict[TaskState, int]:
+        """Tasks by state."""
+        with explained(self.path, "read"):
+            rows = self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall()
+        return {state: dict(rows).get(state.value, 0) for state in TaskState}

@@ -1,0 +1,130 @@
+"""The farm's words as values: task, attempt, outcome, worker.
+
+A *task* is a target name plus JSON parameters. An *attempt* is one try at it by one worker,
+named by the task's *token*, which every claim raises. A *worker* is a long-lived process in a
+*slot*; a slot is a GPU, a share of one, several, or a CPU core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+
+class TaskState(IntEnum):
+    """Where a task is. The numbers are stored in the ledger: never renumber."""
+
+    READY = 0
+    CLAIMED = 1
+    DONE = 2
+    FAILED = 3
+    CANCELLED = 4
+
+    @property
+    def is_final(self) -> bool:
+        return self in (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. Each has its own limit of retries (see ``policy``)."""
+
+    OK = "ok"
+    EXCEPTION = "exception"
+    BAD_RESULT = "bad_result"
+    DEVICE_OOM = "device_oom"
+    HOST_OOM = "host_oom"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+
+
+class Task(NamedTuple):
+    """A claimed task in the coordinator's hands.
+
+    ``tries`` counts attempts that were the task's own fault; ``solo`` asks for a device of its
+    own; ``avoid`` names the device of the last crash; ``batch_limit`` bounds how many tasks may
+    share a call after such a call was lost (0: no bound).
+    """
+
+    task_id: int
+    key: bytes
+    target_id: int
+    payload: bytes
+    group: int
+    token: int
+    tries: int = 0
+    solo: bool = False
+    avoid: str = ""
+    batch_limit: int = 0
+
+
+class Finished(NamedTuple):
+    """What a worker says about an attempt.
+
+    ``value`` is the encoded result of an OK attempt and is stored as it is. For any other
+    outcome ``message`` is one line and ``trace`` the traceback or the end of the log.
+    ``poisoned``: the worker's device context can no longer be trusted; replace the worker.
+    """
+
+    task_id: int
+    token: int
+    outcome: Outcome
+    started_s: float
+    seconds: float
+    log_start: int
+    log_end: int
+    peak_mib: float | None
+    value: bytes = b"{}"
+    message: str = ""
+    trace: str = ""
+    signal: int | None = None
+    poisoned: bool = False
+    files: bool = False
+
+
+class AttemptRecord(NamedTuple):
+    """A finished attempt as the ledger keeps it."""
+
+    task_id: int
+    token: int
+    worker_id: int
+    finished: Finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSpec:
+    """What a worker runs: a function by name, or a command as a list of argument templates."""
+
+    name: str
+    kind: str = "function"  # "function" | "command"
+    location: str = ""
+    attribute: str = ""
+    base_folder: str = ""
+    argv: tuple[str, ...] = ()
+    shell: bool = False
+    max_batch: int = 0  # 0: not batched
+    static: tuple[str, ...] = ()
+
+    @property
+    def is_batched(self) -> bool:
+        return self.max_batch > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSpec:
+    """A place where a worker runs, as the farm sees it."""
+
+    slot_id: int
+    label: str
+    devices: tuple[str, ...]  # UUIDs; empty on a CPU slot
+    kind: str = "cpu"
+    visible_devices: str | None = None
+    num_threads: int = 1
+    memory_mib: int | None = None
+
+    @property
+    def device_key(self) -> str:
+        """Names the device(s) for quarantine and sharing; a CPU slot stands for itself."""
+        return "+".join(self.devices) if self.devices else self.label

@@ -1,0 +1,122 @@
+"""Keeps count of a run for its view; forgets nothing that the screen shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.farm.decide import Decisions, Scheduler
+from muster.farm.estimate import Durations, Rate, remaining
+from muster.farm.events import Event, Progress, WorkerReady
+from muster.farm.model import AttemptRecord, TaskState
+from muster.farm.roster import Slot, Worker
+from muster.farm.view import RunView, WorkerLine
+
+_MAX_NOTES = 100
+
+
+class Picture:
+    def __init__(self, name: str, total: int, now: float) -> None:
+        self.notes: list[tuple[str, str]] = []
+        self._name = name
+        self._planned = total
+        self._known = 0
+        self._begin_s = now
+        self._counts = {state: 0 for state in TaskState}
+        self._retried = 0
+        self._durations = Durations()
+        self._rate = Rate()
+        self._progress: dict[int, str] = {}
+        self._memory: dict[int, float | None] = {}
+        self._ended_by_slot: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+
+    def start(self, counts: dict[TaskState, int]) -> None:
+        """The state of affairs in the ledger before the first turn."""
+        self._counts.update(counts)
+        self._known = sum(counts.values())
+        self._rate.add(self._begin_s, self._ended)
+
+    def added(self, count: int) -> None:
+        self._known += count
+
+    def reopened(self, count: int) -> None:
+        self._counts[TaskState.FAILED] -= count
+
+    def cancelled(self, count: int) -> None:
+        self._counts[TaskState.CANCELLED] += count
+
+    def note(self, events: Sequence[Event], decisions: Decisions, now: float) -> None:
+        for event in events:
+            if isinstance(event, Progress):
+                self._progress[event.worker_id] = event.text
+            elif isinstance(event, WorkerReady):
+                self.pids[event.worker_id] = event.pid
+        for record in decisions.done:
+            self._ended_one(record)
+            self._durations.add(record.finished.seconds)
+        for record in decisions.failed:
+            self._ended_one(record)
+        self._counts[TaskState.DONE] += len(decisions.done)
+        self._counts[TaskState.FAILED] += len(decisions.failed) - len(decisions.reopened)
+        self._retried += len(decisions.tried)
+        self.notes.extend(decisions.notes)
+        del self.notes[:-_MAX_NOTES]
+        if decisions.done or decisions.failed:
+            self._rate.add(now, self._ended)
+
+    def view(self, scheduler: Scheduler, now: float, phase: str) -> RunView:
+        running = [w for w in scheduler.roster.workers.values() if w.in_flight]
+        total = max(self._planned, self._known)
+        waiting = max(0, total - self._ended - len(running))
+        elapsed = [now - worker.head_since for worker in running]
+        num_workers = len(scheduler.roster.usable())
+        return RunView(
+            name=self._name,
+            total=total,
+            num_done=self._counts[TaskState.DONE],
+            num_failed=self._counts[TaskState.FAILED],
+            num_cancelled=self._counts[TaskState.CANCELLED],
+            num_running=len(running),
+            num_retried=self._retried,
+            elapsed_s=now - self._begin_s,
+            rate=self._rate.per_second(),
+            eta=remaining(self._durations, waiting, elapsed, num_workers),
+            phase=phase,
+            workers=tuple(self._line(slot, scheduler, now) for slot in scheduler.roster.slots),
+            notes=tuple(self.notes[-5:]),
+        )
+
+    @property
+    def _ended(self) -> int:
+        counts = self._counts
+        return counts[TaskState.DONE] + counts[TaskState.FAILED] + counts[TaskState.CANCELLED]
+
+    def _ended_one(self, record: AttemptRecord) -> None:
+        self._memory[record.worker_id] = record.finished.peak_mib
+        self._progress.pop(record.worker_id, None)
+        count = self._ended_by_slot.get(record.worker_id, 0)
+        self._ended_by_slot[record.worker_id] = count + 1
+
+    def _line(self, slot: Slot, scheduler: Scheduler, now: float) -> WorkerLine:
+        worker = scheduler.roster.worker_of(slot)
+        if worker is None:
+            state = "quarantined" if slot.quarantined else "off"
+            return WorkerLine(slot.spec.label, state, "", None, None, "", 0)
+        head = next(iter(worker.in_flight.values()), None)
+        return WorkerLine(
+            slot.spec.label,
+            _state_of(worker),
+            head.key.hex()[:12] if head else "",
+            now - worker.head_since if head else None,
+            self._memory.get(worker.worker_id),
+            self._progress.get(worker.worker_id, ""),
+            self._ended_by_slot.get(worker.worker_id, 0),
+        )
+
+
+def _state_of(worker: Worker) -> str:
+    if worker.killing is not None or worker.stopping:
+        return "ending"
+    if not worker.ready:
+        return "starting"
+    return "running" if worker.in_flight else "idle"

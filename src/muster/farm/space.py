@@ -1,0 +1,312 @@
+"""The space of a sweep: which parameter sets there are, in which order, without listing them.
+
+A space is list rows x zip rows x the product of the grid x seeds. Seeds are the outermost loop:
+every setting gets its first seed before any gets its second, so that a sweep stopped half-way has
+looked at all settings. Inside one seed the list is the slowest and the last grid name the fastest.
+
+Memory holds the values, not the tasks: a grid of a million tasks is a few short lists. Rows of a
+list file are held whole, equal cells once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import UsageError
+from muster.farm.codec import unwrap_scalar
+from muster.farm.space_texts import (
+    ListRows,
+    as_columns,
+    checked_seeds,
+    parse_grid,
+    parse_seeds,
+    read_list,
+)
+from muster.farm.values import MISSING, check_distinct, check_name, content_of, show_value
+
+#: One parameter and the values it takes.
+Axis = tuple[str, tuple[object, ...]]
+
+SEED = "seed"
+
+#: A specification is for people and for comparing; longer lists are shown by their hash.
+_MAX_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Space:
+    """Parameter sets. Made by `from_texts` or `from_values`, which check; iterated lazily.
+
+    ``zipped`` names advance together. ``seeds`` None means that no task has a ``seed``. A space
+    with nothing in it is one task without parameters.
+    """
+
+    grid: tuple[Axis, ...] = ()
+    zipped: tuple[Axis, ...] = ()
+    listed: ListRows | None = None
+    seeds: range | tuple[int, ...] | None = None
+
+    @classmethod
+    def from_texts(
+        cls,
+        *,
+        grid: Iterable[str] = (),
+        zipped: Iterable[str] = (),
+        list_file: Path | None = None,
+        seeds: str | None = None,
+        seed_offset: int = 0,
+    ) -> Space:
+        """The space that command-line texts describe; values without JSON or quotes are `Text`."""
+        return _checked(
+            cls(
+                grid=_axes("grid", grid),
+                zipped=_axes("zip", zipped),
+                listed=None if list_file is None else read_list(list_file),
+                seeds=None if seeds is None else parse_seeds(seeds, seed_offset),
+            )
+        )
+
+    @classmethod
+    def from_values(
+        cls,
+        *,
+        grid: Mapping[str, Iterable[object]] | None = None,
+        zipped: Mapping[str, Iterable[object]] | None = None,
+        rows: Iterable[Mapping[str, object]] | None = None,
+        seeds: int | Iterable[int] | None = None,
+        seed_offset: int = 0,
+    ) -> Space:
+        """The space of Python values, which keep their types; numpy scalars become Python ones.
+
+        ``seeds`` is a count or the seeds themselves, each shifted by ``seed_offset``.
+        """
+        return _checked(
+            cls(
+                grid=_python_axes("grid", grid or {}),
+                zipped=_python_axes("zip", zipped or {}),
+                listed=None if rows is None else _python_rows(rows),
+                seeds=None if seeds is None else _python_seeds(seeds, seed_offset),
+            )
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameter names in the order of the task dicts; ``seed`` last if there are seeds."""
+        listed = self.listed.names if self.listed else ()
+        axes = tuple(name for name, _ in (*self.zipped, *self.grid))
+        return listed + axes + ((SEED,) if self.seeds is not None else ())
+
+    def __len__(self) -> int:
+        count = 1 if self.listed is None else len(self.listed.rows)
+        if self.zipped:
+            count *= len(self.zipped[0][1])
+        for _, values in self.grid:
+            count *= len(values)
+        return count if self.seeds is None else count * len(self.seeds)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self.seeds is None:
+            yield from self._settings()
+            return
+        for seed in self.seeds:
+            for params in self._settings():
+                params[SEED] = seed
+                yield params
+
+    def _settings(self) -> Iterator[dict[str, Any]]:
+        names = tuple(name for name, _ in self.grid)
+        pools = [values for _, values in self.grid]
+        for outer in self._outer():
+            if not names:
+                yield outer
+            elif outer:
+                for combination in itertools.product(*pools):
+                    yield {**outer, **dict(zip(names, combination, strict=False))}
+            else:
+                for combination in itertools.product(*pools):
+                    yield dict(zip(names, combination, strict=False))
+
+    def _outer(self) -> Iterator[dict[str, Any]]:
+        names = tuple(name for name, _ in self.zipped)
+        together = list(zip(*(values for _, values in self.zipped), strict=True)) or [()]
+        if self.listed is None:
+            for values in together:
+                yield dict(zip(names, values, strict=True))
+            return
+        names = self.listed.names + names
+        for row in self.listed.rows:
+            for values in together:
+                yield {
+                    name: value
+                    for name, value in zip(names, row + values, strict=True)
+                    if value is not MISSING
+                }
+
+    def to_spec(self) -> dict[str, Any]:
+        """A small JSON description for ``run.json``: enough to say what differs, not to rebuild."""
+        spec: dict[str, Any] = {}
+        if self.grid:
+            spec["grid"] = {name: _shown_values(values) for name, values in self.grid}
+        if self.zipped:
+            spec["zip"] = {name: _shown_values(values) for name, values in self.zipped}
+        if self.listed:
+            spec["list"] = {
+                "source": self.listed.source,
+                "rows": len(self.listed.rows),
+                "names": list(self.listed.names),
+                "sha256": self.listed.content_hash,
+            }
+        if self.seeds is not None:
+            spec["seeds"] = _shown_seeds(self.seeds)
+        return spec
+
+
+def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed between two specifications, one sentence each; empty when nothing did."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{name}: {before.get(name, '(absent)')} -> {after.get(name, '(absent)')}"
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def check_space_distinct(space: Space, shown: Space) -> None:
+    """`check_distinct` for each part of ``space``; ``shown`` is the same space as written."""
+    for (name, values), (_, written) in zip(space.grid, shown.grid, strict=True):
+        check_distinct(f"grid {name}", values, written)
+    if space.zipped:
+        names = ", ".join(name for name, _ in space.zipped)
+        together = [list(zip(*(v for _, v in s.zipped), strict=True)) for s in (space, shown)]
+        check_distinct(f"zip {names}", together[0], together[1])
+    if space.listed and shown.listed:
+        check_distinct(f"list {space.listed.source}", space.listed.rows, shown.listed.rows)
+
+
+def _checked(space: Space) -> Space:
+    """``space`` itself, or an error when names clash, lengths differ or values repeat."""
+    origin: dict[str, str] = {}
+    groups = [
+        ("list", space.listed.names if space.listed else ()),
+        ("zip", [name for name, _ in space.zipped]),
+        ("grid", [name for name, _ in space.grid]),
+        ("seeds", [SEED] if space.seeds is not None else []),
+    ]
+    for group, names in groups:
+        for name in names:
+            if name in origin:
+                both = " and ".join(dict.fromkeys((origin[name], group)))
+                raise UsageError(
+                    f"Parameter {name} is given twice, in {both}.",
+                    hint="a parameter gets its values in one place; put all of them there.",
+                )
+            origin[name] = group
+    lengths = {name: len(values) for name, values in space.zipped}
+    if len(set(lengths.values())) > 1:
+        listing = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise UsageError(
+            f"zip needs the same number of values for each name: {listing}.",
+            hint="zip pairs the first values, then the second; use grid for all combinations.",
+        )
+    check_space_distinct(space, space)
+    return space
+
+
+def _axes(group: str, texts: Iterable[str]) -> tuple[Axis, ...]:
+    axes = []
+    for text in texts:
+        name, values = parse_grid(text)
+        axes.append((name, tuple(values)))
+    return tuple(axes)
+
+
+def _python_axes(group: str, axes: Mapping[str, Iterable[object]]) -> tuple[Axis, ...]:
+    result: list[Axis] = []
+    for name, values in axes.items():
+        check_name(name)
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            raise UsageError(
+                f"{group} {name} is {values!r}, not a list of values.", hint=f"write [{values!r}]."
+            )
+        listed = tuple(unwrap_scalar(value) for value in values)
+        if not listed:
+            raise UsageError(f"{group} {name} has no values.", hint="give one value at least.")
+        result.append((name, listed))
+    return tuple(result)
+
+
+def _python_rows(rows: Iterable[Mapping[str, object]]) -> ListRows:
+    names, cells = as_columns(list(rows))
+    if not cells:
+        raise UsageError("rows is empty.", hint="one row is one setting to run.")
+    for name in names:
+        check_name(name)
+    plain = tuple(tuple(unwrap_scalar(cell) for cell in row) for row in cells)
+    digest = sha256(b"\n".join((content_of(names), *(content_of(row) for row in plain))))
+    return ListRows("rows", names, plain, digest.hexdigest())
+
+
+def _python_seeds(seeds: int | Iterable[int], offset: int) -> range | tuple[int, ...]:
+    shown = f"{seeds!r}"
+    if isinstance(seeds, int):
+        return checked_seeds(range(offset, offset + seeds), shown, offset)
+    if isinstance(seeds, range):
+        moved = range(seeds.start + offset, seeds.stop + offset, seeds.step)
+        return checked_seeds(moved, shown, offset)
+    plain = [unwrap_scalar(seed) for seed in seeds]
+    for seed in plain:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise UsageError(f"The seed {seed!r} is not an integer.", hint="seeds=[0, 1, 2]")
+    return checked_seeds(tuple(int(str(seed)) + offset for seed in plain), shown, offset)
+
+
+def _shown_values(values: tuple[object, ...]) -> Any:
+    if len(values) <= _MAX_SHOWN:
+        return [show_value(value) for value in values]
+    digest = sha256(b"\n".join(content_of(value) for value in values)).hexdigest()
+    return {
+        "count": len(values),
+        "first": show_value(values[0]),
+        "last": show_value(values[-1]),
+        "sha256": digest,
+    }
+
+
+def _shown_seeds(seeds: range | tuple[int, ...]) -> str:
+    if isinstance(seeds, range) and seeds.step == 1:
+        return f"{seeds.start}:{seeds.stop}"
+    if len(seeds) <= _MAX_SHOWN:
+        return ",".join(map(str, seeds))
+    digest = sha256(",".join(map(str, seeds)).encode()).hexdigest()[:12]
+    return f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]} (sha256 {digest})"
+
+
+def _flat(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Each entry of a specification as one line: name -> text."""
+    lines: dict[str, str] = {}
+    for part, content in spec.items():
+        if part in ("grid", "zip"):
+            for name, values in content.items():
+                lines[f"{part} {name}"] = _line(values)
+        elif part == "list":
+            names = ", ".join(content["names"])
+            lines[part] = (
+                f"{content['source']} ({content['rows']} rows of {names}; "
+                f"sha256 {content['sha256'][:12]})"
+            )
+        else:
+            lines[part] = content if isinstance(content, str) else json.dumps(content)
+    return lines
+
+
+def _line(values: Any) -> str:
+    if isinstance(values, list):
+        return ", ".join(map(str, values))
+    count, first, last = values["count"], values["first"], values["last"]
+    return f"{count} values, {first} ... {last} (sha256 {values['sha256'][:12]})"

@@ -1,0 +1,235 @@
+"""Reading a space from what a user typed: ``name=values``, seeds, and list files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from muster.base.errors import UsageError
+from muster.farm.values import MISSING, Text, check_name
+
+_QUOTES = "'\""
+
+
+@dataclass(frozen=True)
+class ListRows:
+    """The rows of ``--list``: ``rows[i][j]`` is the value of ``names[j]``, or MISSING."""
+
+    source: str
+    names: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    content_hash: str
+
+
+def parse_grid(text: str) -> tuple[str, list[object]]:
+    """``lr=1e-3,1e-2`` as (name, values).
+
+    Values are `Text`. One in quotes may hold commas and is a plain string: ``tag='a,b',c``. A JSON
+    list gives typed values: ``dims=[[8,16],[32]]`` are two values that are lists.
+    """
+    name, equals, rest = text.partition("=")
+    name = name.strip()
+    if not equals:
+        raise UsageError(
+            f"Cannot read {text!r} as parameter values: there is no '='.",
+            hint=f"write {text.strip() or 'name'}=VALUE,VALUE.",
+        )
+    check_name(name)
+    rest = rest.strip()
+    if not rest:
+        raise UsageError(
+            f"Parameter {name} has no values in {text!r}.", hint=f"write {name}=VALUE,VALUE."
+        )
+    if rest.startswith("["):
+        return name, _json_values(name, rest)
+    return name, list(_split(name, rest))
+
+
+def parse_seeds(text: str, offset: int = 0) -> range | tuple[int, ...]:
+    """Seeds from ``100`` (a count), ``3,5,8`` (those) or ``10:20`` (10 to 19), plus ``offset``."""
+    try:
+        if ":" in text:
+            start, stop = (int(part) for part in text.split(":"))
+            seeds: range | tuple[int, ...] = range(start + offset, stop + offset)
+        elif "," in text:
+            seeds = tuple(int(part) + offset for part in text.split(","))
+        else:
+            seeds = range(offset, offset + int(text))
+    except ValueError:
+        raise UsageError(
+            f"Cannot read {text!r} as seeds.",
+            hint="write a count (100), a list (3,5,8) or a range (10:20, without 20).",
+        ) from None
+    return checked_seeds(seeds, f"{text!r}", offset)
+
+
+def read_list(path: Path) -> ListRows:
+    """The rows of a ``.csv`` file with a header, or of a ``.jsonl`` file with one object a line.
+
+    Every CSV cell must be filled, since an empty one could mean none, nothing or "the default";
+    write ``none`` for None. A JSONL line may leave a name out: the function's default applies.
+    """
+    readers: dict[str, Callable[[str, bytes], tuple[tuple[str, ...], list[tuple[object, ...]]]]]
+    readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(
+            f"Cannot read the list {path}: its name ends in {path.suffix or 'nothing'!r}.",
+            hint="give a .csv file with a header, or a .jsonl file with one object per line.",
+        )
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the list {path}: {error.strerror or error}.",
+            hint="check the path given to --list.",
+        ) from error
+    try:
+        names, rows = reader(str(path), data)
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"Cannot read the list {path}: it is not UTF-8 (byte {error.start}).",
+            hint="save it as UTF-8.",
+        ) from error
+    if not rows:
+        raise UsageError(f"The list {path} has no rows.", hint="one row is one setting to run.")
+    for name in names:
+        check_name(name)
+    return ListRows(path.name, names, tuple(rows), sha256(data).hexdigest())
+
+
+def checked_seeds(
+    seeds: range | tuple[int, ...], shown: str, offset: int
+) -> range | tuple[int, ...]:
+    moved = f" with offset {offset}" if offset else ""
+    if not seeds:
+        raise UsageError(
+            f"No seeds in {shown}{moved}.", hint="give a count of 1 or more, or a range like 0:10."
+        )
+    if min(seeds) < 0:
+        raise UsageError(
+            f"Negative seed {min(seeds)} in {shown}{moved}.",
+            hint="generators take seeds from 0 on.",
+        )
+    if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
+        twice = Counter(seeds).most_common(1)[0][0]
+        raise UsageError(
+            f"Seed {twice} is given twice in {shown}{moved}: both would compute the same.",
+            hint="remove one of them.",
+        )
+    return seeds
+
+
+def as_columns(
+    rows: Sequence[Mapping[str, object]],
+) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    names = tuple(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    return names, [tuple(row.get(name, MISSING) for name in names) for row in rows]
+
+
+def _split(name: str, text: str) -> Iterator[str]:
+    position = 0
+    while True:
+        while text[position : position + 1].isspace():
+            position += 1
+        quote = text[position : position + 1]
+        if quote and quote in _QUOTES:
+            end = text.find(quote, position + 1)
+            if end < 0:
+                raise UsageError(
+                    f"Parameter {name}: a quote {quote} is opened and never closed in {text!r}.",
+                    hint="close it, and put the whole option in the other kind of quotes "
+                    "so that the shell leaves them alone.",
+                )
+            yield text[position + 1 : end]
+            rest, comma, _ = text[end + 1 :].partition(",")
+            if rest.strip():
+                raise UsageError(
+                    f"Parameter {name}: {rest.strip()!r} follows a closing quote in {text!r}.",
+                    hint="put a comma between two values.",
+                )
+            position = end + 1 + len(rest) + len(comma)
+        else:
+            value, comma, _ = text[position:].partition(",")
+            if not value.strip():
+                raise UsageError(
+                    f"Parameter {name} has an empty value in {text!r}.",
+                    hint="remove the extra comma, or write '' in quotes for an empty string.",
+                )
+            yield Text(value.strip())
+            position += len(value) + len(comma)
+        if not comma:
+            return
+
+
+def _json_values(name: str, text: str) -> list[object]:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"Parameter {name}: cannot read {text!r} as a JSON list ({error}).",
+            hint='strings in a JSON list have double quotes: ["a", "b"].',
+        ) from None
+    if not values:
+        raise UsageError(
+            f"Parameter {name} has no values in {text!r}.", hint=f"write {name}=VALUE,VALUE."
+        )
+    return list(values)
+
+
+def _read_csv(path: str, data: bytes) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    # utf-8-sig: spreadsheets put a byte order mark in front, which would join the first name.
+    reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+    header = tuple(cell.strip() for cell in next(reader, []))
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise UsageError(
+            f"The list {path} has two columns named {twice!r}.", hint="rename or remove one."
+        )
+    known: dict[str, Text] = {}
+    rows: list[tuple[object, ...]] = []
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise UsageError(
+                f"{path} line {reader.line_num} has {len(cells)} cells, the header has "
+                f"{len(header)}.",
+                hint="put cells that hold commas in double quotes.",
+            )
+        for column, cell in zip(header, cells, strict=True):
+            if not cell.strip():
+                raise UsageError(
+                    f"{path} line {reader.line_num}: the cell of {column} is empty.",
+                    hint="write none for no value; to leave a parameter to its default in some "
+                    "rows only, use a .jsonl list.",
+                )
+        rows.append(tuple(known.setdefault(cell, Text(cell.strip())) for cell in cells))
+    return header, rows
+
+
+def _read_jsonl(path: str, data: bytes) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    objects: list[Mapping[str, object]] = []
+    for number, line in enumerate(data.decode("utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UsageError(
+                f"{path} line {number} is not JSON: {error}.", hint="one object per line."
+            ) from None
+        if not isinstance(value, dict):
+            raise UsageError(
+                f"{path} line {number} is not an object but {line.strip()[:40]!r}.",
+                hint='write {"name": value, ...} on each line.',
+            )
+        objects.append(value)
+    return as_columns(objects)

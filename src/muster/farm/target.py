@@ -1,0 +1,423 @@
+"""Which function a run computes: naming it, finding its source, and importing it.
+
+``path/to/file.py:function`` or ``package.module:function``. Workers import the target by name,
+so it must be reachable by name; the coordinator reads its source and never imports it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, Literal
+
+from muster.base.errors import TargetError
+from muster.farm.parameters import Signature
+from muster.farm.static_look import function_names, inspect_source
+
+#: Files are imported under this name and never as ``__main__``: the part of a script under
+#: ``if __name__ == "__main__"`` must not run in workers.
+PRIVATE_PREFIX = "_muster_target_"
+_FORMS = "write path/to/file.py:FUNCTION or package.module:FUNCTION."
+
+
+@dataclass(frozen=True)
+class TargetRef:
+    """A function by name.
+
+    ``location`` is a dotted module, or a file: relative to the folder where the run was started
+    (with ``/``) when it lies below it, else absolute.
+    """
+
+    kind: Literal["file", "module"]
+    location: str
+    attribute: str
+
+    @property
+    def name(self) -> str:
+        """The name in the identity of tasks: the same wherever the project's folder lies.
+
+        A file outside the starting folder is named by its last part alone.
+        """
+        if self.kind == "file" and os.path.isabs(self.location):
+            return f"{Path(self.location).name}:{self.attribute}"
+        return f"{self.location}:{self.attribute}"
+
+    def __str__(self) -> str:
+        return f"{self.location}:{self.attribute}"
+
+
+def parse_target(text: str, base_folder: Path | None = None) -> TargetRef:
+    """The target that ``text`` names; files are looked up from ``base_folder`` (default: cwd).
+
+    A file must exist; a module is looked up when it is read or loaded.
+    """
+    base = Path.cwd() if base_folder is None else base_folder
+    location, colon, attribute = text.rpartition(":")
+    if not colon or attribute.endswith(".py") or "/" in attribute or "\\" in attribute:
+        raise _no_function(text, base)
+    if not attribute or not all(part.isidentifier() for part in attribute.split(".")):
+        raise TargetError(
+            f"Cannot read the target {text!r}: {attribute!r} is not a function name.", hint=_FORMS
+        )
+    if location.endswith(".py") or "/" in location or os.sep in location:
+        return TargetRef("file", _file_location(location, base), attribute)
+    if not location or not all(part.isidentifier() for part in location.split(".")):
+        raise TargetError(
+            f"Cannot read the target {text!r}: {location!r} is neither a .py file nor a module.",
+            hint=_FORMS,
+        )
+    return TargetRef("module", location, attribute)
+
+
+def ref_of(function: Callable[..., Any], base_folder: Path | None = None) -> TargetRef:
+    """The name by which workers can import ``function``; TargetError when there is none."""
+    base = Path.cwd() if base_folder is None else base_folder
+    module_name, qualname = _names_of(function)
+    module = sys.modules.get(module_name)
+    found: object = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise TargetError(
+            f"Cannot use {qualname}: {module_name}.{qualname} is not this function but "
+            f"{'missing' if found is None else 'another object'}, and workers import by name.",
+            hint="give it a name of its own at the top level of its file.",
+        )
+    file = getattr(module, "__file__", None)
+    spec = getattr(module, "__spec__", None)
+    if module_name == "__main__" and spec is not None:
+        return TargetRef("module", spec.name, qualname)
+    if module_name == "__main__" and (file is None or _typed_by_hand(function)):
+        raise TargetError(
+            f"Cannot use {qualname}: it was typed into an interactive session, and workers "
+            "import the function from a file.",
+            hint="put it into a .py file and import it from there.",
+        )
+    if file is not None and (
+        module_name == "__main__"
+        or module_name.startswith(PRIVATE_PREFIX)
+        or ("." not in module_name and _is_plain_file(file))
+    ):
+        return TargetRef("file", _file_location(file, base), qualname)
+    return TargetRef("module", module_name, qualname)
+
+
+def find_source(ref: TargetRef, base_folder: Path | None = None) -> Path | None:
+    """The source file of ``ref``, found without importing anything, not even parent packages.
+
+    None for a module that is not written in Python. TargetError when there is no such module.
+    """
+    base = Path.cwd() if base_folder is None else base_folder
+    if ref.kind == "file":
+        return base / ref.location
+    folders: list[str] | None = [str(base), *sys.path]
+    spec: ModuleSpec | None = None
+    importlib.invalidate_caches()
+    for depth, part in enumerate(ref.location.split(".")):
+        # Only the last part is given: with the dotted name a namespace package would ask
+        # sys.modules for its parent, which is not imported.
+        spec = None if folders is None else PathFinder.find_spec(part, folders)
+        if spec is None and depth == 0:
+            # Editable installs register finders of their own; a top-level name imports nothing.
+            spec = _find_top_level(part)
+        if spec is None:
+            raise _no_module(ref, part, folders or [])
+        places = spec.submodule_search_locations
+        folders = None if places is None else list(places)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin)
+
+
+def code_hash(ref: TargetRef, base_folder: Path | None = None) -> str:
+    """The sha256 of the target's source file; what that file imports is not part of it.
+
+    Of a module that is not written in Python the empty string.
+    """
+    path = find_source(ref, base_folder)
+    return "" if path is None else sha256(_read(path)).hexdigest()
+
+
+def static_signature(ref: TargetRef, base_folder: Path | None = None) -> Signature | None:
+    """What the target takes, read from its source without running any of it.
+
+    None when the source alone does not tell: the name is imported or assigned, wrapped in a
+    decorator other than muster's, or annotated with types of its own. Then import it for real,
+    in a process that may load what it likes. TargetError when tasks cannot call it.
+    """
+    path = find_source(ref, base_folder)
+    if path is None:
+        return None
+    return inspect_file(path, ref.attribute)
+
+
+def inspect_file(path: Path, attribute: str) -> Signature | None:
+    """`static_signature` of ``attribute`` in the file at ``path``."""
+    try:
+        return inspect_source(_read(path), attribute)
+    except SyntaxError as error:
+        raise TargetError(
+            f"Cannot read {path}: {error.msg} in line {error.lineno}.", hint="correct that line."
+        ) from error
+
+
+def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
+    """Import the target, as ``python file.py`` or ``python -m module`` would find its imports.
+
+    A file is imported once per content, under a private name that is in ``sys.modules``, so that
+    dataclasses and pickle work inside it. Its folder (for a module: ``base_folder``) is put first
+    on ``sys.path``.
+    """
+    base = Path.cwd() if base_folder is None else base_folder
+    module = _load_file(ref, base) if ref.kind == "file" else _load_module(ref, base)
+    found: Any = module
+    for part in ref.attribute.split("."):
+        if not hasattr(found, part):
+            raise _no_attribute(ref, part, found)
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(
+            f"The target {ref} is not a function but a value of type {type(found).__name__}.",
+            hint=_known(_functions_in(module)),
+        )
+    result: Callable[..., Any] = found
+    return result
+
+
+def _load_file(ref: TargetRef, base: Path) -> types.ModuleType:
+    path = Path(os.path.abspath(base / ref.location))
+    source = _read(path)
+    digest = sha256(source).hexdigest()
+    place = sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{PRIVATE_PREFIX}{path.stem}_{place}"
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__muster_source__", None) == digest:
+        return known
+    _put_first(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        # The bytes that were hashed are the ones that run: cached byte code is found by time
+        # stamp and size, and can be older than an edit within the same second.
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except KeyboardInterrupt:
+        sys.modules.pop(name, None)
+        raise
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        raise _import_failed(ref, error, f"python {ref.location}") from error
+    module.__dict__["__muster_source__"] = digest
+    return module
+
+
+def _load_module(ref: TargetRef, base: Path) -> types.ModuleType:
+    _put_first(str(base))
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(ref.location)
+    except ModuleNotFoundError as error:
+        # The parents were found or are the missing ones; anything else is missing inside.
+        if error.name and (ref.location + ".").startswith(error.name + "."):
+            find_source(ref, base)
+        raise _import_failed(ref, error, f'python -c "import {ref.location}"') from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _import_failed(ref, error, f'python -c "import {ref.location}"') from error
+
+
+def _put_first(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _file_location(location: str, base: Path) -> str:
+    path = Path(os.path.abspath(base / location))
+    if not path.is_file():
+        raise _no_file(location, path)
+    # Twice, because either side may be reached through a symbolic link.
+    for file, folder in ((path, Path(os.path.abspath(base))), (path.resolve(), base.resolve())):
+        if file.is_relative_to(folder):
+            return file.relative_to(folder).as_posix()
+    return path.as_posix()
+
+
+def _names_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """(module, qualified name) of a function that workers can import."""
+    why = "workers import the function by name"
+    if isinstance(function, functools.partial):
+        raise TargetError(
+            f"Cannot use a functools.partial: {why}, and a partial has none.",
+            hint="give the fixed arguments as parameters: grid={'name': [value]}.",
+        )
+    if not callable(function):
+        raise TargetError(
+            f"The target is a value of type {type(function).__name__}, not a function.",
+            hint="pass the function itself, without calling it.",
+        )
+    qualname = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    owner = getattr(function, "__self__", None)
+    if not isinstance(qualname, str) or not isinstance(module, str) or inspect.ismethod(function):
+        what = "a method of" if owner is not None else "an"
+        kind = type(function if owner is None else owner).__name__
+        raise TargetError(
+            f"Cannot use {what} object of type {kind}: {why}, and objects are not sent.",
+            hint="write a function at the top level of a file that makes the object and calls it.",
+        )
+    if "<lambda>" in qualname:
+        raise TargetError(
+            f"Cannot use a lambda: {why}, and a lambda has none.",
+            hint="write it as def at the top level of a file.",
+        )
+    if "<locals>" in qualname:
+        outer, _, inner = qualname.rpartition(".<locals>.")
+        raise TargetError(
+            f"Cannot use {inner}: it is defined inside {outer}, and {why}.",
+            hint="move it to the top level of its file and pass what it needs as parameters.",
+        )
+    return module, qualname
+
+
+def _typed_by_hand(function: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and code.co_filename.startswith("<")
+
+
+def _is_plain_file(file: str) -> bool:
+    """Whether a top-level module is a file of the user's rather than installed."""
+    path = Path(file)
+    return path.suffix == ".py" and path.name != "__init__.py" and not _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    path = Path(os.path.abspath(file))
+    folders = {sysconfig.get_path(which) for which in ("stdlib", "purelib", "platlib")}
+    return any(path.is_relative_to(folder) for folder in folders if folder)
+
+
+def _find_top_level(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TargetError(
+            f"Cannot read {path}: {error.strerror or error}.", hint="check the target's path."
+        ) from error
+
+
+def _functions_in(module: object) -> list[str]:
+    """The public functions that a module defines itself."""
+    name = getattr(module, "__name__", None)
+    return [
+        key
+        for key, value in vars(module).items()
+        if callable(value)
+        and not key.startswith("_")
+        and getattr(value, "__module__", None) == name
+        and not isinstance(value, type)
+    ]
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _known(names: Iterable[str]) -> str:
+    listing = ", ".join(sorted(names))
+    return f"functions there: {listing}." if listing else "there are no functions in it."
+
+
+def _no_attribute(ref: TargetRef, part: str, owner: object) -> TargetError:
+    names = _functions_in(owner) if hasattr(owner, "__dict__") else []
+    near = _near(part, names)
+    return TargetError(f"{ref.location} has no function {part!r}.", hint=f"{near}{_known(names)}")
+
+
+def _no_file(location: str, path: Path) -> TargetError:
+    if path.is_dir():
+        return TargetError(f"The target {location} is a folder, not a .py file.", hint=_FORMS)
+    if not path.parent.is_dir():
+        return TargetError(
+            f"There is no folder {path.parent}, so no target {location}.",
+            hint="check the path; it starts in the current folder.",
+        )
+    names = sorted(entry.name for entry in path.parent.glob("*.py"))
+    listing = ", ".join(names[:10]) or "none"
+    near = _near(path.name, names)
+    return TargetError(
+        f"There is no file {location}.", hint=f"{near}Python files in that folder: {listing}."
+    )
+
+
+def _no_function(text: str, base: Path) -> TargetError:
+    message = f"The target {text!r} names no function."
+    path = base / text
+    if not text.endswith(".py") or not path.is_file():
+        return TargetError(message, hint=_FORMS)
+    try:
+        names = function_names(_read(path))
+    except (SyntaxError, ValueError):
+        names = []
+    example = f"{text}:{names[0]}" if names else f"{text}:FUNCTION"
+    return TargetError(message, hint=f"write {example}; {_known(names)}")
+
+
+def _no_module(ref: TargetRef, part: str, folders: list[str]) -> TargetError:
+    names = {
+        entry.stem
+        for folder in folders[:2]
+        if Path(folder or ".").is_dir()
+        for entry in Path(folder or ".").iterdir()
+        if entry.suffix == ".py" or (entry.is_dir() and entry.name.isidentifier())
+    }
+    where = f" ({part!r} is missing)" if part != ref.location else ""
+    return TargetError(
+        f"There is no module {ref.location}{where}.",
+        hint=f"{_near(part, names)}modules are looked up in the current folder and in the "
+        "installed packages; a file is written with its path: path/to/file.py:FUNCTION.",
+    )
+
+
+def _import_failed(ref: TargetRef, error: BaseException, command: str) -> TargetError:
+    last = traceback.format_exception_only(error)[-1].strip()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        where = f" ({error.filename}, line {error.lineno})"
+    if isinstance(error, SystemExit):
+        hint = (
+            "the file runs its program when imported; put that part under "
+            'if __name__ == "__main__":.'
+        )
+    elif isinstance(error, ImportError) and "relative import" in str(error):
+        hint = "a file inside a package is given as package.module:FUNCTION."
+    else:
+        hint = f"{command} shows the whole traceback."
+    return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith("<") and filename != __file__ and not _is_installed(filename)

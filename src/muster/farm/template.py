@@ -1,0 +1,61 @@
+"""Arguments of a command with ``{name}`` places. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muster.base.errors import UnknownNameError, UsageError
+
+_PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+#: Filled by muster, not by the user's parameters.
+BUILT_IN = frozenset({"dir"})
+
+
+def names_in(part: str) -> set[str]:
+    """The places of one argument; ``{{`` and JSON braces are left alone."""
+    return set(_PLACE.findall(part))
+
+
+def fill(part: str, values: Mapping[str, Any]) -> str:
+    """``part`` with its places replaced; text that is no known place stays as it is."""
+    return _PLACE.sub(lambda m: _text(values[m[1]]) if m[1] in values else m[0], part)
+
+
+def shell_line(parts: Sequence[str]) -> str:
+    """One line for ``sh -c``. Values are filled in unquoted later: that is what --shell is for."""
+    return parts[0] if len(parts) == 1 else " ".join(_quoted(part) for part in parts)
+
+
+def _quoted(part: str) -> str:
+    return part if _PLACE.search(part) else shlex.quote(part)
+
+
+def check_places(argv: Sequence[str], names: Sequence[str]) -> None:
+    """Every place has a parameter and every parameter a place.
+
+    Raises UnknownNameError for a place without a parameter, UsageError for a parameter that
+    would have no effect.
+    """
+    if not argv:
+        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
+    places = set().union(*(names_in(part) for part in argv))
+    known = set(names) | BUILT_IN
+    for place in sorted(places - known):
+        raise UnknownNameError("place in the command", place, known)
+    for name in names:
+        if name not in places:
+            raise UsageError(
+                f"Parameter {name!r} does not appear in the command: all its values would run "
+                "the same thing.",
+                hint=f"write {{{name}}} where its value belongs, e.g. --{name} {{{name}}}.",
+            )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,136 @@
+"""What a task may ask of muster while it runs."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.base.atomic_files import write_atomic
+from muster.base.run_folder import RunFolder
+from muster.farm import codec
+from muster.farm.worker.logs import task_logger
+
+_REPORT_EVERY_S = 0.2
+_JSON, _TORCH = b"J", b"T"
+
+
+class Context:
+    """Passed to a function that has a parameter named ``ctx``.
+
+    Attributes
+        device: ``"cuda:0"`` or ``"cpu"``: a worker sees just the device of its slot.
+        seed: the task's seed, or ``None`` when the sweep has none.
+        run, task, attempt: names for logs; the attempt counts from 1.
+        params: the task's parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        key: str,
+        token: int,
+        attempt: int,
+        device: str,
+        params: Mapping[str, Any],
+        send_progress: Callable[[str], None],
+    ) -> None:
+        self.device = device
+        self.seed: int | None = params.get("seed")
+        self.run = folder.name
+        self.task = key[:12]
+        self.attempt = attempt
+        self.params = params
+        self._run_folder = folder
+        self._key = key
+        self._attempt_folder = folder.attempt(key, token)
+        self._has_files = False
+        self._send_progress = send_progress
+        self._reported_s = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """This attempt's private folder, made on first use.
+
+        It is published by rename under ``artifacts/`` when the result has been accepted, so
+        that nobody ever sees the files of a task that did not finish.
+        """
+        if not self._has_files:
+            self._attempt_folder.mkdir(parents=True, exist_ok=True)
+            self._has_files = True
+        return self._attempt_folder
+
+    @property
+    def has_files(self) -> bool:
+        """Whether ``folder`` was asked for."""
+        return self._has_files
+
+    @property
+    def logger(self) -> logging.Logger:
+        """Writes to the task's log with run, task, attempt and process id in every line."""
+        return task_logger(self.run, self.task, self.attempt)
+
+    def report(self, progress: float | None = None, message: str = "") -> None:
+        """Show progress on the live display: a share from 0 to 1, a message, or both.
+
+        Cheap: at most five a second are sent. Nothing of it is stored.
+        """
+        now = time.monotonic()
+        if now - self._reported_s < _REPORT_EVERY_S:
+            return
+        self._reported_s = now
+        share = "" if progress is None else f"{100 * progress:.0f} % "
+        self._send_progress(f"{share}{message}".strip())
+
+    def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Save ``state`` so that a later attempt can go on from it; atomic, newest wins.
+
+        Values may be anything a result may be, and tensors (saved with ``torch.save`` and read
+        back with ``weights_only=True``).
+
+        Raises TargetError for a value that is neither.
+        """
+        path = self._run_folder.checkpoint(self._key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch = sys.modules.get("torch")
+        if torch is not None and _holds_tensor(state, torch):
+            buffer = io.BytesIO()
+            torch.save(dict(state), buffer)
+            write_atomic(path, _TORCH + buffer.getvalue())
+        else:
+            write_atomic(path, _JSON + codec.encode(codec.check_result(state)))
+
+    def restore(self) -> dict[str, Any] | None:
+        """The state last saved by an attempt of this task, or ``None`` when there is none."""
+        path = self._run_folder.checkpoint(self._key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if data[:1] == _JSON:
+            state: dict[str, Any] = codec.decode(data[1:])
+            return state
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise RuntimeError(
+                f"the checkpoint {path} holds tensors: import torch before ctx.restore()"
+            )
+        loaded: dict[str, Any] = torch.load(
+            io.BytesIO(data[1:]), map_location="cpu", weights_only=True
+        )
+        return loaded
+
+
+def _holds_tensor(value: Any, torch: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(item, torch) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds_tensor(item, torch) for item in value)
+    return False

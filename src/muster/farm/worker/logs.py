@@ -1,0 +1,76 @@
+"""A worker's log: everything its tasks print, one file per slot, with an offset per task."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+#: A task keeps this much of its output, from both ends, once the log is bounded.
+TASK_CAP = 1 << 20
+SMALL_TASK_CAP = 4 << 10
+#: Above this size a log keeps only the ends of further tasks.
+LOG_CAP = 64 << 20
+_TAIL_FOR_TRACE = 4 << 10
+
+
+class TaskLog:
+    """Knows where in the log (file descriptor 1) the output of the running task begins."""
+
+    def __init__(self, is_private: bool) -> None:
+        # In the coordinator's own process (the inline executor) output goes to the user's
+        # screen and must not be measured or cut.
+        self._is_private = is_private
+        self.start = self.position()
+
+    def position(self) -> int:
+        if not self._is_private:
+            return 0
+        return os.fstat(1).st_size
+
+    def begin(self) -> int:
+        self.start = self.position()
+        return self.start
+
+    def end(self) -> int:
+        """Flush, bound the task's share of the file, and return where its output ends."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        end = self.position()
+        cap = TASK_CAP if end < LOG_CAP else SMALL_TASK_CAP
+        if end - self.start > cap:
+            end = self._cut_middle(end, cap)
+        return end
+
+    def tail(self) -> str:
+        """The end of what the task has printed, for a failure report."""
+        if not self._is_private:
+            return ""
+        end = self.position()
+        size = min(_TAIL_FOR_TRACE, end - self.start)
+        with open("/dev/fd/1" if not os.path.exists("/proc/self/fd/1") else "/proc/self/fd/1", "rb") as log:  # noqa: E501, PTH110, PTH123
+            log.seek(end - size)
+            return log.read(size).decode("utf-8", "replace")
+
+    def _cut_middle(self, end: int, cap: int) -> int:
+        half = cap // 2
+        with open("/proc/self/fd/1", "rb") as log:  # noqa: PTH123
+            log.seek(end - half)
+            tail = log.read(half)
+        os.ftruncate(1, self.start + half)
+        os.write(1, f"\n... {end - self.start - cap} bytes cut ...\n".encode())
+        os.write(1, tail)
+        return self.position()
+
+
+def task_logger(run: str, task: str, attempt: int) -> logging.Logger:
+    """A logger whose lines carry run, task, attempt and process id."""
+    logger = logging.getLogger("muster.task")
+    form = f"%(asctime)s %(levelname)s {run} {task} attempt={attempt} pid=%(process)d %(message)s"
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler(sys.stdout))
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    logger.handlers[0].setFormatter(logging.Formatter(form))
+    return logger

@@ -1,0 +1,92 @@
+"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID``.
+
+It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
+standard output and error already go to the slot's log when it starts.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import orjson
+
+from muster.base.errors import MusterError
+from muster.base.run_folder import RunFolder
+from muster.farm import wire
+from muster.farm.model import TargetSpec
+from muster.farm.worker.inbox import Inbox
+from muster.farm.worker.parent import die_with_parent
+from muster.farm.worker.perform import Order, Performer
+
+
+def main(argv: list[str]) -> int:
+    die_with_parent(int(argv[1]))
+    # A segmentation fault leaves the Python stack in the log, from where it is reported.
+    faulthandler.enable()
+    inbox = Inbox(_connect(argv[0]))
+    inbox.start()
+    _, body = inbox.take()
+    setup = orjson.loads(body)
+
+    def send_progress(task_id: int, text: str) -> None:
+        inbox.send(wire.pack([wire.PROGRESS, task_id, text[:500]]))
+
+    try:
+        performer = Performer(
+            {int(i): TargetSpec(**_tuples(spec)) for i, spec in setup["targets"].items()},
+            RunFolder(Path(setup["folder"])),
+            setup["device"],
+            is_private=True,
+            send_progress=send_progress,
+        )
+    except MusterError as error:
+        inbox.send(wire.pack([wire.BROKEN, str(error)[:8000]]))
+        return 0
+    except BaseException as error:  # the user's module may raise anything at import
+        message = f"Loading the target failed: {type(error).__name__}: {error}"
+        inbox.send(wire.pack([wire.BROKEN, message[:8000]], traceback.format_exc().encode()))
+        return 0
+    inbox.send(wire.pack([wire.READY]))
+    return _serve(inbox, performer)
+
+
+def _serve(inbox: Inbox, performer: Performer) -> int:
+    while True:
+        header, body = inbox.take()
+        if header[0] == wire.TASK:
+            finished = performer.run(_order(header, body))
+            inbox.send(wire.pack_finished(finished))
+            if finished.poisoned:
+                return 0  # the coordinator starts a fresh process on this device
+        elif header[0] == wire.TOGETHER:
+            orders = [_order(*inbox.take()) for _ in range(header[1])]
+            all_finished = performer.run_together(orders)
+            inbox.send(b"".join(map(wire.pack_finished, all_finished)))
+            if any(finished.poisoned for finished in all_finished):
+                return 0
+        elif header[0] == wire.STOP:
+            return 0
+
+
+def _order(header: list[object], body: bytes) -> Order:
+    _, task_id, token, target_id, key, attempt = header
+    return Order(task_id, token, target_id, key, attempt, body)  # type: ignore[arg-type]
+
+
+def _connect(text: str) -> socket.socket:
+    """POSIX: the number of an inherited descriptor. Windows: a shared socket on standard input."""
+    if sys.platform == "win32":
+        return socket.fromshare(sys.stdin.buffer.read(int(text)))
+    return socket.socket(fileno=int(text))
+
+
+def _tuples(spec: dict[str, object]) -> dict[str, object]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in spec.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,242 @@
+"""Runs tasks, one after another, in this process, and turns whatever happens into a record."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import TargetError
+from muster.base.run_folder import RunFolder
+from muster.farm import codec
+from muster.farm.batched import batch_spec_of
+from muster.farm.model import Finished, Outcome, TargetSpec
+from muster.farm.parameters import Signature, signature_of, to_call
+from muster.farm.target import TargetRef, load
+from muster.farm.worker.command import CommandFailed, run_command
+from muster.farm.worker.context import Context
+from muster.farm.worker.logs import TaskLog
+from muster.farm.worker.memory import peak_mib
+
+_TRACE_LIMIT = 20_000
+
+
+@dataclass(frozen=True)
+class Order:
+    """A task as it reaches a worker."""
+
+    task_id: int
+    token: int
+    target_id: int
+    key: str
+    attempt: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    spec: TargetSpec
+    function: Callable[..., Any] | None
+    signature: Signature | None
+    wants_context: bool
+
+
+class Performer:
+    """Holds the loaded targets; ``run`` and ``run_together`` never raise for a task's fault."""
+
+    def __init__(
+        self,
+        targets: Mapping[int, TargetSpec],
+        folder: RunFolder,
+        device: str,
+        *,
+        is_private: bool,
+        send_progress: Callable[[int, str], None],
+    ) -> None:
+        self._folder = folder
+        self._device = device
+        self._log = TaskLog(is_private)
+        self._send_progress = send_progress
+        self._targets = {number: _load(spec) for number, spec in targets.items()}
+
+    def run(self, order: Order) -> Finished:
+        started, begin = time.time(), time.perf_counter()
+        log_start = self._log.begin()
+        context: Context | None = None
+        value, message, trace, sig, poisoned = b"{}", "", "", None, False
+        outcome = Outcome.OK
+        try:
+            params = codec.decode(order.payload)
+            _seed_everything(order.key)
+            loaded = self._targets[order.target_id]
+            if loaded.function is None:
+                context = self._context(order, params)
+                value = run_command(loaded.spec, params, context)
+            else:
+                call = params if loaded.signature is None else to_call(loaded.signature, params)
+                if loaded.wants_context:
+                    context = self._context(order, params)
+                    call = {**call, "ctx": context}
+                returned = loaded.function(**call)
+                value = codec.encode(codec.check_result(returned))
+        except BaseException as error:  # user code may raise anything; only its task fails
+            outcome, message, trace, sig, poisoned = _explain(error, self._log)
+        return Finished(
+            order.task_id,
+            order.token,
+            outcome,
+            started,
+            time.perf_counter() - begin,
+            log_start,
+            self._log.end(),
+            peak_mib(),
+            value,
+            message,
+            trace,
+            sig,
+            poisoned,
+            context is not None and context.has_files,
+        )
+
+    def run_together(self, orders: Sequence[Order]) -> list[Finished]:
+        """One call of a batched target; if it raises, halves find the task that is to blame."""
+        loaded = self._targets[orders[0].target_id]
+        assert loaded.function is not None
+        started, begin = time.time(), time.perf_counter()
+        log_start = self._log.begin()
+        try:
+            params = [codec.decode(order.payload) for order in orders]
+            _seed_everything(orders[0].key)
+            call: dict[str, Any] = {}
+            if loaded.wants_context:
+                call["ctx"] = self._context(orders[0], params[0])
+            returned = loaded.function(params, **call)
+            values = _check_batch(returned, len(orders))
+        except BaseException as error:
+            outcome, message, trace, sig, poisoned = _explain(error, self._log)
+            if len(orders) > 1 and not poisoned:
+                half = len(orders) // 2
+                return self.run_together(orders[:half]) + self.run_together(orders[half:])
+            seconds = (time.perf_counter() - begin) / len(orders)
+            log_end = self._log.end()
+            return [
+                Finished(
+                    o.task_id, o.token, outcome, started, seconds, log_start, log_end, peak_mib(),
+                    b"{}", message, trace, sig, poisoned,
+                )
+                for o in orders
+            ]  # fmt: skip
+        seconds = (time.perf_counter() - begin) / len(orders)
+        log_end = self._log.end()
+        peak = peak_mib()
+        finished = []
+        for order, item in zip(orders, values, strict=True):
+            outcome, message, trace, value = Outcome.OK, "", "", b"{}"
+            try:
+                value = codec.encode(codec.check_result(item))
+            except TargetError as error:
+                outcome, message = Outcome.BAD_RESULT, str(error)
+            finished.append(
+                Finished(
+                    order.task_id, order.token, outcome, started, seconds, log_start, log_end,
+                    peak, value, message, trace,
+                )
+            )  # fmt: skip
+        return finished
+
+    def is_batched(self, target_id: int) -> bool:
+        return self._targets[target_id].spec.is_batched
+
+    def _context(self, order: Order, params: dict[str, Any]) -> Context:
+        return Context(
+            folder=self._folder,
+            key=order.key,
+            token=order.token,
+            attempt=order.attempt,
+            device=self._device,
+            params=params,
+            send_progress=lambda text: self._send_progress(order.task_id, text),
+        )
+
+
+def _load(spec: TargetSpec) -> _Loaded:
+    if spec.kind == "command":
+        return _Loaded(spec, None, None, False)
+    location = spec.location
+    is_file = location.endswith(".py")
+    ref = TargetRef("file" if is_file else "module", location, spec.attribute)
+    function = load(ref, Path(spec.base_folder))
+    wants = "ctx" in inspect.signature(function).parameters
+    if batch_spec_of(function) is not None:
+        return _Loaded(spec, function, None, wants)
+    return _Loaded(spec, function, signature_of(function), wants)
+
+
+def _check_batch(returned: Any, expected: int) -> list[Any]:
+    if not isinstance(returned, list | tuple) or len(returned) != expected:
+        what = f"{len(returned)} results" if isinstance(returned, list | tuple) else repr(returned)
+        raise TargetError(
+            f"A batched function got {expected} parameter sets and returned {what[:200]}.",
+            hint="return a list with one result per parameter set, in the same order.",
+        )
+    return list(returned)
+
+
+def _seed_everything(key: str) -> None:
+    """Fix the global generators from the task's key.
+
+    A worker runs many tasks; without this a result that draws from a global generator would
+    depend on which tasks the same worker happened to run before.
+    """
+    seed = int(key[:8], 16)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+def _explain(
+    error: BaseException, log: TaskLog
+) -> tuple[Outcome, str, str, int | None, bool]:
+    """Outcome, one line, traceback or log tail, signal, and whether the device is poisoned."""
+    if isinstance(error, CommandFailed):
+        outcome = Outcome.CRASH if error.signal else Outcome.EXCEPTION
+        return outcome, str(error), log.tail(), error.signal, False
+    if isinstance(error, TargetError):
+        return Outcome.BAD_RESULT, str(error), "", None, False
+    names = {base.__name__ for base in type(error).__mro__}
+    trace = _user_trace(error)
+    message = f"{type(error).__name__}: {error}".split("\n", 1)[0][:2000]
+    if names & {"OutOfMemoryError"}:
+        _give_memory_back()
+        return Outcome.DEVICE_OOM, message, trace, None, False
+    is_cuda = "AcceleratorError" in names or "CUDA error" in str(error)
+    if isinstance(error, SystemExit):
+        message = f"the task called sys.exit({error.code!r})"
+    return Outcome.EXCEPTION, message, trace, None, is_cuda
+
+
+def _user_trace(error: BaseException) -> str:
+    """The traceback from the first frame that is not muster's own."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
+    return "".join(lines)[-_TRACE_LIMIT:]
+
+
+def _give_memory_back() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

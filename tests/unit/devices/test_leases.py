@@ -1,0 +1,289 @@
+"""Leases between real processes: what a lock promises can only be seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster.base.errors import PlacementError, SetupError
+from muster.base.settings import Settings, child_environment
+from muster.devices.leases import Lease, LeaseHeld, acquire, lease_devices, place_and_lease
+from muster.devices.model import Device, Inventory
+from muster.devices.placement import Placement, parse_devices, place
+
+SOURCE = Path(__file__).parents[3] / "src"
+
+#: Takes the lease, says so, and waits; with "child", first starts a process that outlives it.
+HOLDER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from muster.base.settings import Settings
+from muster.devices.leases import Lease, acquire
+folder, uuid, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+lease = acquire(uuid, "night-sweep", Settings(lease_folder=folder, user="ada"))
+assert isinstance(lease, Lease), lease
+child = 0
+if how == "exec":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                             close_fds=False, stdout=subprocess.DEVNULL).pid
+if how == "fork":
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def holder(folder: Path, uuid: str, how: str = "alone") -> Iterator[tuple[int, int]]:
+    """A process that holds the lease: its pid and its child's (0: none)."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), uuid, how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment({"PYTHONPATH": str(SOURCE)}),
+    )
+    child = 0
+    try:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        yield process.pid, child
+    finally:
+        process.kill()
+        process.communicate()
+        if child:
+            os.kill(child, signal.SIGKILL)
+
+
+def leased_after_death(uuid: str, settings: Settings) -> Lease | LeaseHeld:
+    """The kernel frees the lock while the killed process is being torn down: soon, not at once."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        answer = acquire(uuid, "next", settings)
+        if isinstance(answer, Lease) or time.monotonic() > deadline_s:
+            return answer
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(lease_folder=tmp_path / "leases", user="bob", cpu_count=8)
+
+
+def host(count: int) -> Inventory:
+    return Inventory(
+        devices=tuple(Device(index=i, uuid=f"GPU-{i}{i}", name="T4") for i in range(count))
+    )
+
+
+def placement(count: int, *, per_gpu: int = 1, gpus_per_task: int = 1) -> Placement:
+    return place(
+        parse_devices("auto"),
+        host(count),
+        per_gpu=per_gpu,
+        gpus_per_task=gpus_per_task,
+        cpu_count=8,
+        force=False,
+    )
+
+
+def test_a_second_run_is_told_who_holds_the_gpu(settings: Settings) -> None:
+    with holder(settings.lease_folder, "GPU-a") as (pid, _):
+        held = acquire("GPU-a", "mine", settings)
+        assert isinstance(held, LeaseHeld)
+        assert (held.pid, held.user, held.run) == (pid, "ada", "night-sweep")
+        assert held.since is not None
+        assert str(held) == f"leased by run night-sweep of ada (pid {pid}) since {held.since}"
+        other = acquire("GPU-b", "mine", settings)
+        assert isinstance(other, Lease)
+        other.release()
+
+
+@pytest.mark.parametrize("how", ["alone", "exec", "fork"])
+def test_kill_9_frees_the_gpu_even_if_a_child_lives_on(settings: Settings, how: str) -> None:
+    with holder(settings.lease_folder, "GPU-a", how) as (pid, child):
+        os.kill(pid, signal.SIGKILL)
+        lease = leased_after_death("GPU-a", settings)
+        assert isinstance(lease, Lease), str(lease)
+        if child:
+            os.kill(child, 0)  # Still there: it is not its end that freed the lock.
+        lease.release()
+
+
+def test_release_and_the_end_of_a_with_block_give_the_gpu_back(settings: Settings) -> None:
+    with _leased("GPU-a", settings) as lease:
+        assert isinstance(acquire("GPU-a", "again", settings), LeaseHeld)
+        lease.release()
+        lease.release()
+        with _leased("GPU-a", settings):
+            pass
+
+
+def test_the_text_beside_the_lock_says_who(settings: Settings) -> None:
+    sidecar = settings.lease_folder / "GPU-a.json"
+    with _leased("GPU-a", settings):
+        record = json.loads(sidecar.read_text())
+        assert record.keys() == {"pid", "user", "run", "since"}
+        assert (record["pid"], record["user"], record["run"]) == (os.getpid(), "bob", "test")
+    assert sidecar.read_text() == ""
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "user": 3}'])
+def test_a_text_that_cannot_be_read_leaves_the_holder_unknown(
+    settings: Settings, text: str
+) -> None:
+    with _leased("GPU-a", settings):
+        (settings.lease_folder / "GPU-a.json").write_text(text)
+        held = acquire("GPU-a", "again", settings)
+        assert held == LeaseHeld(uuid="GPU-a")
+        assert str(held) == "leased by another muster run"
+
+
+def test_other_users_may_use_the_folder_and_its_files(settings: Settings) -> None:
+    before = os.umask(0o077)
+    try:
+        with _leased("MIG-GPU-a/1/0", settings):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(settings.lease_folder.stat().st_mode) == 0o1777
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in _files(settings)}
+    assert modes == {"MIG-GPU-a_1_0.lock": 0o666, "MIG-GPU-a_1_0.json": 0o666}
+
+
+def test_a_planted_link_is_not_followed(settings: Settings, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    settings.lease_folder.mkdir()
+    (settings.lease_folder / "GPU-a.json").symlink_to(victim)
+    with _leased("GPU-a", settings):
+        assert victim.read_text() == "precious"
+
+
+def test_a_folder_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "leases"
+    with pytest.raises(SetupError) as caught:
+        acquire("GPU-a", "run", Settings(lease_folder=folder))
+    assert str(caught.value) == (
+        f"Cannot lease GPU GPU-a in {folder}: Not a directory. "
+        "Without a lease two runs could take the same GPU.\n"
+        "Hint: make the folder writable for everybody (chmod 1777), or name another with "
+        "MUSTER_LEASE_DIR, the same for all users of this host."
+    )
+
+
+def test_slots_of_leased_gpus_move_to_skipped(settings: Settings) -> None:
+    with _leased("GPU-11", settings):
+        got, leases = lease_devices(placement(3, per_gpu=2), "sweep", settings)
+        assert [slot.label for slot in got.slots] == ["cuda:0", "cuda:2", "cuda:0/1", "cuda:2/1"]
+        assert [slot.slot_id for slot in got.slots] == [0, 2, 3, 5]
+        assert [item.device for item in got.skipped] == ["cuda:1", "cuda:1/1"]
+        assert got.skipped[0].reason.startswith("leased by run test of bob (pid ")
+        assert [lease.uuid for lease in leases] == ["GPU-00", "GPU-22"]
+        _release(leases)
+
+
+def test_a_group_that_is_not_whole_holds_nothing(settings: Settings) -> None:
+    with _leased("GPU-11", settings):
+        got, leases = lease_devices(placement(4, gpus_per_task=2), "sweep", settings)
+        assert [slot.label for slot in got.slots] == ["cuda:2+3"]
+        assert [lease.uuid for lease in leases] == ["GPU-22", "GPU-33"]
+        assert (settings.lease_folder / "GPU-00.json").read_text() == ""
+        with _leased("GPU-00", settings):
+            pass
+        _release(leases)
+
+
+def test_cpu_slots_need_no_lease(settings: Settings) -> None:
+    got, leases = lease_devices(placement(0), "sweep", settings)
+    assert (len(got.slots), leases) == (8, [])
+    assert not settings.lease_folder.exists()
+
+
+def test_two_runs_that_each_want_two_of_four_gpus_both_get_two(settings: Settings) -> None:
+    first, first_leases = _place_and_lease("2", 4, settings)
+    second, second_leases = _place_and_lease("2", 4, settings)
+    assert [slot.label for slot in first.slots] == ["cuda:0", "cuda:1"]
+    assert [slot.label for slot in second.slots] == ["cuda:2", "cuda:3"]
+    assert [item.device for item in second.skipped] == ["cuda:0", "cuda:1"]
+    _release(first_leases + second_leases)
+
+
+def test_a_run_for_which_too_little_is_left_holds_nothing(settings: Settings) -> None:
+    with _leased("GPU-11", settings):
+        with pytest.raises(PlacementError, match=r"cuda:1: leased by run test of bob"):
+            _place_and_lease("2", 2, settings, gpus_per_task=2)
+        # Given back on purpose, not by the garbage collector, which would leave the text.
+        assert (settings.lease_folder / "GPU-00.json").read_text() == ""
+        with _leased("GPU-00", settings):
+            pass
+
+
+def test_all_leased_is_an_error_unless_the_cpu_will_do(settings: Settings) -> None:
+    with _leased("GPU-00", settings):
+        with pytest.raises(PlacementError, match="no GPU is free"):
+            _place_and_lease("1", 1, settings)
+        got, leases = _place_and_lease("auto", 1, settings)
+        assert ({slot.kind for slot in got.slots}, leases) == ({"cpu"}, [])
+
+
+def test_force_uses_a_leased_gpu_without_a_lease(settings: Settings) -> None:
+    with _leased("GPU-00", settings):
+        got, leases = _place_and_lease("2", 2, settings, force=True)
+        assert [slot.label for slot in got.slots] == ["cuda:0", "cuda:1"]
+        assert [lease.uuid for lease in leases] == ["GPU-11"]
+        _release(leases)
+
+
+def test_an_error_in_the_middle_leaves_nothing_leased(settings: Settings) -> None:
+    # A folder in the place of the second lock file: the first GPU is leased by then.
+    (settings.lease_folder / "GPU-11.lock").mkdir(parents=True)
+    with pytest.raises(SetupError):
+        lease_devices(placement(2), "sweep", settings)
+    assert (settings.lease_folder / "GPU-00.json").read_text() == ""
+    with _leased("GPU-00", replace(settings, user="eve")):
+        pass
+
+
+def _leased(uuid: str, settings: Settings) -> Lease:
+    lease = acquire(uuid, "test", settings)
+    assert isinstance(lease, Lease), str(lease)
+    return lease
+
+
+def _release(leases: list[Lease]) -> None:
+    for lease in leases:
+        lease.release()
+
+
+def _files(settings: Settings) -> list[Path]:
+    return sorted(settings.lease_folder.iterdir())
+
+
+def _place_and_lease(
+    devices: str, count: int, settings: Settings, *, gpus_per_task: int = 1, force: bool = False
+) -> tuple[Placement, list[Lease]]:
+    return place_and_lease(
+        parse_devices(devices),
+        host(count),
+        per_gpu=1,
+        gpus_per_task=gpus_per_task,
+        force=force,
+        run_name="sweep",
+        settings=settings,
+    )
