@@ -126,7 +126,7 @@ class PerGpuAuto:
         self._shares: dict[str, list[SlotSpec]] = {}
         for slot in slots:
             self._shares.setdefault(slot.device_key, []).append(slot)
-        self._allowed = {key: 1 for key in self._shares}
+        self._allowed = dict.fromkeys(self._shares, 1)
         self._peaks: dict[str, float] = {}
         self._is_first = True
 

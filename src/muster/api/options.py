@@ -59,7 +59,9 @@ class SweepOptions:
         if self.checkpoint_interval_s <= 0:
             raise UsageError(f"--checkpoint-interval {self.checkpoint_interval_s} is not a time.")
         if self.per_gpu != "auto" and self.per_gpu < 1:
-            raise UsageError(f"--per-gpu {self.per_gpu} is too small.", hint="write 1, 2, … or auto.")
+            raise UsageError(
+                f"--per-gpu {self.per_gpu} is too small.", hint="write 1, 2, … or auto."
+            )
         if self.max_gpus is not None and self.max_gpus < 1:
             raise UsageError(
                 f"--max-gpus {self.max_gpus} leaves no GPU.", hint="use --devices cpu for the CPU."

@@ -31,8 +31,8 @@ from muster.devices.leases import place_and_lease
 from muster.devices.placement import DeviceRequest, Placement, parse_devices, parse_gpu_ids
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decide import Policy
-from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.executors.base import Assignment
+from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.identity import name_with_hash
 from muster.farm.ledger.store import Ledger
 from muster.farm.lifecycle import RetryPolicy
@@ -240,7 +240,9 @@ def device_request(options: SweepOptions) -> DeviceRequest:
     if options.gpu_ids is not None:
         return parse_gpu_ids(options.gpu_ids)
     if options.max_gpus is not None and options.devices == "auto":
-        return DeviceRequest(kind="auto", count=options.max_gpus, text=f"--max-gpus {options.max_gpus}")
+        return DeviceRequest(
+            kind="auto", count=options.max_gpus, text=f"--max-gpus {options.max_gpus}"
+        )
     return parse_devices(options.devices)
 
 

@@ -75,9 +75,7 @@ def of_function(ref: TargetRef, space: Space, signature: Signature | None = None
         max_batch=batch.max_batch if batch else 0,
         static=batch.static if batch else (),
     )
-    return _over_space(
-        ref.attribute.rpartition(".")[2], spec, typed, {ref.name: code_hash(ref)}
-    )
+    return _over_space(ref.attribute.rpartition(".")[2], spec, typed, {ref.name: code_hash(ref)})
 
 
 def of_target_text(text: str, space: Space) -> Workload:
@@ -90,8 +88,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
     if not names_in(argv[0]) and not shell and shutil.which(argv[0]) is None:
         raise UsageError(
             f"Cannot run {argv[0]!r}: no such program on the PATH.",
-            hint="check the spelling, or give its path (./train.sh). "
-            "Shell syntax needs --shell.",
+            hint="check the spelling, or give its path (./train.sh). Shell syntax needs --shell.",
         )
     line = (shell_line(argv),) if shell else tuple(argv)
     words = [Path(part).stem for part in argv[:2] if not part.startswith("-")]
@@ -148,9 +145,7 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
     )
 
 
-def _over_space(
-    name: str, spec: TargetSpec, space: Space, code: Mapping[str, str]
-) -> Workload:
+def _over_space(name: str, spec: TargetSpec, space: Space, code: Mapping[str, str]) -> Workload:
     described = space.to_spec()
     fixed = {key: value for key, value in described.items() if key != "seeds"}
     if spec.static:

@@ -1,19 +1,19 @@
 """The run folder: the only place that knows the names of the files in it.
 
-    runs/<name>/
-      run.json            what was asked: target, space, options, environment, command line
-      ledger.sqlite       the durable record: every task, attempt and result
-      events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
-      status.json         the last known picture of a running sweep, renewed every second
-      run.lock            held while a coordinator runs
-      logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
-      artifacts/ab/<key>/ the folder of a finished task that wrote files
-      attempts/           folders of attempts that have not been accepted (or failed)
-      checkpoints/        <key>.ckpt of long tasks that saved one
-      values/             results too large for the ledger
-      requests/           cancel and retry wishes from other processes
-      results.parquet     one row per task; results.csv is the same
-      table.csv, figures/ what a recipe makes of the results
+runs/<name>/
+  run.json            what was asked: target, space, options, environment, command line
+  ledger.sqlite       the durable record: every task, attempt and result
+  events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
+  status.json         the last known picture of a running sweep, renewed every second
+  run.lock            held while a coordinator runs
+  logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
+  artifacts/ab/<key>/ the folder of a finished task that wrote files
+  attempts/           folders of attempts that have not been accepted (or failed)
+  checkpoints/        <key>.ckpt of long tasks that saved one
+  values/             results too large for the ledger
+  requests/           cancel and retry wishes from other processes
+  results.parquet     one row per task; results.csv is the same
+  table.csv, figures/ what a recipe makes of the results
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ def list_runs(argv: list[str]) -> int:
         done, total = status.counts["done"], status.total
         state = "running" if status.is_running else _state(status.counts)
         created = iso_utc(run.stored.created_s)
-        rows.append([status.name, state, f"{done:,}/{total:,}", f"{status.counts['failed']:,}", created])
+        rows.append(
+            [status.name, state, f"{done:,}/{total:,}", f"{status.counts['failed']:,}", created]
+        )
     if flags.json:
         output.say_json(records)
     elif rows:
@@ -94,7 +96,9 @@ def logs(argv: list[str]) -> int:
     run = open_run(flags.run)
     parts = run.log(flags.task)
     if not parts:
-        output.say("This task has not ended an attempt yet; its output is in " + str(run.folder.logs))
+        output.say(
+            "This task has not ended an attempt yet; its output is in " + str(run.folder.logs)
+        )
     for part, text in parts:
         output.say(f"--- attempt {part.token} ({part.outcome}), {part.log}")
         output.say(text.rstrip("\n"))
@@ -105,7 +109,9 @@ def logs(argv: list[str]) -> int:
 
 
 def errors(argv: list[str]) -> int:
-    flags = parse(_Look, argv, "errors", "Failed attempts grouped by cause, the most frequent first.")
+    flags = parse(
+        _Look, argv, "errors", "Failed attempts grouped by cause, the most frequent first."
+    )
     groups = open_run(flags.run).failures()
     if flags.json:
         output.say_json([group._asdict() for group in groups])

@@ -53,7 +53,10 @@ def read_config(kind: type, record: dict[str, Any]) -> Any:
         value = record.get(field.name, field.default)
         if isinstance(value, list):
             value = tuple(value)
-        elif isinstance(value, str) and Path in (hints[field.name], *typing.get_args(hints[field.name])):
+        elif isinstance(value, str) and Path in (
+            hints[field.name],
+            *typing.get_args(hints[field.name]),
+        ):
             value = Path(value)
         values[field.name] = value
     return kind(**values)

@@ -51,7 +51,9 @@ def _go_on(argv: list[str], command: str, description: str) -> int:
         if not (flags.out.json or flags.out.quiet):
             output.remark(f"{count:,} tasks will run again")
     if run.stored.argv:
-        return _by_command_line(run, argv[1:] if argv[0] == flags.run else _without(argv, flags.run))
+        return _by_command_line(
+            run, argv[1:] if argv[0] == flags.run else _without(argv, flags.run)
+        )
     options = _merged(stored_options(run), options_from(flags.place, flags.fault, flags.out))
     go_to(run.stored)
     workload = stored_workload(run)

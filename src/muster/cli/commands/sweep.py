@@ -40,6 +40,7 @@ Examples:
   muster sweep ssm --num-seeds 4 --student-dims 16 32 64
 """
 
+
 @dataclass(frozen=True, kw_only=True)
 class _ShellFlags:
     """How the command is started."""

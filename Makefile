@@ -1,0 +1,62 @@
+# Muster: `make demo` and `make test` work from a bare clone with nothing but Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+QUIET := -q --disable-pip-version-check
+
+.PHONY: help setup demo test test-slow test-gpu check format bench clean
+
+help:
+	@echo "make demo       set up, then run a small ssm sweep with its table and figure"
+	@echo "make test       set up, then run the tests"
+	@echo "make check      lint, types, layers"
+	@echo "make test-slow  the long chaos and oracle runs"
+	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make bench      the benchmarks against peers, quick sizes"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "muster needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Say which with: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (once; torch is the large part)"
+	@# torch first and alone, so that nothing else chooses its build.
+	@$(BIN)/python -m pip install $(QUIET) torch==2.13.0
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[test,lint]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/muster sweep ssm --num-seeds 4 --student-dims 16 32 64 150 --gnc-num-samples 500000 \
+	    --gd-epochs 3000 --run-dir runs/demo
+	@echo
+	@echo "The same command again finds everything done; look around with:"
+	@echo "  $(BIN)/muster status runs/demo"
+	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	for file in farm_overhead startup chaos makespan ssm_sampler; do \
+	    $(BIN)/python benchmarks/$$file.py --quick || exit 1; done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
