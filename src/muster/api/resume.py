@@ -37,7 +37,7 @@ def stored_workload(run: Run) -> Workload:
             "from its folder alone.",
             hint="run the same call of muster.sweep again with this run_dir; nothing is lost.",
         )
-    targets = tuple(_spec(record) for record in stored.targets)
+    targets = tuple(TargetSpec.from_record(record) for record in stored.targets)
     base = Path(stored.cwd)
     return Workload(
         name=stored.name,
@@ -60,10 +60,6 @@ def go_to(stored: StoredRun) -> None:
             f"The run was started in {stored.cwd}, which cannot be entered: {error.strerror}.",
             hint="its target is looked up from there; restore that folder.",
         ) from None
-
-
-def _spec(record: dict[str, Any]) -> TargetSpec:
-    return TargetSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})
 
 
 def _ref(spec: TargetSpec) -> TargetRef:

@@ -186,7 +186,7 @@ def _check_static(spec: TargetSpec, names: Iterable[str]) -> None:
     unknown = [name for name in spec.static if name not in set(names)]
     if unknown and len(unknown) == len(spec.static):
         raise UsageError(
-            f"{spec.name} is batched by {', '.join(spec.static)}, but the sweep sets none of these.",
+            f"{spec.name} is batched by {', '.join(spec.static)}; the sweep sets none of them.",
             hint="name in static=(…) only parameters that every task has.",
         )
 

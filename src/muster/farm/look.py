@@ -6,9 +6,10 @@ Run in a process of its own, so that the coordinator stays free of what the targ
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from muster.base.errors import MusterError, TargetError
 from muster.farm.parameters import Signature, signature_of
@@ -22,20 +23,17 @@ def look(ref: TargetRef) -> Signature:
     signature = static_signature(ref)
     if signature is not None:
         return signature
-    read_end, write_end = os.pipe()
-    argv = [sys.executable, "-m", "muster.farm.look", str(write_end), ref.kind, str(ref)]
-    child = subprocess.Popen(argv, pass_fds=(write_end,), stdin=subprocess.DEVNULL)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as answers:
-        data = answers.read()
-    try:
-        child.wait(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-    if not data:
-        raise TargetError(f"Importing {ref} ended its process with code {child.returncode}.")
-    answer = json.loads(data)
+    with tempfile.TemporaryDirectory(prefix="muster-look-") as folder:
+        # A file and not standard output, which belongs to what the module prints on import.
+        answer_file = Path(folder) / "answer.json"
+        argv = [sys.executable, "-m", "muster.farm.look", str(answer_file), ref.kind, str(ref)]
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise TargetError(f"Importing {ref} took longer than {_LIMIT_S:.0f} s.") from None
+        if not answer_file.exists():
+            raise TargetError(f"Importing {ref} ended its process with code {done.returncode}.")
+        answer = json.loads(answer_file.read_bytes())
     if "error" in answer:
         raise TargetError(answer["error"])
     return Signature.from_record(answer)
@@ -43,13 +41,12 @@ def look(ref: TargetRef) -> Signature:
 
 def main(argv: list[str]) -> int:
     location, _, attribute = argv[2].rpartition(":")
-    kind = "file" if argv[1] == "file" else "module"
+    ref = TargetRef("file" if argv[1] == "file" else "module", location, attribute)
     try:
-        record = signature_of(load(TargetRef(kind, location, attribute))).to_record()  # type: ignore[arg-type]
+        record = signature_of(load(ref)).to_record()
     except MusterError as error:
         record = {"error": str(error)}
-    with os.fdopen(int(argv[0]), "w") as answers:
-        json.dump(record, answers)
+    Path(argv[0]).write_text(json.dumps(record))
     return 0
 
 

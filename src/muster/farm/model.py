@@ -7,9 +7,10 @@ named by the task's *token*, which every claim raises. A *worker* is a long-live
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class TaskState(IntEnum):
@@ -106,6 +107,13 @@ class TargetSpec:
     shell: bool = False
     max_batch: int = 0  # 0: not batched
     static: tuple[str, ...] = ()
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> TargetSpec:
+        """The inverse of ``dataclasses.asdict``, after a way through JSON."""
+        lists = {k: tuple(v) for k, v in record.items() if isinstance(v, list)}
+        values: dict[str, Any] = {**record, **lists}
+        return cls(**values)
 
     @property
     def is_batched(self) -> bool:

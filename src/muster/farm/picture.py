@@ -21,7 +21,7 @@ class Picture:
         self._planned = total
         self._known = 0
         self._begin_s = now
-        self._counts = {state: 0 for state in TaskState}
+        self._counts = dict.fromkeys(TaskState, 0)
         self._retried = 0
         self._durations = Durations()
         self._rate = Rate()

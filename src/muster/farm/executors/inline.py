@@ -42,7 +42,7 @@ class InlineExecutor:
                 self._assignment.targets,
                 self._assignment.folder,
                 device,
-                is_private=False,
+                log=None,
                 send_progress=send_progress,
             )
         except MusterError as error:

@@ -75,7 +75,7 @@ class LocalExecutor:
     # ------------------------------------------------------------------ the five questions
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
-        log = self._assignment.folder.worker_log(slot.slot_id)
+        log = self._assignment.folder.worker_log(slot.slot_id).absolute()
         ours, theirs = socket.socketpair()
         with log.open("ab") as output:
             log_start = output.tell()
@@ -99,6 +99,7 @@ class LocalExecutor:
                 str(number): dataclasses.asdict(target)
                 for number, target in self._assignment.targets.items()
             },
+            "log": worker.log,
             "folder": str(self._assignment.folder.path.absolute()),
             "device": "cuda:0" if slot.kind == "cuda" else "cpu",
         }

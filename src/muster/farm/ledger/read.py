@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster.farm.ledger.connect import explained, open_reader
 from muster.farm.model import TaskState
@@ -67,9 +66,8 @@ class LedgerReader:
 
     def counts(self) -> dict[TaskState, int]:
         """Tasks by state. Done ones are counted through their results, which is an index scan."""
-        rows = dict(
-            self._all("SELECT state, count(*) FROM tasks WHERE state <> 2 GROUP BY state")
-        )
+        sql = "SELECT state, count(*) FROM tasks WHERE state <> 2 GROUP BY state"
+        rows: dict[int, int] = dict(self._all(sql))
         rows[TaskState.DONE.value] = self._all("SELECT count(*) FROM results")[0][0]
         return {state: rows.get(state.value, 0) for state in TaskState}
 
@@ -92,7 +90,8 @@ class LedgerReader:
                 "FROM tasks t JOIN targets g USING (target_id) "
                 "LEFT JOIN results r ON r.task_id = t.task_id "
                 "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
-                " coalesce(r.token, (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
+                " coalesce(r.token, "
+                "  (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
                 "LEFT JOIN workers w ON w.worker_id = a.worker_id "
                 "ORDER BY t.task_id"
             )  # fmt: skip
@@ -155,6 +154,6 @@ class LedgerReader:
         rows = self._all("SELECT value FROM meta WHERE name = ?", name)
         return str(rows[0][0]) if rows else None
 
-    def _all(self, sql: str, *values: object) -> list[sqlite3.Row]:
+    def _all(self, sql: str, *values: object) -> list[Any]:
         with explained(self._path, "read"):
             return self._db.execute(sql, values).fetchall()

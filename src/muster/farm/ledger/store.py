@@ -101,7 +101,8 @@ class Ledger:
                 (target_id,),
             ).fetchone()
             if row is None or row[0] != code_hash:
-                self._db.execute("INSERT INTO code VALUES (?, ?, ?)", (target_id, code_hash, time.time()))
+                values = (target_id, code_hash, time.time())
+                self._db.execute("INSERT INTO code VALUES (?, ?, ?)", values)
             return None if row is None or row[0] == code_hash else str(row[0])
 
     def add_tasks(self, tasks: Iterable[NewTask]) -> int:
@@ -170,7 +171,9 @@ class Ledger:
 
     # ------------------------------------------------------------------ what came of them
 
-    def record_done(self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]) -> None:
+    def record_done(
+        self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]
+    ) -> None:
         """Accept results. ``values``: per record the inline value, or None and a file's sha256.
 
         The token in the UPDATE is the fence: a result for an old token changes no row.

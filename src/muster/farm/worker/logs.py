@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 #: A task keeps this much of its output, from both ends, once the log is bounded.
 TASK_CAP = 1 << 20
@@ -17,14 +18,16 @@ _TAIL_FOR_TRACE = 4 << 10
 class TaskLog:
     """Knows where in the log (file descriptor 1) the output of the running task begins."""
 
-    def __init__(self, is_private: bool) -> None:
-        # In the coordinator's own process (the inline executor) output goes to the user's
-        # screen and must not be measured or cut.
-        self._is_private = is_private
+    def __init__(self, path: Path | None) -> None:
+        """``path``: the file behind descriptor 1, or None in the coordinator's own process,
+
+        where output goes to the user's screen and must not be measured or cut.
+        """
+        self._path = path
         self.start = self.position()
 
     def position(self) -> int:
-        if not self._is_private:
+        if self._path is None:
             return 0
         return os.fstat(1).st_size
 
@@ -45,19 +48,21 @@ class TaskLog:
 
     def tail(self) -> str:
         """The end of what the task has printed, for a failure report."""
-        if not self._is_private:
+        if self._path is None:
             return ""
         end = self.position()
         size = min(_TAIL_FOR_TRACE, end - self.start)
-        with open("/dev/fd/1" if not os.path.exists("/proc/self/fd/1") else "/proc/self/fd/1", "rb") as log:  # noqa: E501, PTH110, PTH123
-            log.seek(end - size)
-            return log.read(size).decode("utf-8", "replace")
+        return self._read(end - size, size).decode("utf-8", "replace")
+
+    def _read(self, start: int, size: int) -> bytes:
+        assert self._path is not None
+        with self._path.open("rb") as log:
+            log.seek(start)
+            return log.read(size)
 
     def _cut_middle(self, end: int, cap: int) -> int:
         half = cap // 2
-        with open("/proc/self/fd/1", "rb") as log:  # noqa: PTH123
-            log.seek(end - half)
-            tail = log.read(half)
+        tail = self._read(end - half, half)
         os.ftruncate(1, self.start + half)
         os.write(1, f"\n... {end - self.start - cap} bytes cut ...\n".encode())
         os.write(1, tail)

@@ -37,10 +37,10 @@ def main(argv: list[str]) -> int:
 
     try:
         performer = Performer(
-            {int(i): TargetSpec(**_tuples(spec)) for i, spec in setup["targets"].items()},
+            {int(i): TargetSpec.from_record(spec) for i, spec in setup["targets"].items()},
             RunFolder(Path(setup["folder"])),
             setup["device"],
-            is_private=True,
+            log=Path(setup["log"]),
             send_progress=send_progress,
         )
     except MusterError as error:
@@ -82,10 +82,6 @@ def _connect(text: str) -> socket.socket:
     if sys.platform == "win32":
         return socket.fromshare(sys.stdin.buffer.read(int(text)))
     return socket.socket(fileno=int(text))
-
-
-def _tuples(spec: dict[str, object]) -> dict[str, object]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in spec.items()}
 
 
 if __name__ == "__main__":

@@ -57,12 +57,12 @@ class Performer:
         folder: RunFolder,
         device: str,
         *,
-        is_private: bool,
+        log: Path | None,
         send_progress: Callable[[int, str], None],
     ) -> None:
         self._folder = folder
         self._device = device
-        self._log = TaskLog(is_private)
+        self._log = TaskLog(log)
         self._send_progress = send_progress
         self._targets = {number: _load(spec) for number, spec in targets.items()}
 
