@@ -11,15 +11,14 @@ from types import FrameType
 from typing import Any, Self
 
 from muster.api.options import SweepOptions
+from muster.api.packing import PerGpuAuto
 from muster.api.requests import take_requests
 from muster.base.clock import Clock
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings, child_environment
-from muster.devices.packing import workers_that_fit
-from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Wish
-from muster.farm.events import Capacity, Event
+from muster.farm.events import Event
 from muster.farm.model import SlotSpec
 from muster.farm.view import RunView
 
@@ -112,45 +111,3 @@ class Chores:
             stderr=subprocess.DEVNULL,
             env=child_environment({}),
         )
-
-
-class PerGpuAuto:
-    """``--per-gpu auto``: samples what workers hold and says how many fit on each device."""
-
-    CAP = 8
-
-    def __init__(
-        self, settings: Settings, slots: tuple[SlotSpec, ...], sampler: MemorySampler | None = None
-    ) -> None:
-        self._sampler = sampler or MemorySampler(settings)
-        self._shares: dict[str, list[SlotSpec]] = {}
-        for slot in slots:
-            self._shares.setdefault(slot.device_key, []).append(slot)
-        self._allowed = dict.fromkeys(self._shares, 1)
-        self._peaks: dict[str, float] = {}
-        self._is_first = True
-
-    def sample(self, view: RunView) -> list[Event]:
-        """New limits where the peaks of finished tasks allow or force them."""
-        events: list[Event] = []
-        lines = {line.slot: line for line in view.workers}
-        for key, slots in self._shares.items():
-            peaks = [lines[s.label].memory_mib for s in slots if lines[s.label].memory_mib]
-            known = [*peaks, self._peaks.get(key)]
-            peak = max((value for value in known if value), default=None)
-            allowed = self._allowed[key]
-            if peak is not None:
-                self._peaks[key] = peak
-                total = sum(slot.memory_mib or 0 for slot in slots)
-                allowed = workers_that_fit(
-                    peaks_mib=[round(peak)],
-                    total_mib=total or None,
-                    others_mib=0,
-                    current=self._allowed[key],
-                    cap=len(slots),
-                )
-            if self._is_first or allowed != self._allowed[key]:
-                self._allowed[key] = allowed
-                events.append(Capacity(key, allowed))
-        self._is_first = False
-        return events

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.api.chores import Chores, PerGpuAuto
+from muster.api.chores import Chores
 from muster.api.options import SweepOptions
+from muster.api.packing import PerGpuAuto
 from muster.api.recipe import Recipe
 from muster.api.runs import Run, refresh_export
 from muster.api.stored import StoredRun, check_same_plan, read_stored, write_stored

@@ -56,6 +56,19 @@ def find_marked(mark: str, sessions: Iterable[int] = ()) -> list[int]:
     return sorted(found)
 
 
+def family(pid: int) -> set[int]:
+    """``pid`` and its living descendants; just ``pid`` where there is no /proc."""
+    if not IS_LINUX:
+        return {pid}
+    table = [p for p in _processes() if p.state not in "ZX"]
+    found = {pid}
+    while True:
+        more = {p.pid for p in table if p.parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
 def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0) -> list[int]:
     """Kill everything that belongs to ``mark``; returns what is still there after ``limit_s``.
 

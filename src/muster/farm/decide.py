@@ -266,6 +266,12 @@ class Scheduler:
             due = now + self.policy.retry.pause_s(tries, self._jitter.random())
             heapq.heappush(self.delayed, (due, again.task_id, again))
             return
+        if slot.quarantined and slot.spec.devices and self.roster.usable():
+            # Its device has been found guilty meanwhile: the task gets its chance elsewhere.
+            again = task._replace(token=task.token + 1, avoid=slot.spec.device_key)
+            out.tried.append((record, again))
+            self._enqueue(again)
+            return
         mark = fingerprint(record.finished)
         health = self._health_of(slot)
         health.failed(task, mark)
@@ -305,6 +311,7 @@ class Scheduler:
             out.reopened.append(reopened)
             self._enqueue(reopened)
         reason = f"it failed all of its {health.count} tasks, the last: {record.finished.message}"
+        health.clear()
         shares = [s for s in self.roster.slots if s.spec.device_key == slot.spec.device_key]
         self._quarantine(shares, reason, out)
 

@@ -7,7 +7,8 @@ that its own memory stays small. Missing is empty, never 0.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -180,27 +181,53 @@ def export(folder: RunFolder, target: Path) -> int:
             f"Cannot export to {target}: {suffix or 'no suffix'} is not a known format.",
             hint="end the name with .csv, .parquet or .jsonl.",
         )
+    if suffix == ".jsonl":
+        return _export_lines(folder, target)
+    schema, stream = batches(folder)
     count = 0
-    with replacing(target) as beside:
-        if suffix == ".jsonl":
-            with beside.open("wb") as lines:
-                for params, metrics, system in rows(folder):
-                    lines.write(codec.encode({**params, **metrics, **system}) + b"\n")
-                    count += 1
-            return count
-        schema, stream = batches(folder)
-        writer: Any
-        if suffix == ".parquet":
-            writer = pa_parquet.ParquetWriter(beside, schema)
-        else:
-            schema = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
-            options = pa_csv.WriteOptions(quoting_style="needed")
-            writer = pa_csv.CSVWriter(beside, schema, write_options=options)
-        with writer:
-            for batch in stream:
-                count += batch.num_rows
-                writer.write_batch(batch if suffix == ".parquet" else _flatten(batch, schema))
+    with replacing(target) as beside, _writer(beside, suffix, schema) as write:
+        for batch in stream:
+            count += batch.num_rows
+            write(batch)
     return count
+
+
+def refresh(folder: RunFolder) -> None:
+    """Renew ``results.parquet`` and ``results.csv`` in one pass."""
+    schema, stream = batches(folder)
+    with (
+        replacing(folder.results_parquet) as parquet,
+        replacing(folder.results_csv) as csv,
+        _writer(parquet, ".parquet", schema) as write_parquet,
+        _writer(csv, ".csv", schema) as write_csv,
+    ):
+        for batch in stream:
+            write_parquet(batch)
+            write_csv(batch)
+
+
+def _export_lines(folder: RunFolder, target: Path) -> int:
+    count = 0
+    with replacing(target) as beside, beside.open("wb") as lines:
+        for params, metrics, system in rows(folder):
+            lines.write(codec.encode({**params, **metrics, **system}) + b"\n")
+            count += 1
+    return count
+
+
+@contextmanager
+def _writer(
+    path: Path, suffix: str, schema: pa.Schema
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Writes record batches of ``schema`` as Parquet or CSV; closed on leaving."""
+    if suffix == ".parquet":
+        with pa_parquet.ParquetWriter(path, schema) as parquet:
+            yield parquet.write_batch
+        return
+    flat = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
+    options = pa_csv.WriteOptions(quoting_style="needed")
+    with pa_csv.CSVWriter(path, flat, write_options=options) as csv:
+        yield lambda batch: csv.write_batch(_flatten(batch, flat))
 
 
 def _flat_type(kind: pa.DataType) -> pa.DataType:
@@ -219,14 +246,6 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for column, field in zip(batch.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def refresh(folder: RunFolder) -> None:
-    """Renew ``results.parquet`` and ``results.csv``."""
-    export(folder, folder.results_parquet)
-    export(folder, folder.results_csv)
-
-
 
 
 if __name__ == "__main__":

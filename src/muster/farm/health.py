@@ -22,8 +22,11 @@ class DeviceHealth:
     def succeeded(self) -> None:
         self.has_worked = True
         if self.tasks:
-            self.tasks.clear()
-            self.marks.clear()
+            self.clear()
+
+    def clear(self) -> None:
+        self.tasks.clear()
+        self.marks.clear()
 
     def failed(self, task: Task, mark: str) -> None:
         if self.has_worked:

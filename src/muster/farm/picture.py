@@ -111,6 +111,7 @@ class Picture:
             self._memory.get(worker.worker_id),
             self._progress.get(worker.worker_id, ""),
             self._ended_by_slot.get(worker.worker_id, 0),
+            self.pids.get(worker.worker_id),
         )
 
 

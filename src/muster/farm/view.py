@@ -15,6 +15,7 @@ class WorkerLine(NamedTuple):
     memory_mib: float | None
     progress: str
     num_ended: int
+    pid: int | None = None
 
 
 class RunView(NamedTuple):
