@@ -30,6 +30,7 @@ from muster.base.settings import Settings, read_settings
 from muster.devices.inventory import discover
 from muster.devices.leases import place_and_lease
 from muster.devices.placement import DeviceRequest, Placement, parse_devices, parse_gpu_ids
+from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decide import Policy
 from muster.farm.executors.base import Assignment
@@ -159,7 +160,7 @@ def _run(
     for lease in leases:
         stack.enter_context(lease)
     if say is not None:
-        for line in placement_lines(placement):
+        for line in placement_lines(placement, options):
             say(line)
     journal = Journal(folder.events, clock)
     stack.callback(journal.close)
@@ -168,7 +169,12 @@ def _run(
     numbers = _prepare_ledger(ledger, workload, options, folder)
     slots = slots_of(placement)
     targets = {numbers[spec.name]: spec for spec in workload.targets}
-    assignment = Assignment(folder=folder, run_id=stored.run_id, targets=targets)
+    assignment = Assignment(
+        folder=folder,
+        run_id=stored.run_id,
+        targets=targets,
+        held_mib=MemorySampler(settings).used_by,
+    )
     plan = Plan(
         folder=folder,
         targets=targets,
@@ -247,11 +253,15 @@ def device_request(options: SweepOptions) -> DeviceRequest:
     return parse_devices(options.devices)
 
 
-def placement_lines(placement: Placement) -> list[str]:
+def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
     """What a user should know about where the workers run."""
     labels = [slot.label for slot in placement.slots]
+    if options.per_gpu == "auto":
+        labels = [label for label in labels if "/" not in label]
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
     lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
+    if options.per_gpu == "auto" and placement.slots[0].kind == "cuda":
+        lines[0] += f", then up to {PerGpuAuto.CAP} on each as memory allows"
     lines += [f"left alone {item.device}: {item.reason}" for item in placement.skipped]
     lines += list(placement.notes)
     return lines

@@ -15,6 +15,8 @@ from muster.base.settings import RUN_MARKER
 
 _PR_SET_CHILD_SUBREAPER = 36
 IS_LINUX = sys.platform == "linux"
+#: Windows knows no KILL; there ``os.kill`` with any signal ends the process at once.
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class _Process(NamedTuple):
@@ -81,7 +83,7 @@ def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0)
         if not alive:
             return []
         for pid in alive:
-            send_signal(pid, signal.SIGKILL)
+            send_signal(pid, KILL)
         reap(alive)
         if time.monotonic() > deadline:
             return alive
@@ -114,7 +116,7 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
         if not found:
             return []
         for pid in found:
-            send_signal(pid, signal.SIGKILL)
+            send_signal(pid, KILL)
         reap(found)
         if time.monotonic() > deadline:
             return sorted(found)
@@ -142,6 +144,8 @@ def signal_group(group: int, number: int) -> None:
 
 def reap(pids: Iterable[int]) -> None:
     """Collect the exit of adopted children among ``pids``, so that no zombie stays."""
+    if sys.platform == "win32":
+        return
     for pid in pids:
         try:
             os.waitpid(pid, os.WNOHANG)

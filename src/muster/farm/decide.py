@@ -207,6 +207,8 @@ class Scheduler:
             return
         slot = worker.slot
         slot.worker_id = None
+        if event.stuck:
+            self._quarantine([slot], event.stuck, out)
         if not worker.ready:
             self._start_failed(slot, event, now, out)
         tasks = list(worker.in_flight.values())

@@ -54,7 +54,8 @@ class WorkerDied(NamedTuple):
     """Its process and all its descendants are gone, and every result it sent has been read.
 
     ``signal``: the signal that ended it, ``None`` after a plain exit. ``host_oom``: the kernel
-    says that it ran out of memory then. ``trace``: the end of its log.
+    says that it ran out of memory then. ``trace``: the end of its log. ``stuck``: why its slot
+    cannot be used again although the worker is gone.
     """
 
     worker_id: int
@@ -65,6 +66,7 @@ class WorkerDied(NamedTuple):
     host_oom: bool = False
     log_start: int = 0
     log_end: int = 0
+    stuck: str = ""
 
 
 class Capacity(NamedTuple):

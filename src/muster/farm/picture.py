@@ -58,7 +58,7 @@ class Picture:
             self._ended_one(record)
         self._counts[TaskState.DONE] += len(decisions.done)
         self._counts[TaskState.FAILED] += len(decisions.failed) - len(decisions.reopened)
-        self._retried += len(decisions.tried)
+        self._retried += len(decisions.tried) + len(decisions.reopened)
         self.notes.extend(decisions.notes)
         del self.notes[:-_MAX_NOTES]
         if decisions.done or decisions.failed:

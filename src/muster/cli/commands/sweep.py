@@ -167,7 +167,7 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
     output.say(f"tasks    {workload.total:,}, the first: {'; '.join(sample)}")
     word = "new" if prepared.is_new else "continued"
     output.say(f"folder   {prepared.folder.path} ({word})")
-    for line in placement_lines(prepared.placement):
+    for line in placement_lines(prepared.placement, prepared.options):
         output.say(f"devices  {line}")
     output.say("Nothing was started (--dry-run).")
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from muster.base.run_folder import RunFolder
 from muster.farm.events import Event
 from muster.farm.model import SlotSpec, TargetSpec, Task
+
+#: MiB that these processes hold on these devices (by UUID), None when that cannot be known.
+HeldMib = Callable[[Collection[int], Collection[str]], int | None]
+
+
+def nothing_known(pids: Collection[int], uuids: Collection[str]) -> int | None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +25,7 @@ class Assignment:
     folder: RunFolder
     run_id: str
     targets: Mapping[int, TargetSpec]
+    held_mib: HeldMib = nothing_known
 
 
 class Executor(Protocol):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -36,10 +36,22 @@ from muster.farm.model import SlotSpec, Task
 
 #: How long a worker that is to be killed may take after TERM.
 GRACE_S = 2.0
+#: How long the driver may take to give a dead worker's memory back.
+_RELEASE_S = 10.0
 _CHECK_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.05  # only where the kernel cannot tell us of a death
 _LOG_LIMIT = 256 << 20
 _TRACE_BYTES = 4096
+
+
+@dataclass
+class _Release:
+    """A worker that is gone, whose device memory is still to come back."""
+
+    death: WorkerDied
+    pids: tuple[int, ...]
+    devices: tuple[str, ...]
+    deadline_s: float
 
 
 @dataclass
@@ -54,8 +66,7 @@ class _Worker:
     ooms_before: int = 0
     log_start: int = 0
     tasks_end: int = 0
-    broken: bool = False
-    sent: set[int] = field(default_factory=set)
+    devices: tuple[str, ...] = ()
 
 
 class LocalExecutor:
@@ -67,6 +78,7 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._mark = assignment.run_id
         self._guard = Guard(self._mark)
+        self._releasing: list[_Release] = []
         self._checked = time.monotonic()
         processes.become_subreaper()
         processes.end_marked(self._mark)  # what an earlier coordinator of this run left behind
@@ -87,6 +99,7 @@ class LocalExecutor:
             self._selector.modify(ours, events, worker)
 
         worker = _Worker(worker_id, process, Channel(ours, want_write), str(log))
+        worker.devices = slot.devices
         worker.log_start = worker.tasks_end = log_start
         worker.ooms_before = processes.out_of_memory_kills()
         self._selector.register(ours, selectors.EVENT_READ, worker)
@@ -139,7 +152,7 @@ class LocalExecutor:
         deadlines = [w.kill_at for w in self._workers.values() if w.kill_at is not None]
         now = time.monotonic()
         wait_s = min([timeout_s, *(max(0.0, due - now) for due in deadlines)])
-        if any(worker.pidfd < 0 for worker in self._workers.values()):
+        if self._releasing or any(worker.pidfd < 0 for worker in self._workers.values()):
             wait_s = min(wait_s, _LOOK_EVERY_S)
         events: list[Event] = []
         dead: dict[int, _Worker] = {}
@@ -158,12 +171,13 @@ class LocalExecutor:
         self._escalate()
         for worker in dead.values():
             self._bury(worker, events)
+        self._await_memory(events)
         self._housekeep()
         return events
 
     def close(self) -> None:
         for worker in self._workers.values():
-            processes.signal_group(worker.process.pid, signal.SIGKILL)
+            processes.signal_group(worker.process.pid, processes.KILL)
         sessions = [worker.process.pid for worker in self._workers.values()]
         for worker in list(self._workers.values()):
             self._forget(worker)
@@ -254,7 +268,7 @@ class LocalExecutor:
         now = time.monotonic()
         for worker in self._workers.values():
             if worker.kill_at is not None and now >= worker.kill_at:
-                processes.signal_group(worker.process.pid, signal.SIGKILL)
+                processes.signal_group(worker.process.pid, processes.KILL)
                 worker.kill_at = now + GRACE_S
 
     def _bury(self, worker: _Worker, events: list[Event]) -> None:
@@ -262,25 +276,46 @@ class LocalExecutor:
         self._read(worker, events)
         code = worker.process.wait()
         session = worker.process.pid
-        processes.signal_group(session, signal.SIGKILL)
+        processes.signal_group(session, processes.KILL)
         left = self._end_descendants(session)
         processes.reap_adopted([session])
         log_end = os.stat(worker.log).st_size
-        events.append(
-            WorkerDied(
-                worker.worker_id,
-                code if code >= 0 else None,
-                -code if code < 0 else None,
-                _reason(code, left),
-                _log_tail(worker.log, worker.tasks_end),
-                code == -signal.SIGKILL
-                and not worker.was_killed
-                and processes.out_of_memory_kills() > worker.ooms_before,
-                worker.tasks_end,
-                log_end,
-            )
+        death = WorkerDied(
+            worker.worker_id,
+            code if code >= 0 else None,
+            -code if code < 0 else None,
+            _reason(code, left),
+            _log_tail(worker.log, worker.tasks_end),
+            code == -processes.KILL
+            and not worker.was_killed
+            and processes.out_of_memory_kills() > worker.ooms_before,
+            worker.tasks_end,
+            log_end,
         )
         self._forget(worker)
+        if worker.devices:
+            deadline_s = time.monotonic() + _RELEASE_S
+            pids = (session, *left)
+            self._releasing.append(_Release(death, pids, worker.devices, deadline_s))
+        else:
+            events.append(death)
+
+    def _await_memory(self, events: list[Event]) -> None:
+        """A GPU is used again only when the driver shows the dead worker's memory as free."""
+        waiting = []
+        for release in self._releasing:
+            held = self._assignment.held_mib(release.pids, release.devices)
+            if not held:
+                events.append(release.death)
+            elif time.monotonic() > release.deadline_s:
+                stuck = (
+                    f"{held} MiB are still held by its dead worker (pid {release.pids[0]}); "
+                    "a reset of the GPU or a reboot frees them"
+                )
+                events.append(release.death._replace(stuck=stuck))
+            else:
+                waiting.append(release)
+        self._releasing = waiting
 
     def _end_descendants(self, session: int) -> list[int]:
         """Processes of this worker: same session, or adopted by us after it died."""
