@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.api.ledgers import open_ledger
 from muster.api.lock import hold, is_held
 from muster.api.requests import leave_request
 from muster.api.stored import StoredRun, read_stored
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.run_folder import RunFolder
-from muster.base.settings import child_environment
+from muster.base.settings import child_environment, read_settings
 from muster.farm.coordinator import Ending
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
-from muster.farm.ledger.store import Ledger
 from muster.farm.model import TaskState
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Run:
             leave_request(self.folder, "cancel")
             return True
         with hold(self.folder):
-            ledger = Ledger(self.folder.ledger)
+            ledger = open_ledger(self.folder, self.stored.run_id, read_settings())
             ledger.begin()
             ledger.cancel_open()
             ledger.commit()
@@ -147,7 +147,7 @@ class Run:
     def reopen(self, *, cancelled: bool = False) -> int:
         """Make failed (and cancelled) tasks ready again; returns how many."""
         with hold(self.folder):
-            ledger = Ledger(self.folder.ledger)
+            ledger = open_ledger(self.folder, self.stored.run_id, read_settings())
             ledger.begin()
             states = [TaskState.FAILED] + [TaskState.CANCELLED] * cancelled
             count = ledger.reopen(states)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.chores import Chores
+from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.api.recipe import Recipe
@@ -164,7 +165,7 @@ def _run(
             say(line)
     journal = Journal(folder.events, clock)
     stack.callback(journal.close)
-    ledger = Ledger(folder.ledger)
+    ledger = open_ledger(folder, stored.run_id, settings)
     stack.callback(ledger.close)
     numbers = _prepare_ledger(ledger, workload, options, folder)
     slots = slots_of(placement)

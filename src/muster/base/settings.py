@@ -20,11 +20,15 @@ class Settings:
 
     ``cuda_visible_devices``: ``None`` when unset (all devices), ``""`` when set to nothing.
     ``device_facts``: a JSON file with a recorded inventory, used instead of the driver.
+    ``ledger_folder``: a local disk for ledgers, for run folders on a network file system.
+    ``state_folder``: where they go when the run folder is recognised as being on one.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
     """
 
     cuda_visible_devices: str | None = None
     device_facts: Path | None = None
+    ledger_folder: Path | None = None
+    state_folder: Path = Path("~/.local/state")
     lease_folder: Path = Path(tempfile.gettempdir()) / "muster-leases"
     cpu_count: int = 1
     user: str = "unknown"
@@ -35,9 +39,13 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     env = os.environ if environment is None else environment
     facts = env.get("MUSTER_DEVICE_FACTS")
     leases = env.get("MUSTER_LEASE_DIR")
+    ledgers = env.get("MUSTER_LEDGER_DIR")
+    state = env.get("XDG_STATE_HOME") or "~/.local/state"
     return Settings(
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
         device_facts=Path(facts) if facts else None,
+        ledger_folder=Path(ledgers) if ledgers else None,
+        state_folder=Path(state).expanduser(),
         lease_folder=Path(leases) if leases else Settings.lease_folder,
         cpu_count=usable_cpu_count(),
         user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",

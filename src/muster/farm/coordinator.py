@@ -32,6 +32,7 @@ _FEED_CHUNK = 1000
 _VIEW_EVERY_S = 0.1
 _CHORES_EVERY_S = 0.5
 _GOODBYE_S = 5.0
+_SNAPSHOT_EVERY_S = 60.0  # of a ledger that does not live in its run folder
 
 
 class Wish(StrEnum):
@@ -106,11 +107,16 @@ class Coordinator:
         self._host = socket.gethostname()
         self._next_view_s = 0.0
         self._next_chores_s = 0.0
+        self._next_snapshot_s = hooks.clock.monotonic_s() + _SNAPSHOT_EVERY_S
 
     def run(self) -> Ending:
         """Work until nothing is left or somebody wants it to end. Leaves no process behind."""
         self._picture.start(self._ledger.counts())
         try:
+            if self._ledger.is_away:
+                # A snapshot that knows every task makes the shipped results complete.
+                self._feed_rest()
+                self._ledger.snapshot()
             self._loop()
         except BaseException:
             self._ledger.roll_back()
@@ -261,6 +267,9 @@ class Coordinator:
             self._next_view_s = now + _VIEW_EVERY_S
             view = self._picture.view(self._scheduler, now, self._phase())
             self._hooks.show(view)
+            if now >= self._next_snapshot_s:
+                self._next_snapshot_s = now + _SNAPSHOT_EVERY_S
+                self._ledger.snapshot()
             if now >= self._next_chores_s:
                 self._next_chores_s = now + _CHORES_EVERY_S
                 happened, wanted = self._hooks.chores(view)
@@ -321,6 +330,7 @@ class Coordinator:
         if not self._cancelling:
             self._ledger.release(scheduler.open_tasks())
         self._ledger.commit()
+        self._ledger.snapshot()
         usable = scheduler.roster.usable()
         unusable = "" if usable else "; ".join(s.quarantined for s in scheduler.roster.slots)
         self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))

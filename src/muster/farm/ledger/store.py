@@ -13,6 +13,7 @@ Not guaranteed
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,9 @@ from typing import NamedTuple
 
 from muster.farm.failures import fingerprint
 from muster.farm.ledger.connect import create, explained, open_writer
+from muster.farm.ledger.ship import DONE as DONE_LINE
+from muster.farm.ledger.ship import FAILED as FAILED_LINE
+from muster.farm.ledger.ship import Shipper
 from muster.farm.model import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED = (state.value for state in TaskState)
@@ -37,14 +41,50 @@ class NewTask(NamedTuple):
 class Ledger:
     """The writer's side. Use it from one process and one thread."""
 
-    def __init__(self, path: Path) -> None:
-        create(path)
+    def __init__(self, path: Path, shipper: Shipper | None = None) -> None:
+        """``shipper``: set when the ledger lives away from its run folder (see ``place``)."""
+        self._shipper = shipper
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_lost = shipper is not None and not path.exists() and shipper.home.exists()
+        if is_lost and shipper is not None:
+            shutil.copyfile(shipper.home, path)
+        create(path)
         self._db = open_writer(path)
         self._failure_ids: dict[str, int] = {}
+        if is_lost and shipper is not None:
+            self._replay(shipper)
 
     def close(self) -> None:
+        self.snapshot()
         self._db.close()
+
+    @property
+    def is_away(self) -> bool:
+        return self._shipper is not None
+
+    def snapshot(self) -> None:
+        """Bring a copy to the run folder; nothing to do when the ledger lives there."""
+        if self._shipper is not None and not self._db.in_transaction:
+            self._shipper.snapshot(self._db)
+
+    def _replay(self, shipper: Shipper) -> None:
+        """The local disk is gone or another: snapshot and segment give everything back."""
+        self.begin()
+        self.recover()
+        for kind, key, record, value, sha in shipper.lines():
+            changed = self._db.execute(
+                "UPDATE tasks SET state = 1, token = ? WHERE key = ? AND state <> 2",
+                (record.token, key),
+            ).rowcount
+            if not changed:
+                continue  # the snapshot has it already
+            if kind == DONE_LINE:
+                self._accept([record], [(value, sha)])
+            else:
+                self._mark_failed([record])
+        self._db.execute("COMMIT")
+        self.snapshot()
 
     def begin(self) -> None:
         with explained(self.path, "write"):
@@ -53,10 +93,14 @@ class Ledger:
     def commit(self) -> None:
         with explained(self.path, "write"):
             self._db.execute("COMMIT")
+        if self._shipper is not None:
+            self._shipper.ship()
 
     def roll_back(self) -> None:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
+        if self._shipper is not None:
+            self._shipper.forget()
 
     # ------------------------------------------------------------------ the plan
 
@@ -178,6 +222,14 @@ class Ledger:
 
         The token in the UPDATE is the fence: a result for an old token changes no row.
         """
+        self._accept(records, values)
+        if self._shipper is not None:
+            for record, (value, sha) in zip(records, values, strict=True):
+                self._shipper.note(DONE_LINE, self.key_of(record.task_id), record, value, sha)
+
+    def _accept(
+        self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]
+    ) -> None:
         with explained(self.path, "write"):
             changed = self._db.executemany(
                 "UPDATE tasks SET state = 2 WHERE task_id = ? AND token = ? AND state = 1",
@@ -201,6 +253,13 @@ class Ledger:
         )
 
     def record_failed(self, records: Sequence[AttemptRecord]) -> None:
+        self._mark_failed(records)
+        if self._shipper is not None:
+            for record in records:
+                key = self.key_of(record.task_id)
+                self._shipper.note(FAILED_LINE, key, record, None, None)
+
+    def _mark_failed(self, records: Sequence[AttemptRecord]) -> None:
         with explained(self.path, "write"):
             self._db.executemany(
                 "UPDATE tasks SET state = 3, tries = tries + 1 WHERE task_id = ? AND token = ?",

@@ -1,0 +1,18 @@
+"""Opening a run's ledger for writing, wherever it lives."""
+
+from __future__ import annotations
+
+from muster.base.run_folder import RunFolder
+from muster.base.settings import Settings
+from muster.farm.ledger.place import choose_place
+from muster.farm.ledger.ship import Shipper
+from muster.farm.ledger.store import Ledger
+
+
+def open_ledger(folder: RunFolder, run_id: str, settings: Settings) -> Ledger:
+    """The writer's ledger of ``folder``: there, or on a local disk with copies shipped there.
+
+    The caller holds the run's lock.
+    """
+    place = choose_place(folder, run_id, settings)
+    return Ledger(place.path, Shipper(folder.ledger) if place.is_away else None)
