@@ -153,6 +153,23 @@ def reap(pids: Iterable[int]) -> None:
             continue
 
 
+def reap_group(leader: int) -> None:
+    """Collect the exits of orphans that ``leader``, a living child, has left to this process.
+
+    A command that leaves a background process behind makes one of them per task.
+    """
+    if not IS_LINUX:
+        return
+    while True:
+        try:
+            done = os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if done is None or done.si_pid == leader:  # the leader's exit is read by its owner
+            return
+        reap([done.si_pid])
+
+
 def reap_adopted(sessions: Iterable[int]) -> None:
     """Collect dead children of this process that belong to one of ``sessions``."""
     if not IS_LINUX:

@@ -147,21 +147,21 @@ class Coordinator:
         return self._executor.poll(0.0)
 
     def _turn(self, events: list[Event], now: float) -> None:
-        for event in events:
-            if isinstance(event, TargetBroken):
-                raise TargetError(event.message)
         decisions = self._scheduler.step(events, now)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.late or decisions.fetch or decisions.starts
         )  # fmt: skip
-        deaths = [event for event in events if isinstance(event, WorkerDied)]
-        if has_records or deaths or self._feeding or self._cancelling:
+        deaths = [e for e in events if isinstance(e, WorkerDied | TargetBroken)]
+        if has_records or deaths or self._feeding or self._refetch or self._cancelling:
             self._ledger.begin()
             self._record(decisions, deaths)
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
             self._publish(decisions)
+            for event in events:
+                if isinstance(event, TargetBroken):  # what came with it has been recorded
+                    raise TargetError(event.message)
             self._obey(decisions, now)
             if fetched is not None:
                 self._obey_next(fetched, now)
@@ -199,7 +199,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ recording
 
-    def _record(self, decisions: Decisions, deaths: list[WorkerDied]) -> None:
+    def _record(self, decisions: Decisions, deaths: list[WorkerDied | TargetBroken]) -> None:
         ledger = self._ledger
         if self._feeding:
             self._feed()
@@ -217,7 +217,8 @@ class Coordinator:
         for worker_id, finished in decisions.late:
             ledger.record_late(worker_id, finished)
         for death in deaths:
-            ledger.worker_ended(death.worker_id, death.reason)
+            if isinstance(death, WorkerDied):
+                ledger.worker_ended(death.worker_id, death.reason)
         self._record_starts(decisions)
 
     def _record_starts(self, decisions: Decisions) -> None:

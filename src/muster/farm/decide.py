@@ -63,7 +63,7 @@ class Decisions:
     done: list[AttemptRecord] = field(default_factory=list)
     failed: list[AttemptRecord] = field(default_factory=list)
     tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
-    retokened: list[Task] = field(default_factory=list)  # handed out before, never begun
+    retokened: list[Task] = field(default_factory=list)  # handed out before, not to blame
     reopened: list[Task] = field(default_factory=list)  # failed because of their device
     late: list[tuple[int, Finished]] = field(default_factory=list)
     fetch: int = 0
@@ -93,7 +93,8 @@ class Scheduler:
         self.targets = targets
         self.roster = Roster(slots, first_worker_id)
         self.queue: deque[Task] = deque()
-        self.solo: deque[Task] = deque()
+        self.solo: deque[Task] = deque()  # must have a device to themselves
+        self.wary: deque[Task] = deque()  # crashed on a device: another one first
         self.delayed: list[tuple[float, int, Task]] = []
         self.exhausted = False
         self.draining = False
@@ -105,6 +106,7 @@ class Scheduler:
         self._fetching = False
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
+        self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
 
@@ -115,11 +117,12 @@ class Scheduler:
             return False
         if self.draining or self.paused or not self.roster.usable():
             return True
-        return self.exhausted and not (self.queue or self.solo or self.delayed or self._reserved)
+        waiting = self.queue or self.solo or self.wary or self.delayed or self._reserved
+        return self.exhausted and not waiting
 
     def open_tasks(self) -> list[Task]:
         """Claimed tasks that have not ended: to be given back when the run stops early."""
-        held = [*self.queue, *self.solo, *(task for _, _, task in self.delayed)]
+        held = [*self.queue, *self.solo, *self.wary, *(task for _, _, task in self.delayed)]
         held.extend(self._reserved.values())
         for worker in self.roster.workers.values():
             held.extend(worker.in_flight.values())
@@ -128,7 +131,7 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """When something is due without any event: a retry, a restart, a time limit."""
         times = [self.delayed[0][0]] if self.delayed else []
-        times.extend(slot.start_after for slot in self.roster.waiting())
+        times.extend(slot.start_after for slot in self.roster.waiting(self._now))
         if self.policy.timeout_s is not None:
             times.extend(
                 worker.head_since + self._limit_s(worker)
@@ -139,12 +142,14 @@ class Scheduler:
 
     def step(self, events: Iterable[Event], now: float) -> Decisions:
         out = Decisions()
+        self._now = now
         for event in events:
             match event:
                 case Results():
                     self._on_results(event, now, out)
                 case Fetched():
                     self._fetching = False
+                    self._expected = max(0, self._expected - len(event.tasks))
                     self.queue.extend(event.tasks)
                     self.exhausted = event.exhausted
                 case WorkerReady():
@@ -176,7 +181,7 @@ class Scheduler:
             if worker is None or task is None or task.token != finished.token:
                 out.late.append((event.worker_id, finished))
                 continue
-            del worker.in_flight[finished.task_id]
+            self._take_from(worker, task)
             worker.head_since = now
             record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
             if finished.outcome is Outcome.OK:
@@ -184,22 +189,23 @@ class Scheduler:
                 self.ok_count += 1
                 self._learn(task.target_id, finished.seconds)
                 self._health_of(worker.slot).succeeded()
+            elif finished.poisoned and worker.call_size > 1:
+                self._halve_call(task, finished, worker, out)
             else:
                 self._fail(task, record, worker.slot, now, out)
-            if finished.poisoned and not worker.stopping:
-                worker.stopping = True
-                out.stops.append(worker.worker_id)
-        if worker is not None and not worker.in_flight:
-            worker.together = False
-            self._reserved_done(worker)
+            if finished.poisoned:
+                worker.poisoned = True  # it ends itself, without beginning anything else
+                self._stop(worker, out)
 
     def _on_returned(self, event: Returned) -> None:
         worker = self.roster.workers.get(event.worker_id)
         if worker is None:
             return
         worker.revoking = False
-        back = [worker.in_flight.pop(i) for i in event.task_ids if i in worker.in_flight]
-        self.queue.extendleft(reversed(back))
+        back = [worker.in_flight[i] for i in event.task_ids if i in worker.in_flight]
+        for task in reversed(back):
+            self._take_from(worker, task)
+            self._enqueue(task, front=True)
 
     def _on_death(self, event: WorkerDied, now: float, out: Decisions) -> None:
         worker = self.roster.workers.pop(event.worker_id, None)
@@ -207,40 +213,47 @@ class Scheduler:
             return
         slot = worker.slot
         slot.worker_id = None
-        if event.stuck:
-            self._quarantine([slot], event.stuck, out)
-        if not worker.ready:
+        if not worker.ready and not worker.stopping:
             self._start_failed(slot, event, now, out)
         tasks = list(worker.in_flight.values())
         worker.in_flight.clear()
         self._reserved_done(worker)
-        if not tasks:
+        if tasks:
+            finished = death_as_finished(event, worker.killing, max(0.0, now - worker.head_since))
+            self._mourn(worker, tasks, finished, now, out)
+        if event.stuck:
+            self._quarantine([slot], event.stuck, out)
+
+    def _mourn(
+        self, worker: Worker, tasks: list[Task], finished: Finished, now: float, out: Decisions
+    ) -> None:
+        """What becomes of the tasks a dead worker held: only the one it was at is to blame."""
+        if worker.call_size > 1:
+            for task in reversed(tasks):
+                self._halve_call(task, finished, worker, out)
             return
-        begun = len(tasks) if worker.together else 1
-        seconds = max(0.0, now - worker.head_since)
-        finished = death_as_finished(event, worker.killing, seconds)
-        if begun > 1:
-            # The call is to blame, not a task of it: find the culprit by halving.
-            for task in tasks:
-                retried = task._replace(token=task.token + 1, batch_limit=max(1, begun // 2))
-                self._note_try(task, retried, finished, worker, out)
-                self._enqueue(retried, front=True)
-            return
-        for task in reversed(tasks[1:]):
+        head = tasks[0]
+        # Killed for a task that has ended meanwhile, or gone of itself: nobody here is to blame.
+        is_innocent = worker.poisoned or worker.overdue not in (None, head)
+        for task in reversed(tasks if is_innocent else tasks[1:]):
             fresh = task._replace(token=task.token + 1)
             out.retokened.append(fresh)
             self._enqueue(fresh, front=True)
-        head = tasks[0]
-        named = finished._replace(task_id=head.task_id, token=head.token)
-        record = AttemptRecord(head.task_id, head.token, worker.worker_id, named)
-        self._fail(head, record, slot, now, out)
+        if not is_innocent:
+            named = finished._replace(task_id=head.task_id, token=head.token)
+            record = AttemptRecord(head.task_id, head.token, worker.worker_id, named)
+            self._fail(head, record, worker.slot, now, out)
 
-    def _note_try(
-        self, task: Task, again: Task, finished: Finished, worker: Worker, out: Decisions
+    def _halve_call(
+        self, task: Task, finished: Finished, worker: Worker, out: Decisions
     ) -> None:
+        """The call is to blame, not a task of it: smaller calls until the culprit is alone."""
         named = finished._replace(task_id=task.task_id, token=task.token)
         record = AttemptRecord(task.task_id, task.token, worker.worker_id, named)
+        limit = max(1, worker.call_size // 2)
+        again = task._replace(token=task.token + 1, batch_limit=limit)
         out.tried.append((record, again))
+        self._enqueue(again, front=True)
 
     def _start_failed(self, slot: Slot, event: WorkerDied, now: float, out: Decisions) -> None:
         slot.start_failures += 1
@@ -258,7 +271,13 @@ class Scheduler:
         if outcome is Outcome.DEVICE_OOM and not task.solo and self.roster.shares(slot):
             again = task._replace(token=task.token + 1, solo=True)
             out.tried.append((record, again))
-            self.solo.append(again)
+            self._enqueue(again)
+            return
+        mark = fingerprint(record.finished)
+        health = self._health_of(slot)
+        health.failed(mark, is_severe=outcome is Outcome.CRASH or record.finished.poisoned)
+        if self._is_device_fault(slot, health, mark):
+            self._blame_device(task, slot, health, record, out)
             return
         tries = task.tries + 1
         if tries <= self.policy.retry.limit(outcome):
@@ -268,18 +287,7 @@ class Scheduler:
             due = now + self.policy.retry.pause_s(tries, self._jitter.random())
             heapq.heappush(self.delayed, (due, again.task_id, again))
             return
-        if slot.quarantined and slot.spec.devices and self.roster.usable():
-            # Its device has been found guilty meanwhile: the task gets its chance elsewhere.
-            again = task._replace(token=task.token + 1, avoid=slot.spec.device_key)
-            out.tried.append((record, again))
-            self._enqueue(again)
-            return
-        mark = fingerprint(record.finished)
-        health = self._health_of(slot)
-        health.failed(task, mark)
-        if self._is_device_fault(slot, health, mark):
-            self._blame_device(slot, health, record, out)
-            return
+        health.lost(task)
         out.failed.append(record)
         if not self.policy.keep_going and self.ok_count == 0 and not self.paused:
             same = self._breaker.failed(mark)
@@ -292,38 +300,51 @@ class Scheduler:
 
     def _is_device_fault(self, slot: Slot, health: DeviceHealth, mark: str) -> bool:
         """Only a GPU that fails everything while another has not failed so is to blame."""
-        if not slot.spec.devices or health.count < self.policy.device_failure_limit:
+        if not slot.spec.devices:
             return False
+        if slot.quarantined:
+            return True
         others = {
             other.spec.device_key
             for other in self.roster.usable()
             if other.spec.device_key != slot.spec.device_key
         }
-        return any(mark not in self._health_of_key(key).marks for key in others)
+        return health.count >= self.policy.device_failure_limit and any(
+            mark not in self._health_of_key(key).marks for key in others
+        )
 
     def _blame_device(
-        self, slot: Slot, health: DeviceHealth, record: AttemptRecord, out: Decisions
+        self,
+        task: Task,
+        slot: Slot,
+        health: DeviceHealth,
+        record: AttemptRecord,
+        out: Decisions,
     ) -> None:
-        *earlier, last = health.tasks
-        again = last._replace(token=last.token + 1, avoid=slot.spec.device_key)
+        """What the device has failed runs again elsewhere; it gets nothing more."""
+        key = slot.spec.device_key
+        again = task._replace(token=task.token + 1, avoid=key)
         out.tried.append((record, again))
         self._enqueue(again)
-        for task in earlier:
-            reopened = task._replace(token=task.token + 1, avoid=slot.spec.device_key)
+        for lost in health.tasks:
+            reopened = lost._replace(token=lost.token + 1, avoid=key)
             out.reopened.append(reopened)
             self._enqueue(reopened)
-        reason = f"it failed all of its {health.count} tasks, the last: {record.finished.message}"
-        health.clear()
-        shares = [s for s in self.roster.slots if s.spec.device_key == slot.spec.device_key]
-        self._quarantine(shares, reason, out)
+        health.tasks.clear()
+        if not slot.quarantined:
+            reason = f"it failed {health.count} tasks in a row, the last: {record.finished.message}"
+            shares = [s for s in self.roster.slots if s.spec.device_key == key]
+            self._quarantine(shares, reason, out)
 
     def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
         for slot in slots:
             slot.quarantined = reason
             worker = self.roster.worker_of(slot)
-            if worker is not None and not worker.stopping:
-                worker.stopping = True
-                out.stops.append(worker.worker_id)
+            if worker is not None:
+                self._stop(worker, out)
+        task = self._reserved.pop(slots[0].spec.device_key, None)
+        if task is not None and not self._is_in_flight(task):
+            self.solo.appendleft(task)
         out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
 
     def _check_time_limits(self, now: float, out: Decisions) -> None:
@@ -333,6 +354,7 @@ class Scheduler:
             overdue = worker.in_flight and now - worker.head_since >= self._limit_s(worker)
             if overdue and not worker.killing:
                 worker.killing = Outcome.TIMEOUT
+                worker.overdue = next(iter(worker.in_flight.values()))
                 out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
 
     def _limit_s(self, worker: Worker) -> float:
@@ -343,8 +365,11 @@ class Scheduler:
     # ------------------------------------------------------------------ handing out
 
     def _serve(self, now: float, out: Decisions) -> None:
+        for worker in self.roster.surplus():
+            self._stop(worker, out)
         self._start_workers(now, out)
-        self._serve_solo(out)
+        self._serve_solo(now, out)
+        self._serve_wary(now, out)
         hungry = 0
         for worker in self.roster.available():
             if worker.slot.spec.device_key in self._reserved:
@@ -369,22 +394,23 @@ class Scheduler:
                 self._send(worker, self._take_group(first, target), True, now, out)
             return
         depth = self._lead(first.target_id)
-        if worker.together or (held and held > depth // 2):
+        if not self._has_room(worker, first):
             return
         tasks: list[Task] = []
-        skipped: list[Task] = []
         while self.queue and len(tasks) < depth - held:
-            task = self.queue[0]
-            if task.target_id != first.target_id:
+            if self.queue[0].target_id != first.target_id:
                 break
-            self.queue.popleft()
-            if task.avoid == worker.slot.spec.device_key and self._elsewhere(task):
-                skipped.append(task)
-            else:
-                tasks.append(task)
-        self.queue.extendleft(reversed(skipped))
-        if tasks:
-            self._send(worker, tasks, False, now, out)
+            tasks.append(self.queue.popleft())
+        self._send(worker, tasks, False, now, out)
+
+    def _has_room(self, worker: Worker, task: Task) -> bool:
+        """Whether the worker may get this task on top of what it holds."""
+        held = len(worker.in_flight)
+        if held == 0:
+            return True
+        if worker.together or self.targets[task.target_id].is_batched:
+            return False
+        return held <= self._lead(task.target_id) // 2
 
     def _take_group(self, first: Task, target: TargetSpec) -> list[Task]:
         """Tasks of the same shape from the window, no more than an even share for all workers."""
@@ -409,11 +435,12 @@ class Scheduler:
         if not worker.in_flight:
             worker.head_since = now
         worker.together = together
+        worker.call_size = len(tasks) if together else 1
         for task in tasks:
             worker.in_flight[task.task_id] = task
         out.sends.append(Send(worker.worker_id, tasks, together))
 
-    def _serve_solo(self, out: Decisions) -> None:
+    def _serve_solo(self, now: float, out: Decisions) -> None:
         """Reserve a device for each task that must be alone, empty it, then send the task."""
         free = [
             slot.spec.device_key
@@ -426,16 +453,36 @@ class Scheduler:
         for key, task in self._reserved.items():
             workers = [w for w in self.roster.workers.values() if w.slot.spec.device_key == key]
             for extra in workers[1:]:
-                if not extra.in_flight and not extra.stopping:
-                    extra.stopping = True
-                    out.stops.append(extra.worker_id)
+                if not extra.in_flight:
+                    self._stop(extra, out)
             if len(workers) == 1 and workers[0].is_idle:
-                worker = workers[0]
-                if task.task_id not in worker.in_flight:
-                    worker.solo_key = key
-                    worker.in_flight[task.task_id] = task
-                    worker.together = False
-                    out.sends.append(Send(worker.worker_id, [task], False))
+                workers[0].solo_key = key
+                self._send(workers[0], [task], self._is_batched(task), now, out)
+
+    def _serve_wary(self, now: float, out: Decisions) -> None:
+        """A task that crashed goes to another device first, if there is one left."""
+        for _ in range(len(self.wary)):
+            task = self.wary.popleft()
+            if not self._elsewhere(task):
+                self.queue.appendleft(task)
+                continue
+            able = (
+                worker
+                for worker in self.roster.available()
+                if worker.slot.spec.device_key not in (task.avoid, *self._reserved)
+                and self._has_room(worker, task)
+            )
+            worker = next(able, None)
+            if worker is None:
+                self.wary.append(task)
+            else:
+                self._send(worker, [task], self._is_batched(task), now, out)
+
+    def _take_from(self, worker: Worker, task: Task) -> None:
+        del worker.in_flight[task.task_id]
+        if not worker.in_flight:
+            worker.together = False
+            self._reserved_done(worker)
 
     def _reserved_done(self, worker: Worker) -> None:
         if worker.solo_key:
@@ -458,34 +505,58 @@ class Scheduler:
 
     def _start_workers(self, now: float, out: Decisions) -> None:
         """Start what the open work can use: three tasks never start eight workers."""
-        open_work = len(self.queue) + len(self.solo) + len(self._reserved)
+        for key in self._reserved:
+            if not self.roster.has_worker_on(key):
+                there = (s for s in self.roster.startable(now) if s.spec.device_key == key)
+                self._hire(next(there, None), out)
+        free = [
+            worker.slot.spec.device_key
+            for worker in self.roster.workers.values()
+            if worker.is_free and worker.slot.spec.device_key not in self._reserved
+        ]
+        slots = [s for s in self.roster.startable(now) if s.spec.device_key not in self._reserved]
+        for task in self.wary:
+            if all(key == task.avoid for key in free):
+                able = (s for s in slots if s.spec.device_key != task.avoid)
+                slot = next(able, None)
+                if slot is not None and self._hire(slot, out):
+                    free.append(slot.spec.device_key)
+        open_work = len(self.queue) + len(self.solo) + len(self.wary)
         if not self.exhausted:
-            open_work = max(open_work, min(self._expected, len(self.roster.slots)))
-        starting = sum(not worker.ready for worker in self.roster.workers.values())
-        idle = sum(worker.is_idle for worker in self.roster.workers.values())
-        for slot in self.roster.startable(now):
-            if starting + idle >= open_work:
+            open_work += self._expected
+        for slot in slots:
+            if len(free) >= open_work:
                 return
-            key = slot.spec.device_key
-            if key in self._reserved and self.roster.has_worker_on(key):
-                continue
-            worker = self.roster.hire(slot)
-            starting += 1
-            out.starts.append((slot.spec.slot_id, worker.worker_id))
+            if self._hire(slot, out):
+                free.append(slot.spec.device_key)
+
+    def _hire(self, slot: Slot | None, out: Decisions) -> bool:
+        """Start a worker there, unless the slot or its device has all it may have by now."""
+        if slot is None or not self.roster.has_room(slot):
+            return False
+        out.starts.append((slot.spec.slot_id, self.roster.hire(slot).worker_id))
+        return True
+
+    def _stop(self, worker: Worker, out: Decisions) -> None:
+        """Let it go after what it holds."""
+        if not worker.stopping:
+            worker.stopping = True
+            out.stops.append(worker.worker_id)
 
     def _retire_idle(self, out: Decisions) -> None:
         if not self.is_finished:
             return
         for worker in self.roster.workers.values():
-            if not worker.stopping and not worker.in_flight:
-                worker.stopping = True
-                out.stops.append(worker.worker_id)
+            if not worker.in_flight:
+                self._stop(worker, out)
 
     # ------------------------------------------------------------------ small answers
 
     def _enqueue(self, task: Task, *, front: bool = False) -> None:
         if task.solo:
             self.solo.append(task)
+        elif task.avoid and self._elsewhere(task):
+            self.wary.append(task)
         elif front:
             self.queue.appendleft(task)
         else:
@@ -493,6 +564,12 @@ class Scheduler:
 
     def _elsewhere(self, task: Task) -> bool:
         return any(slot.spec.device_key != task.avoid for slot in self.roster.usable())
+
+    def _is_in_flight(self, task: Task) -> bool:
+        return any(task.task_id in w.in_flight for w in self.roster.workers.values())
+
+    def _is_batched(self, task: Task) -> bool:
+        return self.targets[task.target_id].is_batched
 
     def _learn(self, target_id: int, seconds: float) -> None:
         mean = self._mean_s.get(target_id)

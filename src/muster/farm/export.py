@@ -136,7 +136,7 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_string(kind):
-        return value if isinstance(value, str) else codec.encode(value).decode()
+        return _text(value)
     if pa.types.is_floating(kind):
         return float(value)
     if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
@@ -144,6 +144,15 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         return [_fit(item, kind.value_type) for item in value]
     return value
+
+
+def _text(value: Any) -> str:
+    """A value in a column of texts: whole numbers beyond 64 bits in full, the rest as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    return codec.encode(value).decode()
 
 
 def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -7,6 +7,7 @@ import re
 import signal as signals
 
 from muster.farm.events import WorkerDied
+from muster.farm.lifecycle import REASONS
 from muster.farm.model import Finished, Outcome
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -50,7 +51,7 @@ def death_as_finished(event: WorkerDied, killing: Outcome | None, seconds: float
         log_start=event.log_start,
         log_end=event.log_end,
         peak_mib=None,
-        message=event.reason,
+        message=event.reason if killing is None else f"it {REASONS[killing]}",
         trace=event.trace,
         signal=event.signal,
     )

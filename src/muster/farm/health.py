@@ -6,33 +6,39 @@ from dataclasses import dataclass, field
 
 from muster.farm.model import Task
 
+#: Far more than it takes to find a device at fault; bounds the memory when tasks are.
+_MAX_KEPT = 1000
+
 
 @dataclass
 class DeviceHealth:
-    """The tasks a device has failed since it was last seen to work; one success clears it."""
+    """The failures of a device since it was last seen to work.
 
+    ``tasks`` are those that failed there for good; they get another chance elsewhere when the
+    device is found to be at fault. ``marks`` are the causes ever seen on it.
+    """
+
+    count: int = 0
     tasks: list[Task] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
     has_worked: bool = False
 
-    @property
-    def count(self) -> int:
-        return len(self.tasks)
-
     def succeeded(self) -> None:
         self.has_worked = True
-        if self.tasks:
-            self.clear()
-
-    def clear(self) -> None:
+        self.count = 0
         self.tasks.clear()
-        self.marks.clear()
 
-    def failed(self, task: Task, mark: str) -> None:
-        if self.has_worked:
-            return  # it works in general: the task is to blame
-        self.tasks.append(task)
-        self.marks.add(mark)
+    def failed(self, mark: str, *, is_severe: bool) -> None:
+        """``is_severe``: the worker was lost with it, which an error in the task rarely does."""
+        if len(self.marks) < _MAX_KEPT:
+            self.marks.add(mark)
+        if is_severe or not self.has_worked:  # once it has worked, plain errors are the tasks'
+            self.count += 1
+
+    def lost(self, task: Task) -> None:
+        """A task has failed there for good."""
+        if self.count and len(self.tasks) < _MAX_KEPT:
+            self.tasks.append(task)
 
 
 class Breaker:

@@ -27,15 +27,23 @@ class Worker:
     ready: bool = False
     in_flight: dict[int, Task] = field(default_factory=dict)
     together: bool = False
+    call_size: int = 1  # how many tasks its joint call was sent with
     head_since: float = 0.0
     killing: Outcome | None = None
+    overdue: Task | None = None  # for which it is being killed
     stopping: bool = False
+    poisoned: bool = False
     revoking: bool = False
     solo_key: str = ""
 
     @property
+    def is_free(self) -> bool:
+        """Holds nothing and will be able to take something, perhaps once it has started."""
+        return not (self.in_flight or self.stopping or self.revoking or self.killing)
+
+    @property
     def is_idle(self) -> bool:
-        return self.ready and not self.in_flight and not self.stopping and self.killing is None
+        return self.ready and self.is_free
 
 
 class Roster:
@@ -56,16 +64,30 @@ class Roster:
     def usable(self) -> list[Slot]:
         return [slot for slot in self.slots if not slot.quarantined]
 
-    def waiting(self) -> list[Slot]:
-        """Slots that wait for their next start after one that failed."""
-        return [s for s in self.usable() if s.worker_id is None and s.start_failures]
+    def waiting(self, now: float) -> list[Slot]:
+        """Slots that may not start before a time to come, after a start that failed."""
+        return [s for s in self.usable() if s.worker_id is None and s.start_after > now]
 
     def startable(self, now: float) -> Iterator[Slot]:
         """First shares of all devices before any second share."""
         for slot in sorted(self.usable(), key=lambda s: s.share):
-            allowed = slot.share < self._allowed.get(slot.spec.device_key, len(self.slots))
-            if slot.worker_id is None and slot.start_after <= now and allowed:
+            if slot.start_after <= now and self.has_room(slot):
                 yield slot
+
+    def has_room(self, slot: Slot) -> bool:
+        """Whether a worker may be started there: one per slot, and what the device allows."""
+        if slot.worker_id is not None:
+            return False
+        allowed = self._allowed.get(slot.spec.device_key)
+        return allowed is None or len(self._workers_on(slot.spec.device_key)) < allowed
+
+    def surplus(self) -> list[Worker]:
+        """Workers beyond what their device allows now, its last shares."""
+        found = []
+        for key, allowed in self._allowed.items():
+            workers = [worker for worker in self._workers_on(key) if not worker.stopping]
+            found += sorted(workers, key=lambda worker: worker.slot.share)[allowed:]
+        return found
 
     def hire(self, slot: Slot) -> Worker:
         worker = Worker(self._next_id, slot)
@@ -97,9 +119,12 @@ class Roster:
         return self.workers.get(slot.worker_id) if slot.worker_id is not None else None
 
     def has_worker_on(self, device_key: str) -> bool:
-        return any(w.slot.spec.device_key == device_key for w in self.workers.values())
+        return bool(self._workers_on(device_key))
 
     def shares(self, slot: Slot) -> bool:
         """Whether another worker is on the same device right now."""
         key = slot.spec.device_key
-        return sum(w.slot.spec.device_key == key for w in self.workers.values()) > 1
+        return any(worker.slot is not slot for worker in self._workers_on(key))
+
+    def _workers_on(self, device_key: str) -> list[Worker]:
+        return [w for w in self.workers.values() if w.slot.spec.device_key == device_key]

@@ -17,7 +17,7 @@ from muster.farm.model import Finished, Outcome
 
 _PREFIX = struct.Struct("<IH")
 _MAX_HEADER = 0xFFFF
-_MAX_MESSAGE = 16_000
+_MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 
 TASK, TOGETHER, REVOKE, STOP, SETUP = "task", "together", "revoke", "stop", "setup"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
@@ -50,11 +50,16 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
         del buffer[:position]
 
 
+def clean(text: str) -> str:
+    """``text`` without lone surrogates, which file names bring in and UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def pack_finished(f: Finished) -> bytes:
     body = f.value if f.outcome is Outcome.OK else f.trace.encode("utf-8", "replace")
     header = [
         RESULT, f.task_id, f.token, f.outcome.value, f.started_s, f.seconds, f.log_start,
-        f.log_end, f.peak_mib, f.message[:_MAX_MESSAGE], f.signal, f.poisoned, f.files,
+        f.log_end, f.peak_mib, clean(f.message)[:_MAX_MESSAGE], f.signal, f.poisoned, f.files,
     ]  # fmt: skip
     return pack(header, body)
 

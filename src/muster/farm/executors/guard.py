@@ -13,6 +13,9 @@ from muster.base.settings import child_environment
 from muster.farm.executors import warden
 
 
+_GOODBYE_S = 5.0
+
+
 class Guard:
     """Linux only: elsewhere workers watch their parent themselves and ``start`` does nothing."""
 
@@ -44,7 +47,7 @@ class Guard:
         os.close(read_end)
 
     def check(self) -> None:
-        """Replace a warden that has died; cheap, call it about once a second."""
+        """Replace a warden that has died; costs one system call."""
         if self._process is not None and self._process.poll() is not None:
             os.close(self._pipe)
             self.start()
@@ -56,5 +59,9 @@ class Guard:
         with suppress(BrokenPipeError):
             os.write(self._pipe, b".")
         os.close(self._pipe)
-        self._process.wait()
+        try:
+            self._process.wait(timeout=_GOODBYE_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
+            self._process.wait()
         self._process = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -76,12 +77,13 @@ class LocalExecutor:
         self._assignment = assignment
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
-        self._mark = assignment.run_id
+        # Another mark each time, or the warden of a killed coordinator would end our workers too.
+        self._mark = f"{assignment.run_id}-{secrets.token_hex(4)}"
         self._guard = Guard(self._mark)
         self._releasing: list[_Release] = []
         self._checked = time.monotonic()
         processes.become_subreaper()
-        processes.end_marked(self._mark)  # what an earlier coordinator of this run left behind
+        processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
         self._guard.start()
 
     # ------------------------------------------------------------------ the five questions
@@ -172,6 +174,7 @@ class LocalExecutor:
         for worker in dead.values():
             self._bury(worker, events)
         self._await_memory(events)
+        self._guard.check()
         self._housekeep()
         return events
 
@@ -338,8 +341,8 @@ class LocalExecutor:
         if now - self._checked < _CHECK_EVERY_S:
             return
         self._checked = now
-        self._guard.check()
         for worker in self._workers.values():
+            processes.reap_group(worker.process.pid)
             # A single task that prints without end must not fill the disk: its output is
             # appended, so cutting the file makes it go on at the cut.
             if os.stat(worker.log).st_size > max(_LOG_LIMIT, worker.tasks_end + _LOG_LIMIT):

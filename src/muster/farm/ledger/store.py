@@ -120,11 +120,15 @@ class Ledger:
 
     def accepted(self, key_hex: str) -> tuple[str, int | None]:
         """``("done" | "failed" | "open" | "unknown", token of the accepted result)``."""
+        try:
+            key = bytes.fromhex(key_hex)
+        except ValueError:  # the name of something that is not ours
+            return "unknown", None
         with explained(self.path, "read"):
             row = self._db.execute(
                 "SELECT state, results.token FROM tasks LEFT JOIN results USING (task_id) "
                 "WHERE key = ?",
-                (bytes.fromhex(key_hex),),
+                (key,),
             ).fetchone()
         if row is None:
             return "unknown", None

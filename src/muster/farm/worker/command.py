@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal as signals
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,10 @@ from muster.farm.template import fill, names_in
 from muster.farm.worker.context import Context
 
 RESULT_FILE = "result.json"
+#: Ignored signals stay ignored across exec: a pipeline's writer would never end.
+_IGNORED_BY_PYTHON = [
+    getattr(signals, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signals, name)
+]
 
 
 class CommandFailed(Exception):
@@ -55,7 +60,7 @@ def _spawn_and_wait(argv: list[str]) -> int:
         if sys.platform == "win32":
             return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
         # posix_spawn does not copy this process's page tables: 2-3 times subprocess's rate.
-        pid = os.posix_spawnp(argv[0], argv, _environment())
+        pid = os.posix_spawnp(argv[0], argv, _environment(), setsigdef=_IGNORED_BY_PYTHON)
     except (FileNotFoundError, PermissionError, OSError) as error:
         raise CommandFailed(f"cannot start {argv[0]!r}: {error.strerror}") from None
     _, status = os.waitpid(pid, 0)

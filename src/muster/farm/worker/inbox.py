@@ -22,18 +22,20 @@ class Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._messages: deque[Message] = deque()
+        self._orders: deque[list[Message]] = deque()
+        self._call: list[Message] = []
         self._arrived = threading.Condition()
         self._sending = threading.Lock()
 
     def start(self) -> None:
         threading.Thread(target=self._receive, name="muster-inbox", daemon=True).start()
 
-    def take(self) -> Message:
+    def take(self) -> list[Message]:
+        """One message, or for a joint call its head and all of its tasks."""
         with self._arrived:
-            while not self._messages:
+            while not self._orders:
                 self._arrived.wait()
-            return self._messages.popleft()
+            return self._orders.popleft()
 
     def send(self, frame: bytes) -> None:
         with self._sending:
@@ -52,23 +54,35 @@ class Inbox:
             if not data:
                 end_with_coordinator()
             buffer += data
-            messages = list(wire.unpack(buffer))
-            if any(header[0] == wire.REVOKE for header, _ in messages):
-                self._revoke(messages)
-                continue
-            with self._arrived:
-                self._messages.extend(messages)
-                self._arrived.notify()
+            for message in list(wire.unpack(buffer)):
+                if message[0][0] == wire.REVOKE:
+                    self._revoke()
+                else:
+                    self._add(message)
 
-    def _revoke(self, messages: list[Message]) -> None:
-        """Hand back what has not begun: it is still in the queue, so it cannot begin any more."""
+    def _add(self, message: Message) -> None:
+        if self._call or message[0][0] == wire.TOGETHER:
+            self._call.append(message)
+            num_tasks = self._call[0][0][1]
+            if len(self._call) <= num_tasks:
+                return
+            order, self._call = self._call, []
+        else:
+            order = [message]
         with self._arrived:
-            self._messages.extend(m for m in messages if m[0][0] != wire.REVOKE)
-            returned = [header[1] for header, _ in self._messages if header[0] == wire.TASK]
-            kept = [m for m in self._messages if m[0][0] != wire.TASK]
-            self._messages.clear()
-            self._messages.extend(kept)
+            self._orders.append(order)
             self._arrived.notify()
+
+    def _revoke(self) -> None:
+        """Hand back what has not begun: it is still in the queue, so it cannot begin any more."""
+        returned: list[int] = []
+        with self._arrived:
+            for _ in range(len(self._orders)):
+                order = self._orders.popleft()
+                if order[0][0][0] in (wire.TASK, wire.TOGETHER):
+                    returned += [header[1] for header, _ in order if header[0] == wire.TASK]
+                else:
+                    self._orders.append(order)
         self.send(wire.pack([wire.RETURNED], ",".join(map(str, returned)).encode()))
 
 

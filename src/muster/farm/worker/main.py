@@ -7,6 +7,7 @@ standard output and error already go to the slot's log when it starts.
 from __future__ import annotations
 
 import faulthandler
+import os
 import socket
 import sys
 import traceback
@@ -18,9 +19,12 @@ from muster.base.errors import MusterError
 from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.model import TargetSpec
+from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox
 from muster.farm.worker.parent import die_with_parent
-from muster.farm.worker.perform import Order, Performer
+from muster.farm.worker.perform import Order, Performer, describe
+
+_LEAVE_S = 3.0
 
 
 def main(argv: list[str]) -> int:
@@ -29,11 +33,11 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     inbox = Inbox(_connect(argv[0]))
     inbox.start()
-    _, body = inbox.take()
+    [(_, body)] = inbox.take()
     setup = orjson.loads(body)
 
     def send_progress(task_id: int, text: str) -> None:
-        inbox.send(wire.pack([wire.PROGRESS, task_id, text[:500]]))
+        inbox.send(wire.pack([wire.PROGRESS, task_id, clean(text)[:500]]))
 
     try:
         performer = Performer(
@@ -44,32 +48,39 @@ def main(argv: list[str]) -> int:
             send_progress=send_progress,
         )
     except MusterError as error:
-        inbox.send(wire.pack([wire.BROKEN, str(error)[:8000]]))
-        return 0
+        inbox.send(wire.pack([wire.BROKEN, clean(str(error))[:8000]]))
+        return _leave()
     except BaseException as error:  # the user's module may raise anything at import
-        message = f"Loading the target failed: {type(error).__name__}: {error}"
-        inbox.send(wire.pack([wire.BROKEN, message[:8000]], traceback.format_exc().encode()))
-        return 0
+        message = f"Loading the target failed: {clean(describe(error))[:8000]}"
+        trace = traceback.format_exc().encode("utf-8", "replace")
+        inbox.send(wire.pack([wire.BROKEN, message], trace))
+        return _leave()
     inbox.send(wire.pack([wire.READY]))
-    return _serve(inbox, performer)
+    _serve(inbox, performer)
+    return _leave()
 
 
-def _serve(inbox: Inbox, performer: Performer) -> int:
+def _serve(inbox: Inbox, performer: Performer) -> None:
     while True:
-        header, body = inbox.take()
+        (header, body), *tasks = inbox.take()
         if header[0] == wire.TASK:
             finished = performer.run(_order(header, body))
             inbox.send(wire.pack_finished(finished))
             if finished.poisoned:
-                return 0  # the coordinator starts a fresh process on this device
+                return  # the coordinator starts a fresh process on this device
         elif header[0] == wire.TOGETHER:
-            orders = [_order(*inbox.take()) for _ in range(header[1])]
-            all_finished = performer.run_together(orders)
+            all_finished = performer.run_together([_order(*task) for task in tasks])
             inbox.send(b"".join(map(wire.pack_finished, all_finished)))
             if any(finished.poisoned for finished in all_finished):
-                return 0
+                return
         elif header[0] == wire.STOP:
-            return 0
+            return
+
+
+def _leave() -> int:
+    """The exit code. A thread the user's code left or a broken device must not keep us here."""
+    faulthandler.dump_traceback_later(_LEAVE_S, exit=True)
+    return 0
 
 
 def _order(header: list[object], body: bytes) -> Order:
@@ -81,7 +92,9 @@ def _connect(text: str) -> socket.socket:
     """POSIX: the number of an inherited descriptor. Windows: a shared socket on standard input."""
     if sys.platform == "win32":
         return socket.fromshare(sys.stdin.buffer.read(int(text)))
-    return socket.socket(fileno=int(text))
+    descriptor = int(text)
+    os.set_inheritable(descriptor, False)  # what tasks start has no business with it
+    return socket.socket(fileno=descriptor)
 
 
 if __name__ == "__main__":

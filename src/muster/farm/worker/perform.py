@@ -111,12 +111,13 @@ class Performer:
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
+        context: Context | None = None
         try:
             params = [codec.decode(order.payload) for order in orders]
             _seed_everything(orders[0].key)
             call: dict[str, Any] = {}
             if loaded.wants_context:
-                call["ctx"] = self._context(orders[0], params[0])
+                context = call["ctx"] = self._context(orders[0], params[0])
             returned = loaded.function(params, **call)
             values = _check_batch(returned, len(orders))
         except BaseException as error:
@@ -147,6 +148,7 @@ class Performer:
                 Finished(
                     order.task_id, order.token, outcome, started, seconds, log_start, log_end,
                     peak, value, message, trace,
+                    files=order is orders[0] and context is not None and context.has_files,
                 )
             )  # fmt: skip
         return finished
@@ -216,14 +218,23 @@ def _explain(
         return Outcome.BAD_RESULT, str(error), "", None, False
     names = {base.__name__ for base in type(error).__mro__}
     trace = _user_trace(error)
-    message = f"{type(error).__name__}: {error}".split("\n", 1)[0][:2000]
+    message = describe(error).split("\n", 1)[0][:2000]
     if names & {"OutOfMemoryError"}:
         _give_memory_back()
         return Outcome.DEVICE_OOM, message, trace, None, False
-    is_cuda = "AcceleratorError" in names or "CUDA error" in str(error)
+    is_cuda = "AcceleratorError" in names or "CUDA error" in message
     if isinstance(error, SystemExit):
         message = f"the task called sys.exit({error.code!r})"
     return Outcome.EXCEPTION, message, trace, None, is_cuda
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an error, whose ``__str__`` may itself raise."""
+    try:
+        text = str(error)
+    except Exception as inner:
+        text = f"<its text cannot be had: {type(inner).__name__}>"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _user_trace(error: BaseException) -> str:

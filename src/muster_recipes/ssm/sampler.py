@@ -1,0 +1,119 @@
+"""Guess & Check: draw students at random, keep the losses of those that fit.
+
+A student of width d has a_1..a_d i.i.d. N(0, 1/d). Its error on lag m = 1..K is
+S_m = sum_j a_j^m - h_m, its training loss L_train = mean_n (w_n . S)^2, its generalisation loss
+L_gen = |S|^2 (a sum, not a mean). It is accepted iff L_train < eps, strictly.
+
+Both devices draw students by *pairs* of entries (x, y), as Box and Muller do, but never compute x
+and y. With r^2 = x^2 + y^2 exponential and the angle uniform and independent of it,
+
+    p_1 = x + y = sqrt(2) r sin(phi),   phi uniform,       p_2 = x^2 + y^2 = r^2,
+    e = x y = (p_1^2 - p_2) / 2,                           p_m = p_1 p_(m-1) - e p_(m-2)
+
+(Newton's identities for two variables) gives every power sum of the pair from one logarithm, one
+root and one sine. An entry without a partner (odd d) is r sin(phi) itself, for which p_2 = p_1^2
+and e = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster_recipes.ssm.moments import Moments
+
+_DEVICE_TYPES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """Moments of L_gen over the accepted students and over all that were drawn."""
+
+    accepted: Moments
+    all: Moments
+
+    def merge(self, other: BlockResult) -> BlockResult:
+        """The result of both blocks together."""
+        return BlockResult(self.accepted.merge(other.accepted), self.all.merge(other.all))
+
+
+def sample_block(
+    *,
+    h: Sequence[float],
+    w: Sequence[Sequence[float]],
+    dim: int,
+    num_samples: int,
+    seed: int,
+    eps: float,
+    device: str = "cpu",
+) -> BlockResult:
+    """Draw ``num_samples`` students of width ``dim`` and return the moments of their L_gen.
+
+    ``h`` has K entries, the impulse response of the teacher on lags 1..K; ``w`` has N >= 1 rows of
+    K entries, the training sequences; ``seed`` is in ``[0, 2**64)`` and names the stream (see
+    `muster_recipes.ssm.streams`); ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+
+    On one type of device the same arguments give the same students. It does not promise that two
+    device types, or two values of ``num_samples``, draw the same ones, nor the last bits of a loss
+    on processors with other vector instructions.
+    """
+    _check(h, w, dim, num_samples, seed, eps)
+    # Each device's module is imported on use: numpy serves the one, torch and Triton the other.
+    if _device_type(device) == "cpu":
+        from muster_recipes.ssm.sampler_cpu import sample_block_cpu
+
+        accepted, everything = sample_block_cpu(h, w, dim, num_samples, seed, eps)
+    else:
+        from muster_recipes.ssm.sampler_cuda import sample_block_cuda
+
+        accepted, everything = sample_block_cuda(h, w, dim, num_samples, seed, eps, device)
+    return BlockResult(accepted=accepted, all=everything)
+
+
+def _device_type(device: str) -> str:
+    """``"cpu"`` or ``"cuda"``."""
+    kind = device.partition(":")[0]
+    if kind not in _DEVICE_TYPES:
+        raise ValueError(
+            f"Cannot sample on device {device!r}: there is a sampler for "
+            f"{' and '.join(_DEVICE_TYPES)} only. Hint: use device='cpu'."
+        )
+    return kind
+
+
+def _check(
+    h: Sequence[float],
+    w: Sequence[Sequence[float]],
+    dim: int,
+    num_samples: int,
+    seed: int,
+    eps: float,
+) -> None:
+    """Refuse, before any work, arguments for which the result would mean nothing."""
+    if dim < 1 or num_samples < 1:
+        raise ValueError(
+            f"Cannot draw {num_samples} students of width {dim}: both must be at least 1."
+        )
+    if not h or not w:
+        raise ValueError(
+            f"Got {len(h)} lags and {len(w)} training sequences: there must be at least one of "
+            "each. Hint: sequence length k gives k - 1 lags."
+        )
+    for n, row in enumerate(w):
+        if len(row) != len(h):
+            raise ValueError(
+                f"Training sequence {n} has {len(row)} entries, but the teacher has {len(h)} lags: "
+                "w . S needs one entry per lag."
+            )
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"Seed {seed} is outside [0, 2**64). Hint: take it from stream_seed().")
+    if not all(math.isfinite(value) for row in (h, *w) for value in row):
+        raise ValueError(
+            f"Teacher response {list(h)} or training sequences {[list(row) for row in w]} are not "
+            "finite: every loss would be NaN and none would be accepted."
+        )
+    if not eps > 0:
+        raise ValueError(
+            f"eps is {eps}, but a loss is never negative and must be below it to be accepted."
+        )

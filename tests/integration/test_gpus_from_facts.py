@@ -1,0 +1,168 @@
+"""GPU placement end to end on recorded facts: real workers, leases and environment variables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster.base.errors import PlacementError
+from muster.devices.inventory import to_json
+from muster.devices.model import Device, Holder, Inventory
+
+TARGET = """
+import os, time
+
+def f(i: int, ctx, sleep: float = 0.05):
+    seen = os.environ["CUDA_VISIBLE_DEVICES"]
+    time.sleep(sleep)
+    if os.path.exists("broken") and seen == open("broken").read():
+        raise RuntimeError("this device is broken")
+    return {"seen": seen, "device": ctx.device, "pid": os.getpid()}
+"""
+
+
+def facts(num_gpus: int, holders: dict[int, tuple[Holder, ...]] | None = None) -> bytes:
+    held = holders or {}
+    return to_json(
+        Inventory(
+            devices=tuple(
+                Device(
+                    index=i,
+                    uuid=f"GPU-{i}",
+                    name="Recorded GPU",
+                    memory_total_mib=80_000,
+                    memory_used_mib=sum(h.used_mib or 0 for h in held.get(i, ())),
+                    holders=held.get(i, ()),
+                )
+                for i in range(num_gpus)
+            )
+        )
+    )
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "target.py").write_text(TARGET)
+    (tmp_path / "facts.json").write_bytes(facts(3))
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(run: muster.Run) -> list[dict[str, object]]:
+    table: list[dict[str, object]] = run.results().to_pylist()
+    return table
+
+
+def test_each_worker_sees_one_gpu_by_its_uuid(host: Path) -> None:
+    run = muster.sweep("target.py:f", grid={"i": range(12)})
+    assert {row["seen"] for row in rows(run)} == {"GPU-0", "GPU-1", "GPU-2"}
+    assert {row["metric_device"] for row in rows(run)} == {"cuda:0"}
+    labels = {(row["seen"], row["device"]) for row in rows(run)}
+    assert labels == {("GPU-0", "cuda:0"), ("GPU-1", "cuda:1"), ("GPU-2", "cuda:2")}
+
+
+def test_a_task_with_two_gpus_sees_both(host: Path) -> None:
+    run = muster.sweep("target.py:f", grid={"i": range(4)}, gpus_per_task=2)
+    assert {row["seen"] for row in rows(run)} == {"GPU-0,GPU-1"}
+
+
+def test_workers_share_a_gpu(host: Path) -> None:
+    run = muster.sweep("target.py:f", grid={"i": range(12)}, max_gpus=1, per_gpu=3)
+    assert {row["seen"] for row in rows(run)} == {"GPU-0"}
+    assert len({row["pid"] for row in rows(run)}) == 3
+
+
+def test_a_busy_gpu_is_left_alone_unless_forced(host: Path) -> None:
+    holder = Holder(pid=4711, user="bob", used_mib=9000)
+    (host / "facts.json").write_bytes(facts(2, {1: (holder,)}))
+    run = muster.sweep("target.py:f", grid={"i": range(4)}, run_dir="a")
+    assert {row["seen"] for row in rows(run)} == {"GPU-0"}
+    run = muster.sweep("target.py:f", grid={"i": range(8)}, run_dir="b", force=True)
+    assert {row["seen"] for row in rows(run)} == {"GPU-0", "GPU-1"}
+
+
+def test_two_runs_on_a_host_do_not_share_a_gpu(host: Path) -> None:
+    call = (
+        "import muster; muster.sweep('target.py:f', grid={'i': range(4), 'sleep': [0.5]}, "
+        "devices='2', run_dir='first')"
+    )
+    first = subprocess.Popen([sys.executable, "-c", call])
+    leases = host / "leases"
+    while not list(leases.glob("*.json")) or len(list(leases.glob("*.json"))) < 2:
+        time.sleep(0.02)
+    run = muster.sweep("target.py:f", grid={"i": range(4)}, run_dir="second")
+    assert first.wait() == 0
+    first_seen = {row["seen"] for row in rows(muster.Run("first"))}
+    assert first_seen.isdisjoint({row["seen"] for row in rows(run)})
+
+
+def test_a_gpu_that_fails_everything_is_quarantined_and_its_tasks_run_elsewhere(
+    host: Path,
+) -> None:
+    (host / "broken").write_text("GPU-1")
+    run = muster.sweep("target.py:f", grid={"i": range(20)}, devices="2")
+    table = rows(run)
+    assert {row["state"] for row in table} == {"done"}
+    assert {row["seen"] for row in table} == {"GPU-0"}
+    events = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    quarantined = [event["text"] for event in events if event["event"] == "quarantined"]
+    assert len(quarantined) == 1
+    assert quarantined[0].startswith("cuda:1: it failed")
+    assert "3 tasks" in quarantined[0]
+    assert "this device is broken" in quarantined[0]
+
+
+def test_packing_follows_the_memory_that_the_driver_shows(host: Path) -> None:
+    """One worker at first; 20,000 MiB each of 80,000 leave room for three (10 % headroom)."""
+    stop = threading.Event()
+
+    def driver() -> None:
+        while not stop.is_set():
+            status = host / "run" / "status.json"
+            try:
+                workers = json.loads(status.read_bytes())["workers"]
+            except (OSError, ValueError):
+                workers = []
+            pids = [w["pid"] for w in workers if w["pid"]]
+            held = tuple(Holder(pid=pid, used_mib=20_000) for pid in pids)
+            text = facts(1).decode()
+            if held:
+                record = json.loads(text)
+                record["devices"][0]["holders"] = [
+                    {"pid": h.pid, "user": None, "used_mib": h.used_mib, "command": None}
+                    for h in held
+                ]
+                text = json.dumps(record)
+            beside = host / "facts.new"
+            beside.write_text(text)
+            beside.replace(host / "facts.json")
+            time.sleep(0.05)
+
+    (host / "facts.json").write_bytes(facts(1))
+    thread = threading.Thread(target=driver)
+    thread.start()
+    try:
+        run = muster.sweep(
+            "target.py:f", grid={"i": range(60), "sleep": [0.2]}, per_gpu="auto", run_dir="run"
+        )
+    finally:
+        stop.set()
+        thread.join()
+    workers_seen = {row["device"] for row in rows(run)}
+    assert {row["state"] for row in rows(run)} == {"done"}
+    assert workers_seen == {"cuda:0", "cuda:0/1", "cuda:0/2"}
+
+
+def test_more_gpus_than_there_are(host: Path) -> None:
+    with pytest.raises(PlacementError, match="this host has 3 visible GPUs"):
+        muster.sweep("target.py:f", grid={"i": [1]}, devices="5")

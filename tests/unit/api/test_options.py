@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from muster.api.options import SweepOptions, parse_duration
+from muster.base.errors import UsageError
+from muster.cli.flags import FaultFlags, PlacementFlags, RunFlags, join_repeated, options_from
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1h30m", 5400), ("1d", 86400),
+     ("500ms", 0.5), ("1.5h", 5400)],
+)  # fmt: skip
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text, "--timeout") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "abc", "10 parsecs", "-5", "1h-30m", "5x"])
+def test_a_duration_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--timeout"):
+        parse_duration(text, "--timeout")
+
+
+def _options(**place: object) -> SweepOptions:
+    return options_from(PlacementFlags(**place), FaultFlags(), RunFlags())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices", "gpu_ids", "max_gpus"),
+    [
+        ({}, "auto", None, None),
+        ({"devices": "cpu:8"}, "cpu:8", None, None),
+        ({"gpus": "4"}, "4", None, None),
+        ({"gpus": "0,2"}, "0,2", None, None),
+        ({"gpu_ids": "0"}, "auto", "0", None),
+        ({"num_gpus": 3}, "3", None, None),
+        ({"world_size": 2}, "2", None, None),
+        ({"max_gpus": 2}, "auto", None, 2),
+        ({"no_multi_gpu": True}, "auto", None, 1),
+    ],
+)
+def test_every_alias_means_what_it_says(
+    flags: dict[str, object], devices: str, gpu_ids: str | None, max_gpus: int | None
+) -> None:
+    options = _options(**flags)
+    assert (options.devices, options.gpu_ids, options.max_gpus) == (devices, gpu_ids, max_gpus)
+
+
+def test_two_choices_of_devices_are_refused() -> None:
+    with pytest.raises(UsageError, match="--devices and --gpu-ids each choose the devices"):
+        _options(devices="cpu", gpu_ids="1")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"retries": -1}, "--retries -1 is too small"),
+        ({"gpus_per_task": 0}, "--gpus-per-task 0 is too small"),
+        ({"timeout_s": 0.0}, "leaves no time to run"),
+        ({"per_gpu": 0}, "--per-gpu 0 is too small"),
+        ({"max_gpus": 0}, "--max-gpus 0 leaves no GPU"),
+        ({"checkpoint_interval_s": 0.0}, "is not a time"),
+    ],
+)
+def test_impossible_values_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SweepOptions(**values)  # type: ignore[arg-type]
+
+
+def test_repeated_grids_become_one_flag() -> None:
+    words = ["t.py:f", "--grid", "a=1", "--seeds", "3", "--grid=b=2", "--grid", "c=3", "d=4"]
+    joined = join_repeated(words, ("--grid",))
+    assert joined == ["t.py:f", "--seeds", "3", "--grid", "a=1", "b=2", "c=3", "d=4"]
