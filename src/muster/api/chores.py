@@ -39,8 +39,10 @@ class Chores:
         slots: tuple[SlotSpec, ...],
         clock: Clock,
     ) -> None:
-        self._folder = folder
-        self._clock = clock
+        self.folder = folder
+        self.settings = settings
+        self.slots = slots
+        self.clock = clock
         self._interval_s = options.checkpoint_interval_s
         self._signals = 0
         self._answered = 0
@@ -61,6 +63,7 @@ class Chores:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+        self.folder.status_json.unlink(missing_ok=True)
         if self._exporter is not None:
             self._exporter.wait()
 
@@ -76,36 +79,29 @@ class Chores:
 
     def do(self, view: RunView) -> tuple[list[Event], list[Wish]]:
         """Twice a second: requests of other processes, status, export, packing."""
-        now = self._clock.monotonic_s()
+        now = self.clock.monotonic_s()
         if now >= self._status_due_s:
             self._status_due_s = now + _STATUS_EVERY_S
             self._write_status(view)
         if now >= self._export_due_s:
             self._export_due_s = now + self._interval_s
             self._start_export()
-        wishes = [Wish(what) for what in take_requests(self._folder)]
+        wishes = [Wish(what) for what in take_requests(self.folder)]
         events: list[Event] = self._packing.sample(view) if self._packing else []
         return events, wishes
-
-    def finish(self) -> None:
-        """The run has ended: nothing is live any more."""
-        self._folder.status_json.unlink(missing_ok=True)
-        if self._exporter is not None:
-            self._exporter.wait()
-            self._exporter = None
 
     def _write_status(self, view: RunView) -> None:
         record = view._asdict()
         record["workers"] = [line._asdict() for line in view.workers]
         with suppress(OSError):  # a picture for others; the disk's state shows in the ledger
-            write_json(self._folder.status_json, record)
+            write_json(self.folder.status_json, record)
 
     def _start_export(self) -> None:
         """In a process of its own: pyarrow would double the coordinator's memory."""
         if self._exporter is not None and self._exporter.poll() is None:
             return
         self._exporter = subprocess.Popen(
-            [sys.executable, "-m", "muster.farm.export", str(self._folder.path)],
+            [sys.executable, "-m", "muster.farm.export", str(self.folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -85,18 +85,28 @@ class Run:
 
     def status(self) -> Status:
         is_running = is_held(self.folder)
-        with LedgerReader(self.folder.ledger) as ledger:
-            counts, retried = ledger.counts(), ledger.num_retried()
-            is_enqueued = ledger.meta("enqueued") is not None
-        names = {TaskState.READY: "waiting", TaskState.CLAIMED: "claimed"}
+        counts, retried, is_enqueued = dict.fromkeys(TaskState, 0), 0, False
+        if self.folder.ledger.exists():
+            with LedgerReader(self.folder.ledger) as ledger:
+                counts, retried = ledger.counts(), ledger.num_retried()
+                is_enqueued = ledger.meta("enqueued") is not None
+        live = self._live() if is_running else None
+        running = int(live["num_running"]) if live else 0
+        open_tasks = counts[TaskState.READY] + counts[TaskState.CLAIMED]
         return Status(
             name=self.folder.name,
             path=str(self.path),
             is_running=is_running,
-            counts={names.get(s, s.name.lower()): n for s, n in counts.items()},
+            counts={
+                "done": counts[TaskState.DONE],
+                "failed": counts[TaskState.FAILED],
+                "cancelled": counts[TaskState.CANCELLED],
+                "running": min(running, open_tasks),
+                "waiting": max(0, open_tasks - running),
+            },
             num_retried=retried,
             is_enqueued=is_enqueued,
-            live=self._live() if is_running else None,
+            live=live,
         )
 
     def results(self) -> pa.Table:

@@ -53,11 +53,10 @@ def plain_line(view: RunView) -> str:
 
 
 def summary_line(name: str, counts: Mapping[str, int], elapsed_s: float) -> str:
-    words = {"waiting": "not run", "claimed": "not run"}
-    merged: dict[str, int] = {}
-    for state, number in counts.items():
-        merged[words.get(state, state)] = merged.get(words.get(state, state), 0) + number
-    shown = ", ".join(f"{n:,} {state}" for state, n in merged.items() if n or state == "done")
+    words = {"waiting": "not run", "running": "cut short"}
+    shown = ", ".join(
+        f"{n:,} {words.get(state, state)}" for state, n in counts.items() if n or state == "done"
+    )
     total = sum(counts.values())
     plural = "" if total == 1 else "s"
     return f"{name}: {total:,} task{plural}: {shown}, in {human_duration(elapsed_s)}"

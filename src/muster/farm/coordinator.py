@@ -152,16 +152,16 @@ class Coordinator:
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.late or decisions.fetch or decisions.starts
         )  # fmt: skip
-        deaths = [e for e in events if isinstance(e, WorkerDied | TargetBroken)]
-        if has_records or deaths or self._feeding or self._refetch or self._cancelling:
+        deaths = [event for event in events if isinstance(event, WorkerDied)]
+        broken = [event for event in events if isinstance(event, TargetBroken)]
+        if has_records or deaths or broken or self._feeding or self._refetch or self._cancelling:
             self._ledger.begin()
             self._record(decisions, deaths)
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
             self._publish(decisions)
-            for event in events:
-                if isinstance(event, TargetBroken):  # what came with it has been recorded
-                    raise TargetError(event.message)
+            if broken:  # what came with it has been recorded
+                raise TargetError(broken[0].message)
             self._obey(decisions, now)
             if fetched is not None:
                 self._obey_next(fetched, now)
@@ -199,7 +199,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ recording
 
-    def _record(self, decisions: Decisions, deaths: list[WorkerDied | TargetBroken]) -> None:
+    def _record(self, decisions: Decisions, deaths: list[WorkerDied]) -> None:
         ledger = self._ledger
         if self._feeding:
             self._feed()
@@ -217,8 +217,7 @@ class Coordinator:
         for worker_id, finished in decisions.late:
             ledger.record_late(worker_id, finished)
         for death in deaths:
-            if isinstance(death, WorkerDied):
-                ledger.worker_ended(death.worker_id, death.reason)
+            ledger.worker_ended(death.worker_id, death.reason)
         self._record_starts(decisions)
 
     def _record_starts(self, decisions: Decisions) -> None:
@@ -233,10 +232,12 @@ class Coordinator:
         return store_value(self._plan.folder, self._ledger.key_of(task_id).hex(), value)
 
     def _publish(self, decisions: Decisions) -> None:
+        folder = self._plan.folder
+        has_checkpoints = bool(decisions.done) and folder.checkpoints.exists()
         for record in decisions.done:
-            if record.finished.files:
+            if record.finished.files or has_checkpoints:
                 key = self._ledger.key_of(record.task_id).hex()
-                publish(self._plan.folder, key, record.token)
+                publish(folder, key, record.token)
 
     def _feed(self) -> None:
         chunk = list(itertools.islice(self._plan.feed, _FEED_CHUNK))

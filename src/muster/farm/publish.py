@@ -25,14 +25,16 @@ def store_value(folder: RunFolder, key: str, value: bytes) -> tuple[bytes | None
 
 
 def publish(folder: RunFolder, key: str, token: int) -> None:
-    """Make the folder of an accepted attempt the task's artifact; again is no harm."""
+    """Make the folder of an accepted attempt the task's artifact, and drop its checkpoint.
+
+    Does nothing for what is not there, so that doing it again is no harm.
+    """
     source, target = folder.attempt(key, token), folder.artifact(key)
-    if not source.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(source, target)
+    if source.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(source, target)
     folder.checkpoint(key).unlink(missing_ok=True)
 
 

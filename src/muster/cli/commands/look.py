@@ -150,7 +150,7 @@ def cancel(argv: list[str]) -> int:
 
 def _state(counts: object) -> str:
     assert isinstance(counts, dict)
-    if counts["waiting"] or counts["claimed"]:
+    if counts["waiting"] or counts["running"]:
         return "stopped"
     if counts["cancelled"]:
         return "cancelled"

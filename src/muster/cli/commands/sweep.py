@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import SweepOptions
+from muster.api.placing import placement_lines
 from muster.api.runs import Run
-from muster.api.sweep import Prepared, placement_lines, prepare, run_workload
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli import output
@@ -77,7 +78,8 @@ def run_and_sum_up(
     """Run with the right screen, then say what came of it; returns the exit code."""
     began = time.monotonic()
     with output.make_screen(is_quiet=quiet, is_json=as_json) as screen:
-        run = run_workload(workload, options, show=screen.show, argv=argv, say=screen.line)
+        audience = Audience(show=screen.show, say=screen.line, argv=tuple(argv))
+        run = run_workload(workload, options, audience)
     seconds = time.monotonic() - began
     made: list[str] = []
     if workload.recipe is not None:

@@ -12,7 +12,6 @@ from muster.base.processes import IS_LINUX
 from muster.base.settings import child_environment
 from muster.farm.executors import warden
 
-
 _GOODBYE_S = 5.0
 
 

@@ -6,6 +6,8 @@ and what tasks print goes to the screen.
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.model import Finished, SlotSpec, Task
-from muster.farm.worker.perform import Order, Performer
+from muster.farm.worker.perform import Order, Performer, describe
 
 
 class InlineExecutor:
@@ -31,6 +33,7 @@ class InlineExecutor:
         self._calls: deque[tuple[int, list[Task]]] = deque()
         self._events: list[Event] = []
         self._alive: set[int] = set()
+        self._ending: set[int] = set()
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
         def send_progress(task_id: int, text: str) -> None:
@@ -48,6 +51,10 @@ class InlineExecutor:
         except MusterError as error:
             self._events.append(TargetBroken(worker_id, str(error), ""))
             return ""
+        except Exception as error:  # the user's module may raise anything at import
+            message = f"Loading the target failed: {describe(error)}"
+            self._events.append(TargetBroken(worker_id, message, traceback.format_exc()))
+            return ""
         self._alive.add(worker_id)
         self._events.append(WorkerReady(worker_id, 0))
         return ""
@@ -59,21 +66,31 @@ class InlineExecutor:
             self._calls.extend((worker_id, [task]) for task in tasks)
 
     def revoke(self, worker_id: int) -> None:
+        if worker_id not in self._alive:
+            return
         mine = [tasks for owner, tasks in self._calls if owner == worker_id]
         self._calls = deque(call for call in self._calls if call[0] != worker_id)
         self._events.append(Returned(worker_id, [t.task_id for tasks in mine for t in tasks]))
 
     def end(self, worker_id: int, *, kill: bool) -> None:
+        if worker_id not in self._alive:
+            return
         if kill:
             self._calls = deque(call for call in self._calls if call[0] != worker_id)
-        if worker_id in self._alive:
-            self._alive.remove(worker_id)
-            self._events.append(WorkerDied(worker_id, 0, None, "ended"))
+        self._ending.add(worker_id)
 
     def poll(self, timeout_s: float) -> list[Event]:
         if self._calls and not self._events:
             worker_id, tasks = self._calls.popleft()
-            self._events.append(Results(worker_id, self._perform(tasks)))
+            finished = self._perform(tasks)
+            self._events.append(Results(worker_id, finished))
+        busy = {owner for owner, _ in self._calls}
+        for worker_id in sorted(self._ending - busy):
+            self._ending.remove(worker_id)
+            self._alive.remove(worker_id)
+            self._events.append(WorkerDied(worker_id, 0, None, "ended"))
+        if not self._events:
+            time.sleep(timeout_s)  # nothing happens here but what the caller asks for
         events, self._events = self._events, []
         return events
 

@@ -1,0 +1,175 @@
+"""Runs a workload to its end: the folder, the devices, the ledger, then the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from muster.api.chores import Chores
+from muster.api.ledgers import open_ledger
+from muster.api.lock import hold
+from muster.api.options import SweepOptions
+from muster.api.placing import placement_lines, slots_of, take_devices, would_take
+from muster.api.plans import choose_folder, open_plan
+from muster.api.runs import Run, refresh_export
+from muster.api.stored import StoredRun, check_same_plan, read_stored
+from muster.api.workload import Workload
+from muster.base.atomic_files import explain_os_error
+from muster.base.clock import SystemClock
+from muster.base.errors import SetupError, UnknownNameError
+from muster.base.journal import Journal
+from muster.base.run_folder import RunFolder
+from muster.base.settings import read_settings
+from muster.devices.placement import Placement
+from muster.devices.samples import MemorySampler
+from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
+from muster.farm.decide import Policy
+from muster.farm.executors.base import Assignment
+from muster.farm.executors.table import EXECUTORS, make_executor
+from muster.farm.ledger.store import Ledger
+from muster.farm.lifecycle import RetryPolicy
+from muster.farm.publish import publish_after_crash
+from muster.farm.view import RunView
+
+Show = Callable[[RunView], None]
+
+
+def _show_nothing(view: RunView) -> None:
+    return
+
+
+def _say_nothing(line: str) -> None:
+    return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who watches: ``show`` gets pictures while it runs, ``say`` lines about how it is run.
+
+    ``argv`` is the command line that `muster resume` will repeat.
+    """
+
+    show: Show = _show_nothing
+    say: Callable[[str], None] = _say_nothing
+    argv: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything decided before anything is started: what ``--dry-run`` shows."""
+
+    workload: Workload
+    options: SweepOptions
+    folder: RunFolder
+    placement: Placement
+    is_new: bool
+
+
+def prepare(workload: Workload, options: SweepOptions) -> Prepared:
+    """The first half of a run: what would be run, where, by whom. Changes nothing on disk."""
+    folder = choose_folder(workload, options)
+    if folder.exists():
+        check_same_plan(read_stored(folder), workload, options, has_results=True)
+    return Prepared(
+        workload=workload,
+        options=options,
+        folder=folder,
+        placement=would_take(options, read_settings()),
+        is_new=not folder.exists(),
+    )
+
+
+def run_workload(workload: Workload, options: SweepOptions, audience: Audience) -> Run:
+    """Run a workload, or continue it; the engine behind ``muster.sweep`` and the command.
+
+    Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
+    """
+    if options.executor not in EXECUTORS:
+        raise UnknownNameError("executor", options.executor, EXECUTORS)
+    settings = read_settings()
+    folder = choose_folder(workload, options)
+    try:
+        with ExitStack() as stack:
+            placement, leases = take_devices(options, folder.name, settings)
+            for lease in leases:
+                stack.enter_context(lease)
+            folder.create()
+            stack.enter_context(hold(folder))
+            stored = open_plan(workload, options, folder, audience.argv)
+            for line in placement_lines(placement, options):
+                audience.say(line)
+            ledger = open_ledger(folder, stored.run_id, settings)
+            stack.callback(ledger.close)
+            chores = Chores(folder, options, settings, slots_of(placement), SystemClock())
+            with chores:
+                ending = _coordinate(workload, options, stored, ledger, chores, audience)
+            refresh_export(folder)
+    except OSError as error:
+        raise explain_os_error(error, "use the run folder", folder.path) from error
+    _check_usable(folder, ending)
+    return Run(folder.path, ending=ending)
+
+
+def _coordinate(
+    workload: Workload,
+    options: SweepOptions,
+    stored: StoredRun,
+    ledger: Ledger,
+    chores: Chores,
+    audience: Audience,
+) -> Ending:
+    folder, clock = chores.folder, chores.clock
+    numbers = _number_targets(ledger, workload)
+    publish_after_crash(folder, ledger.accepted)
+    targets = {numbers[spec.name]: spec for spec in workload.targets}
+    assignment = Assignment(
+        folder=folder,
+        run_id=stored.run_id,
+        targets=targets,
+        held_mib=MemorySampler(chores.settings).used_by,
+    )
+    plan = Plan(
+        folder=folder,
+        targets=targets,
+        slots=chores.slots,
+        policy=policy_of(options),
+        total=workload.total,
+        feed=workload.feed(numbers),
+        plan_id=workload.plan_id,
+    )
+    hooks = Hooks(show=audience.show, wishes=chores.wishes, chores=chores.do, clock=clock)
+    journal = Journal(folder.events, clock)
+    try:
+        journal.write("start", tasks=workload.total, workers=[slot.label for slot in plan.slots])
+        executor = make_executor(options.executor, assignment)
+        ending = Coordinator(plan, ledger, executor, journal, hooks).run()
+        journal.write("end", **{state.name.lower(): n for state, n in ending.counts.items()})
+    finally:
+        journal.close()
+    return ending
+
+
+def policy_of(options: SweepOptions) -> Policy:
+    retry = RetryPolicy(retries=options.retries, exception_retries=options.retry_exceptions)
+    return Policy(retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going)
+
+
+def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:
+    """Name → number in the ledger; voids what a dead coordinator had claimed."""
+    ledger.begin()
+    numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
+    for name, digest in workload.code.items():
+        ledger.record_code(numbers[name], digest)
+    ledger.recover()
+    ledger.commit()
+    return numbers
+
+
+def _check_usable(folder: RunFolder, ending: Ending) -> None:
+    ended = sum(n for state, n in ending.counts.items() if state.is_final)
+    if ending.unusable and ended < sum(ending.counts.values()):
+        raise SetupError(
+            f"No worker is left to run tasks on: {ending.unusable}",
+            hint=f"see {folder.logs}; everything finished is saved, run the same command again.",
+        )

@@ -1,0 +1,87 @@
+"""Where a sweep's workers run: from options and this machine's devices to slots."""
+
+from __future__ import annotations
+
+from muster.api.options import SweepOptions
+from muster.api.packing import PerGpuAuto
+from muster.base.settings import Settings
+from muster.devices.inventory import discover
+from muster.devices.leases import Lease, place_and_lease
+from muster.devices.placement import (
+    DeviceRequest,
+    Placement,
+    parse_devices,
+    parse_gpu_ids,
+    place,
+)
+from muster.farm.model import SlotSpec
+
+
+def take_devices(
+    options: SweepOptions, run_name: str, settings: Settings
+) -> tuple[Placement, list[Lease]]:
+    """The placement and the leases that hold its GPUs; the caller keeps and releases them."""
+    return place_and_lease(
+        device_request(options),
+        discover(settings),
+        per_gpu=_per_gpu(options),
+        gpus_per_task=options.gpus_per_task,
+        force=options.force,
+        run_name=run_name,
+        settings=settings,
+    )
+
+
+def would_take(options: SweepOptions, settings: Settings) -> Placement:
+    """The placement without leases, for ``--dry-run``."""
+    return place(
+        device_request(options),
+        discover(settings),
+        per_gpu=_per_gpu(options),
+        gpus_per_task=options.gpus_per_task,
+        cpu_count=settings.cpu_count,
+        force=options.force,
+    )
+
+
+def _per_gpu(options: SweepOptions) -> int:
+    return PerGpuAuto.CAP if options.per_gpu == "auto" else options.per_gpu
+
+
+def device_request(options: SweepOptions) -> DeviceRequest:
+    if options.gpu_ids is not None:
+        return parse_gpu_ids(options.gpu_ids)
+    if options.max_gpus is not None and options.devices == "auto":
+        return DeviceRequest(
+            kind="auto", count=options.max_gpus, text=f"--max-gpus {options.max_gpus}"
+        )
+    return parse_devices(options.devices)
+
+
+def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
+    """What a user should know about where the workers run."""
+    labels = [slot.label for slot in placement.slots]
+    if options.per_gpu == "auto":
+        labels = [label for label in labels if "/" not in label]
+    shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
+    lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
+    if options.per_gpu == "auto" and placement.slots[0].kind == "cuda":
+        lines[0] += f", then up to {PerGpuAuto.CAP} on each as memory allows"
+    lines += [f"left alone {item.device}: {item.reason}" for item in placement.skipped]
+    lines += list(placement.notes)
+    return lines
+
+
+def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:
+    return tuple(
+        SlotSpec(
+            slot_id=slot.slot_id,
+            label=slot.label,
+            devices=slot.device_uuids,
+            kind=slot.kind,
+            visible_devices=slot.visible_devices,
+            num_threads=slot.num_threads,
+            memory_mib=slot.memory_mib,
+        )
+        for slot in placement.slots
+    )
