@@ -28,7 +28,10 @@ from muster.farm.view import RunView
 
 #: Results that arrive within this time share one commit.
 GATHER_S = 0.004
-_FEED_CHUNK = 1000
+#: Tasks listed per turn: few at first, so that the first task starts at once; many in a large
+#: plan, because each commit rewrites pages all over the index of keys.
+_FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
+_LARGE_PLAN = 50_000
 _VIEW_EVERY_S = 0.1
 _CHORES_EVERY_S = 0.5
 _GOODBYE_S = 5.0
@@ -99,6 +102,7 @@ class Coordinator:
         )
         self._picture = Picture(plan.folder.name, plan.total, hooks.clock.monotonic_s())
         self._slots = {slot.slot_id: slot for slot in plan.slots}
+        self._chunk = _FIRST_CHUNK
         self._feeding = ledger.meta("enqueued") != plan.plan_id
         self._refetch = False
         self._cancelling = False
@@ -201,6 +205,7 @@ class Coordinator:
 
     def _record(self, decisions: Decisions, deaths: list[WorkerDied]) -> None:
         ledger = self._ledger
+        self._record_starts(decisions)  # first: processes start while the rest is recorded
         if self._feeding:
             self._feed()
         if decisions.done:
@@ -218,7 +223,6 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
-        self._record_starts(decisions)
 
     def _record_starts(self, decisions: Decisions) -> None:
         for slot_id, worker_id in decisions.starts:
@@ -240,9 +244,13 @@ class Coordinator:
                 publish(folder, key, record.token)
 
     def _feed(self) -> None:
-        chunk = list(itertools.islice(self._plan.feed, _FEED_CHUNK))
-        self._picture.added(self._ledger.add_tasks(chunk) if chunk else 0)
-        if len(chunk) < _FEED_CHUNK:
+        asked, fed = self._chunk, itertools.count()
+        chunk = itertools.islice(self._plan.feed, asked)
+        # Not a list: a chunk of encoded tasks would be the largest thing in memory.
+        counted = (task for task, _ in zip(chunk, fed, strict=False))
+        self._picture.added(self._ledger.add_tasks(counted))
+        self._chunk = _CHUNK if self._plan.total < _LARGE_PLAN else _LARGE_CHUNK
+        if next(fed) < asked:
             self._feeding = False
             self._ledger.set_meta("enqueued", self._plan.plan_id)
 
@@ -253,7 +261,7 @@ class Coordinator:
             self._stopping = True
             return None
         if not count and self._refetch:
-            count = _FEED_CHUNK
+            count = _FIRST_CHUNK
         if not count:
             return None
         self._refetch = False

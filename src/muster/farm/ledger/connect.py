@@ -35,7 +35,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA cache_size = -16384")
-        database.execute("PRAGMA wal_autocheckpoint = 2000")
+        database.execute("PRAGMA wal_autocheckpoint = 4000")
         damage = database.execute("SELECT count(*) FROM meta").fetchone()
         assert damage is not None
         return database

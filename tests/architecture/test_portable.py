@@ -1,0 +1,58 @@
+"""Every module imports where Linux's modules and calls are missing.
+
+Not a run on Windows or macOS: it catches imports and names that exist on Linux only.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+SCRIPT = """
+import importlib, os, pkgutil, signal, sys
+
+missing = sys.argv[2].split(",")
+# What is imported from elsewhere keeps the platform it was built for.
+for name in ("selectors", "socket", "subprocess", "asyncio", "multiprocessing", "tempfile",
+             "shutil", "orjson", "filelock", "tyro", "rich.console", "rich.live", "pyarrow",
+             "pyarrow.csv", "pyarrow.parquet", "matplotlib", "numpy", "torch", "logging", "ctypes",
+             "concurrent.futures", "faulthandler", "importlib.metadata", "platform", "uuid"):
+    importlib.import_module(name)
+sys.platform = sys.argv[1]
+for name in missing:
+    sys.modules[name] = None
+if sys.platform == "win32":
+    for name in ("SIGKILL", "SIGHUP", "SIGUSR1"):
+        delattr(signal, name)
+    for name in ("killpg", "getpgrp", "fork", "WNOHANG", "pidfd_open", "sched_getaffinity",
+                 "posix_spawn", "posix_spawnp", "getppid", "waitid"):
+        if hasattr(os, name):
+            delattr(os, name)
+import muster, muster_recipes
+for package in (muster, muster_recipes):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__") and not module.name.endswith("_triton"):
+            importlib.import_module(module.name)
+from muster.cli.main import main
+sys.exit(main(["--help"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "missing"),
+    [("win32", "resource,fcntl,pwd,grp,termios"), ("darwin", "_winapi,winreg")],
+)
+def test_every_module_imports(platform: str, missing: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, platform, missing],
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

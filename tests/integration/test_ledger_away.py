@@ -1,0 +1,106 @@
+"""A run folder on a network file system: the ledger works on a local disk and is shipped home."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster.base.run_folder import RunFolder
+from muster.base.settings import Settings
+from muster.farm.ledger.place import choose_place, file_system_of
+from muster.farm.model import TaskState
+
+TARGET = """
+import os, time
+
+def f(i: int):
+    time.sleep(0.05)
+    with open("executions", "a") as file:
+        file.write(f"{i}\\n")
+    if i == 13:
+        raise ValueError("unlucky")
+    return {"square": i * i}
+"""
+
+MOUNTS = """\
+22 1 0:20 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:30 / /home rw,relatime - nfs4 server:/home rw
+31 30 0:31 / /home/local rw,relatime - xfs /dev/vdb rw
+32 22 0:32 / /mnt/with\\040space rw - fuse.sshfs host:/ rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data", "ext4"),
+        ("/home/ann/runs", "nfs4"),
+        ("/home/local/runs", "xfs"),
+        ("/homes", "ext4"),
+        ("/mnt/with space/x", "fuse.sshfs"),
+    ],
+)
+def test_the_nearest_mount_decides(path: str, kind: str) -> None:
+    assert file_system_of(Path(path), MOUNTS) == kind
+
+
+def test_a_local_folder_keeps_its_ledger(tmp_path: Path) -> None:
+    place = choose_place(RunFolder(tmp_path), "id", Settings())
+    assert place.path == tmp_path / "ledger.sqlite"
+    assert not place.is_away
+
+
+def test_what_was_shipped_survives_the_loss_of_the_local_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    local = tmp_path / "local"
+    monkeypatch.setenv("MUSTER_LEDGER_DIR", str(local))
+    Path("target.py").write_text(TARGET)
+    call = (
+        "import muster; muster.sweep('target.py:f', grid={'i': range(40)}, devices='cpu:2', "
+        "run_dir='run')"
+    )
+    first = subprocess.Popen([sys.executable, "-c", call])
+    segment = Path("run/ledger.segment")
+    while not segment.exists() or segment.read_bytes().count(b"\n") < 8:
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with segment.open("ab") as file:
+        file.write(b"0123 a torn line")
+    shipped = segment.read_bytes().count(b"\n")
+    shutil.rmtree(local)
+    time.sleep(0.5)
+    before = len(Path("executions").read_text().split())
+
+    run = muster.sweep("target.py:f", grid={"i": range(40)}, devices="cpu:2", run_dir="run")
+
+    rows = run.results().to_pylist()
+    assert {row["i"]: row["square"] for row in rows if row["i"] != 13} == {
+        i: i * i for i in range(40) if i != 13
+    }
+    assert run.counts()[TaskState.FAILED] == 1
+    again = len(Path("executions").read_text().split()) - before
+    assert again <= 40 - shipped
+    assert not segment.exists()
+    assert os.listdir(local)
+
+
+def test_the_shipped_ledger_is_readable_while_the_local_one_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUSTER_LEDGER_DIR", str(tmp_path / "local"))
+    Path("target.py").write_text(TARGET)
+    muster.sweep("target.py:f", grid={"i": range(4)}, devices="cpu:1", run_dir="run")
+    monkeypatch.delenv("MUSTER_LEDGER_DIR")
+    assert muster.Run("run").counts()[TaskState.DONE] == 4
