@@ -6,8 +6,9 @@ that its own memory stays small. Missing is empty, never 0.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,13 @@ SYSTEM = {
 }
 
 
-def rows(folder: RunFolder) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """Parameters, metrics and muster's own columns of every task, in the order of the plan."""
+#: Parameters, metrics, and what muster says, of one task.
+Row = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+_PARTS = {"param": 0, "metric": 1, "system": 2}
+
+
+def rows(folder: RunFolder) -> Iterator[Row]:
+    """Every task in the order of the plan."""
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
             yield codec.decode(row.payload), _metrics(folder, row), _system(folder, row)
@@ -82,10 +88,14 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     A metric or parameter whose name another part has already taken gets a prefix.
     """
     seen: dict[tuple[str, str], pa.DataType | None] = {}
-    for params, metrics, _ in rows(folder):
-        for part, values in (("param", params), ("metric", metrics)):
-            for name, value in values.items():
-                seen[part, name] = _widen(seen.get((part, name)), value)
+    with LedgerReader(folder.ledger) as ledger:
+        for row in ledger.tasks():
+            for part, values in (
+                ("param", codec.decode(row.payload)),
+                ("metric", _metrics(folder, row)),
+            ):
+                for name, value in values.items():
+                    seen[part, name] = _widen(seen.get((part, name)), value)
     table: dict[str, tuple[str, str, pa.DataType]] = {}
     for part in ("param", "metric"):
         for (owner, name), kind in seen.items():
@@ -97,8 +107,14 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     return table
 
 
+_FLOAT, _TEXT, _BOOL = pa.float64(), pa.string(), pa.bool_()
+_SIMPLE = {float: _FLOAT, str: _TEXT, bool: _BOOL}
+
+
 def _widen(kind: pa.DataType | None, value: Any) -> pa.DataType | None:
     """The type that holds what has been seen so far and ``value``; text if nothing else does."""
+    if kind is not None and _SIMPLE.get(type(value)) is kind:
+        return kind
     found = _type_of(value)
     if found is None or found == kind:
         return kind
@@ -119,17 +135,17 @@ def _type_of(value: Any) -> pa.DataType | None:
     if value is None:
         return None
     if isinstance(value, bool):
-        return pa.bool_()
+        return _BOOL
     if isinstance(value, int):
-        return pa.int64() if -(2**63) <= value < 2**63 else pa.string()
+        return pa.int64() if -(2**63) <= value < 2**63 else _TEXT
     if isinstance(value, float):
-        return pa.float64()
+        return _FLOAT
     if isinstance(value, list):
         inner: pa.DataType | None = None
         for item in value:
             inner = _widen(inner, item)
         return pa.list_(inner or pa.null())
-    return pa.string()
+    return _TEXT
 
 
 def _fit(value: Any, kind: pa.DataType) -> Any:
@@ -161,25 +177,22 @@ def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     schema = pa.schema([(name, kind) for name, (_, _, kind) in table.items()])
 
     def stream() -> Iterator[pa.RecordBatch]:
-        pending: list[list[Any]] = []
-        for params, metrics, system in rows(folder):
-            parts = {"param": params, "metric": metrics, "system": system}
-            pending.append([_fit(parts[part].get(n), k) for part, n, k in table.values()])
-            if len(pending) == _CHUNK:
-                yield _batch(pending, schema)
-                pending = []
-        if pending:
-            yield _batch(pending, schema)
+        all_rows = rows(folder)
+        while chunk := list(itertools.islice(all_rows, _CHUNK)):
+            arrays = [_column(chunk, *source) for source in table.values()]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return schema, stream()
 
 
-def _batch(pending: list[list[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [
-        pa.array(values, type=field.type)
-        for values, field in zip(zip(*pending, strict=True), schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _column(chunk: Sequence[Row], part: str, name: str, kind: pa.DataType) -> pa.Array:
+    """One column of some rows. Values that do not fit its type as they are, are made to."""
+    index = _PARTS[part]
+    values = [row[index].get(name) for row in chunk]
+    try:
+        return pa.array(values, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        return pa.array([_fit(value, kind) for value in values], type=kind)
 
 
 def export(folder: RunFolder, target: Path) -> int:

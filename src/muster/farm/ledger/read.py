@@ -10,6 +10,7 @@ from muster.farm.ledger.connect import explained, open_reader
 from muster.farm.model import TaskState
 
 _FETCH = 2000
+_STATES = {state.value: state for state in TaskState}
 
 
 class TaskRow(NamedTuple):
@@ -97,9 +98,8 @@ class LedgerReader:
             )  # fmt: skip
             while rows := cursor.fetchmany(_FETCH):
                 for row in rows:
-                    yield TaskRow._make(row)._replace(
-                        state=TaskState(row[4]), has_files=bool(row[8])
-                    )
+                    parts = (*row[:4], _STATES[row[4]], *row[5:8], bool(row[8]), *row[9:])
+                    yield TaskRow._make(parts)
 
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""
