@@ -97,7 +97,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             folder.create()
             stack.enter_context(hold(folder))
             stored = open_plan(workload, options, folder, audience.argv)
-            for line in placement_lines(placement, options):
+            for line in (*workload.warnings, *placement_lines(placement, options)):
                 audience.say(line)
             ledger = open_ledger(folder, stored.run_id, settings)
             stack.callback(ledger.close)

@@ -16,6 +16,10 @@ class RecipeTask(NamedTuple):
     priority: int = 0
 
 
+def _nothing_to_say(config: Any) -> list[str]:
+    return []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A ready-made workload for ``muster sweep NAME``.
@@ -28,6 +32,7 @@ class Recipe:
         count: how many tasks ``plan`` gives, without making them.
         summarise: rows of the exported table → rows of the recipe's own table.
         draw: those rows and a folder → the figures written there.
+        forecast: sentences to show before the start, such as work that will not pay.
         extendable: fields that may change between two commands on one run folder, because they
             only add tasks.
     """
@@ -40,3 +45,4 @@ class Recipe:
     summarise: Callable[[Any, Iterable[Mapping[str, Any]]], list[dict[str, Any]]]
     draw: Callable[[Any, list[dict[str, Any]], Path], list[Path]]
     extendable: frozenset[str] = frozenset()
+    forecast: Callable[[Any], list[str]] = _nothing_to_say

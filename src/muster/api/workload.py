@@ -142,6 +142,7 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
         parameters=(),
         recipe=recipe,
         config=config,
+        warnings=tuple(recipe.forecast(config)),
     )
 
 

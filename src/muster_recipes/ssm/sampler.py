@@ -11,7 +11,8 @@ and y. With r^2 = x^2 + y^2 exponential and the angle uniform and independent of
     e = x y = (p_1^2 - p_2) / 2,                           p_m = p_1 p_(m-1) - e p_(m-2)
 
 (Newton's identities for two variables) gives every power sum of the pair from one logarithm, one
-root and one sine. An entry without a partner (odd d) is r sin(phi) itself, for which p_2 = p_1^2
+root and one sine. Half a turn of phi suffices: phi and pi - phi are (x, y) and (y, x), which have
+the same powers. An entry without a partner (odd d) is r sin(phi) itself, for which p_2 = p_1^2
 and e = 0.
 """
 

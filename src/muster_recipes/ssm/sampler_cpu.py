@@ -95,9 +95,7 @@ class _Buffers:
         return _Buffers(*(pool[start : start + size] for start in starts))
 
 
-def add_student_sums(
-    bits: np.random.SFC64, layout: Layout, work: _Buffers, sums: Float64
-) -> None:
+def add_student_sums(bits: np.random.SFC64, layout: Layout, work: _Buffers, sums: Float64) -> None:
     """Draw one student per column of ``sums`` [K, students] and add its K power sums there."""
     students = sums.shape[1]
     for row in range(0, layout.num_pairs, layout.rows):
@@ -143,7 +141,7 @@ def polar_pairs(halves: npt.NDArray[np.uint32], dim: int, p1: Float32, p2: Float
     np.multiply(p2, np.float32(-4.0 / dim), out=p2)  # 2 r^2, the square of sqrt(2) r
     angle = halves[:size].view(np.float32)
     np.copyto(p1, halves[size:].view(np.int32), casting="unsafe")
-    # A sine of a uniform angle needs half a turn only: [-pi/2, pi/2].
+    # Half a turn, [-pi/2, pi/2]: the other half repeats the sines, with x and y exchanged.
     np.multiply(p1, np.float32(math.pi * 2.0**-32), out=p1)
     np.sin(p1, out=p1)
     np.sqrt(p2, out=angle)

@@ -153,9 +153,7 @@ def _moments_of(values: torch.Tensor) -> Moments:
     return Moments(values.numel(), float(mean.item()), float(squares.item()))
 
 
-def power_sums(
-    students: torch.Tensor, lags: int, dim: int, launch: int, seed: int
-) -> torch.Tensor:
+def power_sums(students: torch.Tensor, lags: int, dim: int, launch: int, seed: int) -> torch.Tensor:
     """Running power sums [lags, students], float32, of the students with these indices."""
     sums = torch.zeros((lags, len(students)), dtype=torch.float32, device=students.device)
     num_pairs = (dim + 1) // 2

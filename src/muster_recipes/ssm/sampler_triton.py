@@ -9,6 +9,9 @@ numbers per program are written. The accumulators have names rather than an inde
 has no arrays of registers; those above LAGS are never touched and the compiler drops them.
 """
 
+# Kernels are compiled from these functions with types of the device, which Python cannot name.
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
 from __future__ import annotations
 
 import triton
@@ -126,6 +129,7 @@ def sample_kernel(
     program = tl.program_id(0)
     student = program * BLOCK + tl.arange(0, BLOCK)
     zero = tl.zeros([BLOCK], dtype=tl.uint32)
+    signed_zero = tl.zeros([BLOCK], dtype=tl.int32)
     c0 = student.to(tl.uint32)
     c1 = zero + launch.to(tl.uint32)
     k0 = zero + key_low.to(tl.uint32)
@@ -141,7 +145,8 @@ def sample_kernel(
     s7 = tl.zeros([BLOCK], dtype=tl.float32)
     s8 = tl.zeros([BLOCK], dtype=tl.float32)
     for group in range((num_pairs + 1) // 2):
-        r0, r1, r2, r3 = tl.philox_impl(c0, c1, zero + group.to(tl.uint32), zero, k0, k1)
+        c2 = (signed_zero + group).to(tl.uint32)
+        r0, r1, r2, r3 = tl.philox_impl(c0, c1, c2, zero, k0, k1)
         last = num_pairs - 1
         s1, s2, s3, s4, s5, s6, s7, s8 = add_pair(
             r0, r1, 1.0, odd & (2 * group == last), scale,

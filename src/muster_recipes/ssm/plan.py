@@ -1,0 +1,102 @@
+"""The tasks of a configuration: blocks of Guess & Check, and cells of gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from muster import RecipeTask
+from muster_recipes.ssm.config import SsmConfig
+from muster_recipes.ssm.problem import Problem, make_problem
+from muster_recipes.ssm.theory import acceptance_rate
+
+_FEW = 10
+
+
+def plan(config: SsmConfig) -> Iterator[RecipeTask]:
+    """Gradient descent first (its joint calls are the longest tasks), then blocks, wide first."""
+    if config.gd:
+        for seed, rank, dim, problem in _cells(config):
+            yield RecipeTask("gd", _gd_params(config, seed, rank, dim, problem), priority=1)
+    if config.gnc:
+        for seed, rank, dim, problem in _cells(config):
+            for block in range(num_blocks(config)):
+                yield RecipeTask("gnc", _gnc_params(config, seed, rank, dim, block, problem))
+
+
+def count(config: SsmConfig) -> int:
+    """How many tasks ``plan`` gives."""
+    cells = len(config.all_seeds) * len(config.teacher_ranks) * len(config.student_dims)
+    return cells * (num_blocks(config) * config.gnc + config.gd)
+
+
+def num_blocks(config: SsmConfig) -> int:
+    """Blocks per cell; the last may be smaller."""
+    return -(-config.gnc_num_samples // config.gnc_batch_size)
+
+
+def block_size(config: SsmConfig, block: int) -> int:
+    return min(config.gnc_batch_size, config.gnc_num_samples - block * config.gnc_batch_size)
+
+
+def forecast(config: SsmConfig) -> list[str]:
+    """Warnings before hours are spent: cells in which hardly a guess will be accepted."""
+    if not config.gnc:
+        return []
+    poor = []
+    for seed, rank, dim, problem in _cells(config):
+        rate = acceptance_rate(problem, dim, config.eps_train)
+        if rate is not None and rate * config.gnc_num_samples < _FEW:
+            poor.append(f"seed {seed}, rank {rank}, d = {dim}")
+    if not poor:
+        return []
+    more = f" and {len(poor) - 3} more" if len(poor) > 3 else ""
+    return [
+        f"{len(poor)} cells will accept fewer than {_FEW} of {config.gnc_num_samples:,} guesses by "
+        f"the Gaussian estimate ({'; '.join(poor[:3])}{more}): "
+        "raise --gnc-num-samples or --eps-train."
+    ]
+
+
+def _cells(config: SsmConfig) -> Iterator[tuple[int, int, int, Problem]]:
+    dims = sorted(config.student_dims, reverse=True)
+    for seed in config.all_seeds:
+        for rank in config.teacher_ranks:
+            problem = make_problem(config, seed, rank)
+            for dim in dims:
+                yield seed, rank, dim, problem
+
+
+def _gnc_params(
+    config: SsmConfig, seed: int, rank: int, dim: int, block: int, problem: Problem
+) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "rank": rank,
+        "dim": dim,
+        "block": block,
+        "num_samples": block_size(config, block),
+        "alpha": list(problem.alpha),
+        "w": [list(row) for row in problem.w],
+        "eps": config.eps_train,
+    }
+
+
+def _gd_params(
+    config: SsmConfig, seed: int, rank: int, dim: int, problem: Problem
+) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "rank": rank,
+        "dim": dim,
+        "alpha": list(problem.alpha),
+        "w": [list(row) for row in problem.w],
+        "num_lags": len(problem.w[0]),
+        "num_sequences": len(problem.w),
+        "lr": config.gd_lr,
+        "epochs": config.gd_epochs,
+        "init_scale": config.gd_init_scale,
+        "optimizer": config.gd_optimizer,
+        "scheduler": config.gd_scheduler,
+        "init_type": config.gd_init_type,
+    }

@@ -1,0 +1,98 @@
+"""Teacher and data of a seed: pure functions of (seed, rank, settings)."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster import UsageError
+from muster_recipes.ssm.config import SsmConfig
+from muster_recipes.ssm.streams import stream_seed
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``alpha``: R teacher parameters. ``w``: N training sequences of K numbers each."""
+
+    alpha: tuple[float, ...]
+    w: tuple[tuple[float, ...], ...]
+
+    @property
+    def h(self) -> tuple[float, ...]:
+        """The teacher's impulse response h_m = Σ_i α_i^m for the lags m = 1 … K."""
+        return tuple(sum(a**m for a in self.alpha) for m in range(1, len(self.w[0]) + 1))
+
+
+def make_problem(config: SsmConfig, seed: int, rank: int) -> Problem:
+    """Draw the problem of a seed, or take it from ``config.data_file``.
+
+    α_i ~ N(0.5, 0.1²) and w ~ N(0, I), each from its own hashed stream, so that the data of a
+    seed do not change with the rank. A data file's single α stands for R equal ones.
+    """
+    if config.data_file is not None:
+        pairs = read_data_file(config.data_file, config)
+        pair = pairs[seed % len(pairs)]
+        if len(pair.alpha) == 1:
+            return Problem(pair.alpha * rank, pair.w)
+        if len(pair.alpha) != rank:
+            raise UsageError(
+                f"--data-file {config.data_file}, entry {seed % len(pairs)}: alpha has "
+                f"{len(pair.alpha)} values, but --teacher-ranks asks for rank {rank}.",
+                hint="give one value per rank, or a single value for any rank.",
+            )
+        return pair
+    lags = config.num_lags
+    if config.alpha is not None:
+        alpha = (config.alpha,) * rank
+    else:
+        stream = random.Random(stream_seed("ssm-teacher", seed, rank))
+        alpha = tuple(stream.gauss(0.5, 0.1) for _ in range(rank))
+    if config.input_e1:
+        w = tuple(tuple(float(m == 0) for m in range(lags)) for _ in range(config.num_sequences))
+    else:
+        stream = random.Random(stream_seed("ssm-data", seed))
+        w = tuple(
+            tuple(stream.gauss(0.0, 1.0) for _ in range(lags)) for _ in range(config.num_sequences)
+        )
+    return Problem(alpha, w)
+
+
+def read_data_file(path: Path, config: SsmConfig) -> list[Problem]:
+    """The pairs of a data file; UsageError names the entry that does not fit."""
+    try:
+        entries = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"Cannot read --data-file {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"--data-file {path} is not JSON: {error}.") from None
+    if not isinstance(entries, list) or not entries:
+        raise UsageError(f"--data-file {path} must hold a list with at least one entry.")
+    return [_read_entry(path, number, entry, config) for number, entry in enumerate(entries)]
+
+
+def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Problem:
+    where = f"--data-file {path}, entry {number}"
+    if not isinstance(entry, dict) or not {"alpha", "w_sequences"} <= set(entry):
+        raise UsageError(f'{where}: write {{"alpha": x or [..], "w_sequences": [[..]]}}.')
+    alpha = entry["alpha"] if isinstance(entry["alpha"], list) else [entry["alpha"]]
+    sequences = entry["w_sequences"]
+    if not alpha or not all(map(_is_number, alpha)):
+        raise UsageError(f"{where}: alpha must be a number or a list of numbers.")
+    if not isinstance(sequences, list) or not sequences:
+        raise UsageError(f"{where}: w_sequences must be a list of lists.")
+    for w in sequences:
+        if not isinstance(w, list) or len(w) != config.num_lags or not all(map(_is_number, w)):
+            raise UsageError(
+                f"{where}: each sequence needs {config.num_lags} numbers, because "
+                f"--sequence-length is {config.sequence_length}; found {w!r:.80}."
+            )
+    return Problem(
+        tuple(float(a) for a in alpha), tuple(tuple(float(x) for x in w) for w in sequences)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
