@@ -98,7 +98,7 @@ def learning_rate(settings: GdSettings, step: int) -> float:
     share = step / settings.epochs
     match settings.scheduler:
         case "step":
-            return settings.lr * 10.0 ** float(-math.floor(3 * share))
+            return float(settings.lr * 10.0 ** -math.floor(3 * share))
         case "exponential":
             return float(settings.lr * 0.01**share)
         case "cosine":
