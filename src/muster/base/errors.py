@@ -7,8 +7,7 @@ MusterError                 exit 3 unless a subclass says otherwise
 ├── SetupError              exit 3: this machine or this folder cannot do it
 │   ├── LedgerError         the ledger cannot be read or written
 │   └── PlacementError      no device to run on
-├── TargetError             exit 2: the user's target cannot be loaded or called
-└── Interrupted             exit 130: Ctrl-C or TERM; everything finished is saved
+└── TargetError             exit 2: the user's target cannot be loaded or called
 
 A message says what happened with which values, why it matters and what to do next.
 """
@@ -35,6 +34,8 @@ class MusterError(Exception):
 
 
 class UsageError(MusterError):
+    """The command line or the call is wrong; nothing was started."""
+
     exit_code = EXIT_USAGE
 
 
@@ -58,6 +59,8 @@ class TargetError(UsageError):
 
 
 class SetupError(MusterError):
+    """This machine or this folder cannot do it."""
+
     exit_code = EXIT_SETUP
 
 
@@ -69,5 +72,3 @@ class PlacementError(SetupError):
     """There is no device to run on."""
 
 
-class Interrupted(MusterError):
-    exit_code = EXIT_INTERRUPTED
