@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands' own help: ``python docs/generate_reference.py``."""
+"""Writes docs/reference/cli.md from the help of the commands themselves."""
 
 from __future__ import annotations
 

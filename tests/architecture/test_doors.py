@@ -54,7 +54,10 @@ def test_the_environment_is_read_in_one_module() -> None:
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             is_read = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
-            if is_read and place(path) not in ("muster/base/settings.py", "muster/gang/topology.py"):
+            if is_read and place(path) not in (
+                "muster/base/settings.py",
+                "muster/gang/topology.py",
+            ):
                 readers.append(place(path))
     assert readers == []
 

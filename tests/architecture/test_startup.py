@@ -51,9 +51,7 @@ def test_nothing_heavy_is_imported(start: str) -> None:
     # The ledger needs sqlite3 once a sweep is prepared; the rest must never come.
     allowed = set() if "--help" in start or start == "import muster" else {"sqlite3"}
     code = f"{start}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     assert loaded & set(HEAVY) <= allowed
 
@@ -67,7 +65,5 @@ run = muster.sweep(f"{folder}/t.py:f", grid={"x": [1, 2]}, devices="cpu:1", run_
 assert run.exit_code == 0
 print([name for name in ("torch", "numpy", "pyarrow") if name in sys.modules])
 """  # noqa: E501
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -70,5 +70,3 @@ class LedgerError(SetupError):
 
 class PlacementError(SetupError):
     """There is no device to run on."""
-
-

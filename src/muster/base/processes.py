@@ -78,13 +78,15 @@ def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0)
     """
     sessions = tuple(sessions)
     deadline = time.monotonic() + limit_s
+    killed: set[int] = set()
     while True:
         alive = find_marked(mark, sessions)
-        if not alive:
-            return []
         for pid in alive:
             send_signal(pid, KILL)
-        reap(alive)
+        killed.update(alive)
+        reap(killed)
+        if not alive:
+            return []
         if time.monotonic() > deadline:
             return alive
         time.sleep(0.002)
@@ -98,6 +100,7 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
     """
     deadline = time.monotonic() + 2.0
     me = os.getpid()
+    killed: set[int] = set()
     while True:
         table = {p.pid: p for p in _processes() if p.state not in "ZX"}
         needle = f"{RUN_MARKER}={mark}".encode()
@@ -113,11 +116,12 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
             more = {pid for pid, p in table.items() if p.parent in found} - found
             found |= more
             grown = bool(more)
-        if not found:
-            return []
         for pid in found:
             send_signal(pid, KILL)
-        reap(found)
+        killed |= found
+        reap(killed)  # those killed in an earlier round are dead by now
+        if not found:
+            return []
         if time.monotonic() > deadline:
             return sorted(found)
         time.sleep(0.002)

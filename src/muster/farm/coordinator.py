@@ -253,6 +253,7 @@ class Coordinator:
         if next(fed) < asked:
             self._feeding = False
             self._ledger.set_meta("enqueued", self._plan.plan_id)
+            self._journal.write("enqueued", tasks=self._picture.known)
 
     def _fetch(self, count: int) -> Fetched | None:
         if self._cancelling:

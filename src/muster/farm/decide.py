@@ -193,6 +193,7 @@ class Scheduler:
                 self._halve_call(task, finished, worker, out)
             else:
                 self._fail(task, record, worker.slot, now, out)
+            worker.has_shared = False
             if finished.poisoned:
                 worker.poisoned = True  # it ends itself, without beginning anything else
                 self._stop(worker, out)
@@ -208,11 +209,10 @@ class Scheduler:
             self._enqueue(task, front=True)
 
     def _on_death(self, event: WorkerDied, now: float, out: Decisions) -> None:
-        worker = self.roster.workers.pop(event.worker_id, None)
+        worker = self.roster.remove(event.worker_id)
         if worker is None:
             return
         slot = worker.slot
-        slot.worker_id = None
         if not worker.ready and not worker.stopping:
             self._start_failed(slot, event, now, out)
         tasks = list(worker.in_flight.values())
@@ -244,9 +244,7 @@ class Scheduler:
             record = AttemptRecord(head.task_id, head.token, worker.worker_id, named)
             self._fail(head, record, worker.slot, now, out)
 
-    def _halve_call(
-        self, task: Task, finished: Finished, worker: Worker, out: Decisions
-    ) -> None:
+    def _halve_call(self, task: Task, finished: Finished, worker: Worker, out: Decisions) -> None:
         """The call is to blame, not a task of it: smaller calls until the culprit is alone."""
         named = finished._replace(task_id=task.task_id, token=task.token)
         record = AttemptRecord(task.task_id, task.token, worker.worker_id, named)
@@ -351,7 +349,7 @@ class Scheduler:
         if self.policy.timeout_s is None:
             return
         for worker in self.roster.workers.values():
-            overdue = worker.in_flight and now - worker.head_since >= self._limit_s(worker)
+            overdue = worker.in_flight and now >= worker.head_since + self._limit_s(worker)
             if overdue and not worker.killing:
                 worker.killing = Outcome.TIMEOUT
                 worker.overdue = next(iter(worker.in_flight.values()))

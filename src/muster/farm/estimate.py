@@ -60,7 +60,8 @@ def remaining(
 
     List scheduling ends no later than (work left) / workers + the longest task, and no earlier
     than (work left) / workers. The mean's own uncertainty (two standard errors) and the spread
-    of the sum widen both. ``None`` until a task has ended.
+    of the sum widen both. Short tasks are the first to end, so the upper end also counts what
+    the running ones have taken so far. ``None`` until a task has ended.
     """
     if durations.count == 0 or num_workers == 0:
         return None
@@ -69,10 +70,14 @@ def remaining(
     running = [max(mean - elapsed, 0.0) for elapsed in elapsed_s]
     overdue = max((elapsed for elapsed in elapsed_s), default=0.0)
     work = num_waiting * mean + sum(running)
-    spread = 2.0 * sd * (
-        num_waiting / math.sqrt(durations.count) + math.sqrt(num_waiting + len(elapsed_s))
+    spread = (
+        2.0
+        * sd
+        * (num_waiting / math.sqrt(durations.count) + math.sqrt(num_waiting + len(elapsed_s)))
     )
     low = max(0.0, work - spread, max(running, default=0.0)) / workers
     tail = max(durations.longest_s, overdue) if num_waiting or elapsed_s else 0.0
-    high = (work + spread) / workers + tail * (1.0 - 1.0 / workers)
+    long_mean = mean + sum(elapsed_s) / durations.count
+    long_work = num_waiting * long_mean + sum(max(long_mean - e, 0.0) for e in elapsed_s)
+    high = (long_work + spread) / workers + tail * (1.0 - 1.0 / workers)
     return Interval(low, max(low, high))

@@ -39,6 +39,11 @@ class Picture:
     def added(self, count: int) -> None:
         self._known += count
 
+    @property
+    def known(self) -> int:
+        """Tasks in the ledger."""
+        return self._known
+
     def reopened(self, count: int) -> None:
         self._counts[TaskState.FAILED] -= count
 

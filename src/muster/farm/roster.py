@@ -35,6 +35,7 @@ class Worker:
     poisoned: bool = False
     revoking: bool = False
     solo_key: str = ""
+    has_shared: bool = False  # its device, since its head began, with one that is gone now
 
     @property
     def is_free(self) -> bool:
@@ -96,6 +97,14 @@ class Roster:
         slot.worker_id = worker.worker_id
         return worker
 
+    def remove(self, worker_id: int) -> Worker | None:
+        worker = self.workers.pop(worker_id, None)
+        if worker is not None:
+            worker.slot.worker_id = None
+            for sibling in self._workers_on(worker.slot.spec.device_key):
+                sibling.has_shared = bool(sibling.in_flight)
+        return worker
+
     def ready(self, worker_id: int) -> None:
         worker = self.workers.get(worker_id)
         if worker is not None:
@@ -122,9 +131,9 @@ class Roster:
         return bool(self._workers_on(device_key))
 
     def shares(self, slot: Slot) -> bool:
-        """Whether another worker is on the same device right now."""
-        key = slot.spec.device_key
-        return any(worker.slot is not slot for worker in self._workers_on(key))
+        """Whether another worker is on the same device, or was when the running task began."""
+        workers = self._workers_on(slot.spec.device_key)
+        return len(workers) > 1 or any(worker.has_shared for worker in workers)
 
     def _workers_on(self, device_key: str) -> list[Worker]:
         return [w for w in self.workers.values() if w.slot.spec.device_key == device_key]

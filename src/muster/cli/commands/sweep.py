@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,11 +51,15 @@ class _ShellFlags:
     """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
 
 
+#: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
+_TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
+
 _COMMON = {"place": PlacementFlags, "fault": FaultFlags, "run": RunFlags}
 
 
 def main(argv: list[str]) -> int:
     words, command = _split(argv)
+    words = _target_first(words)
     target = words[0] if words and not words[0].startswith("-") else ""
     if target in RECIPES and not command:
         workload, flags = _recipe(target, words[1:])
@@ -100,6 +105,16 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     if cut + 1 == len(argv):
         raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
     return argv[:cut], argv[cut + 1 :]
+
+
+def _target_first(words: list[str]) -> list[str]:
+    """Flags may come before the target: ``muster sweep --seeds 3 train.py:run``."""
+    if words and not words[0].startswith("-"):
+        return words
+    for position, word in enumerate(words):
+        if _TARGET.fullmatch(word) or word in RECIPES:
+            return [word, *words[:position], *words[position + 1 :]]
+    return words
 
 
 def _recipe(name: str, words: list[str]) -> tuple[Workload, Any]:

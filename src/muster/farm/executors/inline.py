@@ -60,6 +60,8 @@ class InlineExecutor:
         return ""
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
+        if worker_id not in self._alive:
+            return
         if together:
             self._calls.append((worker_id, list(tasks)))
         else:
@@ -106,6 +108,4 @@ class InlineExecutor:
 
 
 def order_of(task: Task) -> Order:
-    return Order(
-        task.task_id, task.token, task.target_id, task.key.hex(), task.token, task.payload
-    )
+    return Order(task.task_id, task.token, task.target_id, task.key.hex(), task.token, task.payload)

@@ -16,9 +16,9 @@ def create(path: Path) -> None:
     if path.exists():
         return
     beside = path.with_name(f".{path.name}.new")
-    for leftover in (beside, Path(f"{beside}-wal"), Path(f"{beside}-shm")):
-        leftover.unlink(missing_ok=True)
     with explained(path, "create"):
+        for leftover in (beside, Path(f"{beside}-wal"), Path(f"{beside}-shm")):
+            leftover.unlink(missing_ok=True)
         database = sqlite3.connect(beside, isolation_level=None)
         database.execute("PRAGMA page_size = 8192")
         database.execute("PRAGMA journal_mode = WAL")

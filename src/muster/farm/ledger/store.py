@@ -45,7 +45,8 @@ class Ledger:
         """``shipper``: set when the ledger lives away from its run folder (see ``place``)."""
         self._shipper = shipper
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with explained(path, "create"):
+            path.parent.mkdir(parents=True, exist_ok=True)
         is_lost = shipper is not None and not path.exists() and shipper.home.exists()
         if is_lost and shipper is not None:
             shutil.copyfile(shipper.home, path)

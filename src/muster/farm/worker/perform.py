@@ -207,9 +207,7 @@ def _seed_everything(key: str) -> None:
         torch.manual_seed(seed)
 
 
-def _explain(
-    error: BaseException, log: TaskLog
-) -> tuple[Outcome, str, str, int | None, bool]:
+def _explain(error: BaseException, log: TaskLog) -> tuple[Outcome, str, str, int | None, bool]:
     """Outcome, one line, traceback or log tail, signal, and whether the device is poisoned."""
     if isinstance(error, CommandFailed):
         outcome = Outcome.CRASH if error.signal else Outcome.EXCEPTION

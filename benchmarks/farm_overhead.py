@@ -1,0 +1,329 @@
+"""No-op tasks per second with durable results, beside peers in the same run.
+
+    python benchmarks/farm_overhead.py                 # 20,000 tasks, 5 rounds, about 8 minutes
+    python benchmarks/farm_overhead.py --quick
+
+Peers are measured when they can be imported (``pip install -e '.[bench]'``) or, for GNU parallel,
+when it is on the PATH. ``durable`` says after what a finished result is still there: nothing,
+the crash of a process, or the loss of power. Slow peers get fewer tasks; the column says how many.
+``whole`` counts from the call to its return, with the start of workers and, for muster, the table
+in Parquet and CSV; ``steady`` only from the first to the last result, for muster and peers alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from measuring import alternate, held, machine, summary, table, write_json
+
+WORKERS = 2
+TARGET = "def noop(i: int, seed: int = 0):\n    return {'i': i}\n"
+
+
+def noop(i: int) -> int:
+    return i
+
+
+class Steady:
+    """Seconds from the first to the last of ``count`` results."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+
+    def consume(self, results: Iterable[object], count: int) -> None:
+        iterator = iter(results)
+        next(iterator)
+        begin = time.perf_counter()
+        for _ in iterator:
+            pass
+        self.rate = (count - 1) / (time.perf_counter() - begin)
+
+
+class Contest:
+    """Each contender returns its whole rate and leaves its steady rate in ``steady``."""
+
+    def __init__(self, folder: Path, tasks: int, few: int) -> None:
+        self.folder = folder
+        self.tasks = tasks
+        self.few = few
+        self.steady: dict[str, list[float]] = {}
+        self.counts: dict[str, int] = {}
+
+    def _note(self, name: str, count: int, begin: float, steady: float) -> float:
+        self.steady.setdefault(name, []).append(steady)
+        self.counts[name] = count
+        return count / (time.perf_counter() - begin)
+
+    def muster_function(self) -> float:
+        import muster
+
+        target = self.folder / "noop.py"
+        target.write_text(TARGET)
+        run = self.folder / "muster-function"
+        shutil.rmtree(run, ignore_errors=True)
+        begin = time.perf_counter()
+        done = muster.sweep(
+            f"{target}:noop",
+            grid={"i": range(1000)},
+            seeds=self.tasks // 1000,
+            devices=f"cpu:{WORKERS}",
+            run_dir=run,
+        )
+        rate = self._note("muster, function", self.tasks, begin, _drain(run))
+        assert done.exit_code == 0
+        return rate
+
+    def muster_command(self) -> float:
+        import muster
+
+        run = self.folder / "muster-command"
+        shutil.rmtree(run, ignore_errors=True)
+        begin = time.perf_counter()
+        muster.sweep(
+            ["true", "{seed}"],
+            seeds=self.few,
+            devices=f"cpu:{WORKERS}",
+            run_dir=run,
+        )
+        return self._note("muster, command", self.few, begin, _drain(run))
+
+    def fork_exec(self) -> float:
+        begin = time.perf_counter()
+        workers = [
+            multiprocessing.Process(target=_spawn_trues, args=(self.few // WORKERS,))
+            for _ in range(WORKERS)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        rate = self.few / (time.perf_counter() - begin)
+        return self._note("raw fork+exec of true", self.few, begin, rate)
+
+    def process_pool_executor(self) -> float:
+        count, begin, steady = self.tasks, time.perf_counter(), Steady()
+        with ProcessPoolExecutor(WORKERS) as pool:
+            futures = [pool.submit(noop, i) for i in range(count)]
+            steady.consume(as_completed(futures), count)
+        return self._note("ProcessPoolExecutor", count, begin, steady.rate)
+
+    def pool(self) -> float:
+        count, begin, steady = self.tasks, time.perf_counter(), Steady()
+        with multiprocessing.Pool(WORKERS) as pool:
+            steady.consume(pool.imap_unordered(noop, range(count)), count)
+        return self._note("multiprocessing.Pool", count, begin, steady.rate)
+
+    def loky(self) -> float:
+        from loky import ProcessPoolExecutor as Loky
+
+        count, begin, steady = self.tasks, time.perf_counter(), Steady()
+        with Loky(WORKERS) as pool:
+            futures = [pool.submit(noop, i) for i in range(count)]
+            steady.consume(as_completed(futures), count)
+        return self._note("loky", count, begin, steady.rate)
+
+    def joblib(self) -> float:
+        from joblib import Parallel, delayed
+
+        count, begin = self.tasks, time.perf_counter()
+        with Parallel(n_jobs=WORKERS) as parallel:
+            parallel(delayed(noop)(i) for i in range(100))
+            warm = time.perf_counter()
+            parallel(delayed(noop)(i) for i in range(count))
+            steady = count / (time.perf_counter() - warm)
+        return self._note("joblib, auto batches", count, begin, steady)
+
+    def ray(self) -> float:
+        import ray
+
+        count, begin, steady = self.few, time.perf_counter(), Steady()
+        ray.init(
+            num_cpus=WORKERS,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.2",
+            logging_level="ERROR",
+            log_to_driver=False,
+        )
+        try:
+            task = ray.remote(noop)
+            waiting = [task.remote(i) for i in range(count)]
+
+            def results() -> Iterable[object]:
+                left = waiting
+                while left:
+                    done, left = ray.wait(left, num_returns=min(len(left), 100))
+                    yield from ray.get(done)
+
+            steady.consume(results(), count)
+        finally:
+            ray.shutdown()
+        return self._note("Ray tasks", count, begin, steady.rate)
+
+    def optuna(self) -> float:
+        count = max(20, self.few // 10)
+        journal = self.folder / "optuna.journal"
+        journal.unlink(missing_ok=True)
+        begin = time.perf_counter()
+        with ProcessPoolExecutor(WORKERS) as pool:
+            list(pool.map(_optuna_trials, [str(journal)] * WORKERS, [count // WORKERS] * WORKERS))
+        rate = count / (time.perf_counter() - begin)
+        return self._note("Optuna, journal file", count, begin, rate)
+
+    def gnu_parallel(self) -> float:
+        count = max(50, self.few // 4)
+        log = self.folder / "joblog"
+        log.unlink(missing_ok=True)
+        begin = time.perf_counter()
+        subprocess.run(
+            ["parallel", "-j", str(WORKERS), "--joblog", str(log), "true"],
+            input="\n".join(map(str, range(count))).encode(),
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+        rate = count / (time.perf_counter() - begin)
+        return self._note("GNU parallel, job log", count, begin, rate)
+
+    def sqlite(self) -> float:
+        path = self.folder / "floor.sqlite"
+        path.unlink(missing_ok=True)
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("CREATE TABLE results (id INTEGER PRIMARY KEY, value BLOB)")
+        count, begin = self.tasks, time.perf_counter()
+        for start in range(0, count, 100):
+            database.execute("BEGIN")
+            rows = [(i, b'{"i":1}') for i in range(start, start + 100)]
+            database.executemany("INSERT INTO results VALUES (?, ?)", rows)
+            database.execute("COMMIT")
+        rate = count / (time.perf_counter() - begin)
+        database.close()
+        return self._note("SQLite alone, groups of 100", count, begin, rate)
+
+
+DURABLE = {
+    "muster, function": "power loss",
+    "muster, command": "power loss",
+    "Optuna, journal file": "power loss",
+    "SQLite alone, groups of 100": "power loss",
+    "GNU parallel, job log": "process crash",
+}
+
+
+def _drain(run: Path) -> float:
+    """From the start of the first to the end of the last task; its commit is 10 ms later."""
+    database = sqlite3.connect(run / "ledger.sqlite")
+    count, seconds = database.execute(
+        "SELECT count(*), max(started_s + seconds) - min(started_s) FROM attempts"
+    ).fetchone()
+    database.close()
+    return float(count / (seconds + 0.01))
+
+
+def _spawn_trues(count: int) -> None:
+    environment = dict(os.environ)
+    for number in range(count):
+        os.waitpid(os.posix_spawnp("true", ["true", str(number)], environment), 0)
+
+
+def _optuna_trials(journal: str, count: int) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(journal)),
+        study_name="noop",
+        load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(),
+    )
+    study.optimize(lambda trial: 0.0, n_trials=count)
+
+
+def contenders(contest: Contest) -> dict[str, Callable[[], float]]:
+    found: dict[str, Callable[[], float]] = {
+        "muster, function": contest.muster_function,
+        "multiprocessing.Pool": contest.pool,
+        "ProcessPoolExecutor": contest.process_pool_executor,
+        "muster, command": contest.muster_command,
+        "raw fork+exec of true": contest.fork_exec,
+        "SQLite alone, groups of 100": contest.sqlite,
+    }
+    for package, name, run in (
+        ("joblib", "joblib, auto batches", contest.joblib),
+        ("loky", "loky", contest.loky),
+        ("optuna", "Optuna, journal file", contest.optuna),
+        ("ray", "Ray tasks", contest.ray),
+    ):
+        if importlib.util.find_spec(package):
+            found[name] = run
+        else:
+            print(f"{package} is not installed: not measured", file=sys.stderr)
+    if shutil.which("parallel"):
+        found["GNU parallel, job log"] = contest.gnu_parallel
+    else:
+        print("GNU parallel is not installed: not measured", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=int, default=20_000)
+    parser.add_argument("--few", type=int, default=4_000, help="tasks of slow contenders")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.quick:
+        args.tasks, args.few, args.repeats = 2_000, 200, 1
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        contest = Contest(Path(name), args.tasks, args.few)
+        whole = alternate(contenders(contest), args.repeats)
+    about = machine("joblib", "loky", "optuna", "ray")
+    print(f"{about['processor']}, {about['cores']} cores, {about['date']}, {about['versions']}")
+    ours = summary(contest.steady["muster, function"])["median"]
+    rows = []
+    record = {}
+    order = sorted(whole, key=lambda kind: -summary(contest.steady[kind])["median"])
+    for kind in order:
+        values = whole[kind]
+        steady, all_in = summary(contest.steady[kind]), summary(values)
+        record[kind] = {"steady": steady, "whole": all_in, "tasks": contest.counts[kind]}
+        rows.append(
+            [
+                kind,
+                f"{contest.counts[kind]:,}",
+                f"{steady['median']:,.0f}",
+                f"[{steady['low']:,.0f}–{steady['high']:,.0f}]",
+                f"{all_in['median']:,.0f}",
+                f"{ours / steady['median']:.2f}",
+                DURABLE.get(kind, "none"),
+            ]
+        )
+    table(["", "tasks", "steady/s", "range", "whole/s", "muster is ×", "durable"], rows)
+    commands = summary(contest.steady["muster, command"])["median"]
+    raw = summary(contest.steady["raw fork+exec of true"])["median"]
+    share = commands / raw
+    print(f"goal, 20,000 durable tasks/s: {ours:,.0f}, {held(ours >= 20_000)}")
+    print(f"goal, commands at 0.8 of fork+exec: {share:.2f}, {held(share >= 0.8)}")
+    write_json(args.json, {"machine": about, "figures": record})
+
+
+if __name__ == "__main__":
+    main()

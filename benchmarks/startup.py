@@ -1,0 +1,135 @@
+"""Command to first task, and a million tasks in constant memory.
+
+python benchmarks/startup.py                  # 10 starts, then a million tasks: about 2 minutes
+python benchmarks/startup.py --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+from measuring import held, machine, summary, write_json
+
+FIRST = "import time\ndef f(i: int):\n    return {'at': time.time()}\n"
+NOOP = "def noop(i: int, seed: int = 0):\n    return {'i': i}\n"
+PEER = """
+import time
+from concurrent.futures import ProcessPoolExecutor
+def f(i):
+    return time.time()
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2) as pool:
+        print(min(pool.map(f, [1, 2])))
+"""
+MUSTER = [sys.executable, "-m", "muster"]
+
+
+def muster_start(folder: Path, number: int) -> float:
+    begin = time.time()
+    args = ["sweep", "first.py:f", "--grid", "i=1,2", "--devices", "cpu:2", "--quiet"]
+    subprocess.run([*MUSTER, *args, "--run-dir", f"start-{number}"], cwd=folder, check=True)
+    out = folder / f"start-{number}" / "out.jsonl"
+    subprocess.run(
+        [*MUSTER, "export", f"start-{number}", "--to", str(out)],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    return min(json.loads(line)["at"] for line in out.read_text().splitlines()) - begin
+
+
+def peer_start(folder: Path) -> float:
+    begin = time.time()
+    done = subprocess.run(
+        [sys.executable, "peer.py"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return float(done.stdout) - begin
+
+
+def many(folder: Path, tasks: int) -> dict[str, object]:
+    """Watch the coordinator of a large sweep from outside."""
+    begin = time.perf_counter()
+    args = ["sweep", "noop.py:noop", "--grid", "i=" + ",".join(map(str, range(1000)))]
+    args += ["--seeds", str(tasks // 1000), "--devices", "cpu:2", "--run-dir", "many", "--quiet"]
+    child = psutil.Popen([*MUSTER, *args], cwd=folder)
+    memory: list[tuple[float, float]] = []
+    enqueued = drained = None
+    while child.poll() is None:
+        time.sleep(0.2)
+        now = time.perf_counter() - begin
+        try:
+            memory.append((now, child.memory_info().rss / 2**20))
+        except psutil.Error:
+            break
+        if enqueued is None or drained is None:
+            events = _events(folder / "many" / "events.jsonl")
+            enqueued = enqueued or ("enqueued" in events and now) or None
+            drained = drained or ("end" in events and now) or None
+    whole = time.perf_counter() - begin
+    at = [values for _, values in memory]
+    return {
+        "tasks": tasks,
+        "exit_code": child.wait(),
+        "enqueued_s": enqueued,
+        "drained_s": drained,
+        "whole_s": whole,
+        "tasks_per_s": tasks / drained if drained else None,
+        "rss_mib_at_10_50_90_percent": [round(at[int(len(at) * q)]) for q in (0.1, 0.5, 0.9)],
+        "peak_rss_mib": round(max(at)),
+    }
+
+
+def _events(path: Path) -> set[str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return set()
+    return {json.loads(line)["event"] for line in lines}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.quick:
+        args.tasks, args.repeats = 5_000, 2
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        folder = Path(name)
+        (folder / "first.py").write_text(FIRST)
+        (folder / "noop.py").write_text(NOOP)
+        (folder / "peer.py").write_text(PEER)
+        ours, peers = [], []
+        for number in range(args.repeats):
+            ours.append(muster_start(folder, number))
+            peers.append(peer_start(folder))
+        large = many(folder, args.tasks)
+    about = machine()
+    print(f"{about['processor']}, {about['cores']} cores, {about['date']}")
+    for kind, values in (("muster", ours), ("ProcessPoolExecutor script", peers)):
+        low, high = min(values), max(values)
+        middle = statistics.median(values)
+        print(f"command to first task, {kind}: {middle:.3f} s [{low:.3f}–{high:.3f}]")
+    print(f"goal, below 0.5 s: {held(statistics.median(ours) < 0.5)}")
+    for key, value in large.items():
+        print(f"{key}: {value:,.1f}" if isinstance(value, float) else f"{key}: {value}")
+    write_json(
+        args.json,
+        {"machine": about, "muster": summary(ours), "pool": summary(peers), "many": large},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Files of attempts: published by rename when accepted, never before, never lost, never mixed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from muster.base.run_folder import RunFolder
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.model import AttemptRecord, Finished, Outcome
+from muster.farm.publish import INLINE_BYTES, publish, publish_after_crash, store_value
+
+KEY = "ab" * 16
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    return folder
+
+
+def attempt(folder: RunFolder, key: str, token: int, text: str) -> Path:
+    path = folder.attempt(key, token)
+    path.mkdir(parents=True)
+    (path / "out.txt").write_text(text)
+    return path
+
+
+def test_publishing_moves_the_whole_folder_and_twice_is_no_harm(folder: RunFolder) -> None:
+    source = attempt(folder, KEY, 2, "two")
+    publish(folder, KEY, 2)
+    assert not source.exists()
+    for _ in range(2):
+        assert (folder.artifact(KEY) / "out.txt").read_text() == "two"
+        publish(folder, KEY, 2)
+
+
+def test_a_half_published_folder_is_replaced(folder: RunFolder) -> None:
+    attempt(folder, KEY, 2, "whole")
+    folder.artifact(KEY).mkdir(parents=True)
+    (folder.artifact(KEY) / "stale.txt").write_text("old")
+    publish(folder, KEY, 2)
+    assert [path.name for path in folder.artifact(KEY).iterdir()] == ["out.txt"]
+
+
+def test_the_checkpoint_goes_with_the_result_also_without_files(folder: RunFolder) -> None:
+    folder.checkpoints.mkdir()
+    folder.checkpoint(KEY).write_bytes(b"J{}")
+    publish(folder, KEY, 1)
+    assert not folder.checkpoint(KEY).exists()
+    assert not folder.artifact(KEY).exists()
+
+
+def test_after_a_crash_accepted_folders_are_published_and_torn_ones_removed(
+    folder: RunFolder,
+) -> None:
+    ledger = Ledger(folder.ledger)
+    names = ["done", "failed", "open"]
+    keys = {name: hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names}
+    ledger.begin()
+    ledger.target_id("f")
+    ledger.add_tasks([NewTask(keys[name], 1, b"{}") for name in names])
+    tasks = dict(zip(names, ledger.claim(3), strict=True))
+    base = Finished(0, 0, Outcome.OK, 0.0, 0.0, 0, 0, None)
+
+    def record(name: str, outcome: Outcome) -> AttemptRecord:
+        task = tasks[name]
+        own = base._replace(task_id=task.task_id, token=task.token, outcome=outcome, files=True)
+        return AttemptRecord(task.task_id, task.token, 1, own)
+
+    ledger.retoken([tasks["done"]._replace(token=3)])
+    tasks["done"] = tasks["done"]._replace(token=3)
+    ledger.record_done([record("done", Outcome.OK)], [(b"{}", None)])
+    ledger.record_failed([record("failed", Outcome.EXCEPTION)])
+    ledger.commit()
+    hexes = {name: key.hex() for name, key in keys.items()}
+    for token in (1, 2, 3):
+        attempt(folder, hexes["done"], token, f"attempt {token}")
+    kept = attempt(folder, hexes["failed"], 1, "to be looked at")
+    torn = attempt(folder, hexes["open"], 1, "cut short")
+    stray = folder.attempts / "notes.txt"
+    stray.write_text("the user's own")
+    (folder.attempts / "some.folder").mkdir()
+    assert publish_after_crash(folder, ledger.accepted) == 1
+    assert (folder.artifact(hexes["done"]) / "out.txt").read_text() == "attempt 3"
+    assert kept.exists()
+    assert not torn.exists()
+    assert stray.exists()
+    left = {path.name for path in folder.attempts.iterdir()}
+    assert left == {kept.name, "notes.txt", "some.folder"}
+    assert publish_after_crash(folder, ledger.accepted) == 0
+    ledger.close()
+
+
+def test_without_attempts_there_is_nothing_to_do(folder: RunFolder) -> None:
+    assert publish_after_crash(folder, lambda key: ("unknown", None)) == 0
+
+
+def test_large_values_go_into_a_file_with_their_hash(folder: RunFolder) -> None:
+    small, large = b"s" * INLINE_BYTES, b"l" * (INLINE_BYTES + 1)
+    assert store_value(folder, KEY, small) == (small, None)
+    value, digest = store_value(folder, KEY, large)
+    assert value is None
+    assert folder.value(KEY).read_bytes() == large
+    assert digest == hashlib.sha256(large).hexdigest()

@@ -1,0 +1,90 @@
+"""Frames survive any way of cutting the stream."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.farm import wire
+from muster.farm.model import Finished, Outcome
+
+TEXT = st.text(st.characters(), max_size=40)  # lone surrogates included
+HEADERS = st.lists(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20), max_size=6
+).map(lambda items: ["kind", *items])
+FRAMES = st.lists(st.tuples(HEADERS, st.binary(max_size=300)), max_size=8)
+
+
+@given(FRAMES, st.data())
+def test_any_split_of_the_stream_gives_the_same_frames(
+    frames: list[tuple[list[object], bytes]], data: st.DataObject
+) -> None:
+    stream = b"".join(wire.pack(header, body) for header, body in frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    buffer = bytearray()
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        buffer += stream[start:end]
+        found += list(wire.unpack(buffer))
+    assert found == frames
+    assert buffer == b""
+
+
+@given(FRAMES, st.integers(1, 5))
+def test_a_torn_end_stays_in_the_buffer(
+    frames: list[tuple[list[object], bytes]], missing: int
+) -> None:
+    stream = b"".join(wire.pack(header, body) for header, body in [*frames, (["last"], b"12345")])
+    buffer = bytearray(stream[:-missing])
+    assert list(wire.unpack(buffer)) == frames
+    buffer += stream[-missing:]
+    assert list(wire.unpack(buffer)) == [(["last"], b"12345")]
+
+
+@given(
+    st.builds(
+        Finished,
+        task_id=st.integers(1, 2**40),
+        token=st.integers(1, 1000),
+        outcome=st.sampled_from(Outcome),
+        started_s=st.floats(0, 1e10),
+        seconds=st.floats(0, 1e7),
+        log_start=st.integers(0, 2**40),
+        log_end=st.integers(0, 2**40),
+        peak_mib=st.none() | st.floats(0, 1e6),
+        value=st.binary(max_size=200),
+        message=TEXT,
+        trace=TEXT,
+        signal=st.none() | st.integers(1, 64),
+        poisoned=st.booleans(),
+        files=st.booleans(),
+    )
+)
+def test_a_result_arrives_as_it_was_sent(sent: Finished) -> None:
+    [(header, body)] = wire.unpack(bytearray(wire.pack_finished(sent)))
+    got = wire.read_finished(header, body)
+    is_ok = sent.outcome is Outcome.OK
+    assert got == sent._replace(
+        value=sent.value if is_ok else b"{}",
+        message=wire.clean(sent.message),
+        trace="" if is_ok else wire.clean(sent.trace),
+    )
+
+
+@pytest.mark.parametrize("letter", ["a", "\x00", "é", "🙂", '"', "\udcff"])
+def test_no_message_is_too_long_to_be_sent(letter: str) -> None:
+    base = Finished(1, 1, Outcome.EXCEPTION, 0.0, 0.0, 0, 0, math.pi)
+    frame = wire.pack_finished(base._replace(message=letter * 100_000, trace=letter * 100_000))
+    [(header, body)] = wire.unpack(bytearray(frame))
+    got = wire.read_finished(header, body)
+    assert got.message
+    assert set(got.message) == set(wire.clean(letter))
+    assert len(got.trace) == 100_000
+
+
+def test_a_header_that_cannot_be_framed_is_refused() -> None:
+    with pytest.raises(ValueError, match="body"):
+        wire.pack(["x" * 70_000])
