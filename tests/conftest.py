@@ -21,15 +21,13 @@ _GRACE_S = 2.0
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def _leaves_nothing_behind() -> Iterator[None]:
     """No changed environment or folder, no thread and no child process outlives a test."""
     environment, folder = _environment(), os.getcwd()
     threads = set(threading.enumerate())
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
-    # monkeypatch undoes its changes after this fixture when it was requested after it.
-    if "monkeypatch" in request.fixturenames:
-        request.getfixturevalue("monkeypatch").undo()
+    # Fixtures that are asked for, monkeypatch among them, end before this automatic one.
     assert _environment() == environment, "the test changed environment variables"
     assert os.getcwd() == folder, "the test changed the working folder"
     deadline = time.monotonic() + _GRACE_S

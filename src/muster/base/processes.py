@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from muster.base.settings import RUN_MARKER
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 IS_LINUX = sys.platform == "linux"
 #: Windows knows no KILL; there ``os.kill`` with any signal ends the process at once.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -26,10 +26,17 @@ class _Process(NamedTuple):
     state: str
 
 
-def become_subreaper() -> None:
-    """Orphaned descendants become this process's children instead of init's (Linux only)."""
-    if IS_LINUX:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def set_subreaper(wanted: bool) -> bool:
+    """Whether orphaned descendants become this process's children instead of init's.
+
+    Linux only; returns what was in force before, so that it can be put back.
+    """
+    if not IS_LINUX:
+        return False
+    library, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int(0)
+    library.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    library.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+    return bool(before.value)
 
 
 def find_marked(mark: str, sessions: Iterable[int] = ()) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from muster import UsageError
+from muster_recipes.ssm.problem import read_data_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,10 @@ class SsmConfig:
             raise UsageError("--no-gnc and --no-gd leave nothing to run.")
         _check_counts(self)
         for name in ("eps_train", "gd_lr", "gd_init_scale"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{_flag(name)} {getattr(self, name)} must be above 0.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{_flag(name)} {getattr(self, name)} must be above 0 and finite.")
+        if self.alpha is not None and not math.isfinite(self.alpha):
+            raise UsageError(f"--alpha {self.alpha} is not a finite number.")
         if self.sequence_length < 2:
             raise UsageError(
                 f"--sequence-length {self.sequence_length} has no lag: the loss would be empty.",
@@ -71,6 +75,8 @@ class SsmConfig:
             )
         if len(set(self.seeds)) != len(self.seeds):
             raise UsageError(f"--seeds {' '.join(map(str, self.seeds))} names a seed twice.")
+        if self.data_file is not None:
+            _check_data_file(self, self.data_file)
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
@@ -96,6 +102,18 @@ def _check_counts(config: SsmConfig) -> None:
             raise UsageError(
                 f"{_flag(name)} {' '.join(map(str, values))}: give different whole numbers from 1."
             )
+
+
+def _check_data_file(config: SsmConfig, path: Path) -> None:
+    for flag, is_given in (("--alpha", config.alpha is not None), ("--input-e1", config.input_e1)):
+        if is_given:
+            raise UsageError(
+                f"{flag} has no effect beside --data-file {path}, which gives the teachers "
+                "and the sequences.",
+                hint="drop one of the two.",
+            )
+    # Read now: a mistake in the last entry must not come to light after hours.
+    read_data_file(path, config)
 
 
 def _flag(name: str) -> str:

@@ -34,11 +34,11 @@ def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[P
         _medians(left, rows)
         _lines(right, rows)
         seeds = len({row["seed"] for row in rows})
-        left.set_title(f"teacher rank {rank}: median and quartiles over {seeds} seeds", loc="left")
+        left.set_title(f"teacher rank {rank}: median and quartiles, seeds: {seeds}", loc="left")
         right.set_title(f"teacher rank {rank}: each seed", loc="left")
         for axis in (left, right):
             _dress(axis, sorted({row["dim"] for row in rows}))
-    figure.suptitle("Generalisation loss against student width (lower is better)")
+    figure.suptitle(_title(table))
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
@@ -46,6 +46,15 @@ def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[P
     for path in paths:
         figure.savefig(path, dpi=150)
     return paths
+
+
+def _title(table: list[dict[str, Any]]) -> str:
+    """What is shown, and how much of it is missing: medians are over the seeds that have a loss."""
+    title = "Generalisation loss against student width (lower is better)"
+    missing = sum(row["loss"] is None for row in table)
+    if not missing:
+        return title
+    return f"{title}\ncells without a loss, left out: {missing} of {len(table)}"
 
 
 def _medians(axis: Axes, rows: list[dict[str, Any]]) -> None:
@@ -97,10 +106,16 @@ def _lines(axis: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def _dress(axis: Axes, dims: list[int]) -> None:
+    from matplotlib.ticker import NullLocator
+
     axis.set_xscale("log")
     axis.set_yscale("log")
+    if dims:  # of the widths and not of the shifted points: a single width stays in the middle
+        axis.set_xlim(min(dims) / 1.2, max(dims) * 1.2)
     axis.set_xticks(dims, [str(dim) for dim in dims])
-    axis.minorticks_off()
+    axis.xaxis.set_minor_locator(NullLocator())  # not on y: within a decade they hold the labels
+    if len(dims) > 8:
+        axis.tick_params(axis="x", labelrotation=45)
     axis.set_xlabel("student width d")
     axis.set_ylabel("generalisation loss ‖S‖²")
     axis.grid(True, alpha=0.25, linewidth=0.6)

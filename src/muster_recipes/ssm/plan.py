@@ -7,7 +7,7 @@ from typing import Any
 
 from muster import RecipeTask
 from muster_recipes.ssm.config import SsmConfig
-from muster_recipes.ssm.problem import Problem, make_problem
+from muster_recipes.ssm.problem import Problem, problems
 from muster_recipes.ssm.theory import acceptance_rate
 
 _FEW = 10
@@ -59,12 +59,11 @@ def forecast(config: SsmConfig) -> list[str]:
 
 
 def _cells(config: SsmConfig) -> Iterator[tuple[int, int, int, Problem]]:
-    dims = sorted(config.student_dims, reverse=True)
-    for seed in config.all_seeds:
-        for rank in config.teacher_ranks:
-            problem = make_problem(config, seed, rank)
-            for dim in dims:
-                yield seed, rank, dim, problem
+    """All seeds of the widest students before those of the next: no long block comes last."""
+    drawn = list(problems(config))
+    for dim in sorted(config.student_dims, reverse=True):
+        for seed, rank, problem in drawn:
+            yield seed, rank, dim, problem
 
 
 def _gnc_params(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster import UsageError
-from muster_recipes.ssm.config import SsmConfig
 from muster_recipes.ssm.streams import stream_seed
+
+if TYPE_CHECKING:
+    from muster_recipes.ssm.config import SsmConfig
 
 
 @dataclass(frozen=True)
@@ -26,24 +30,28 @@ class Problem:
         return tuple(sum(a**m for a in self.alpha) for m in range(1, len(self.w[0]) + 1))
 
 
+def problems(config: SsmConfig) -> Iterator[tuple[int, int, Problem]]:
+    """(seed, rank, problem) for all of ``config``; a data file is read once."""
+    pairs = None if config.data_file is None else read_data_file(config.data_file, config)
+    for seed in config.all_seeds:
+        for rank in config.teacher_ranks:
+            yield seed, rank, _problem(config, pairs, seed, rank)
+
+
 def make_problem(config: SsmConfig, seed: int, rank: int) -> Problem:
     """Draw the problem of a seed, or take it from ``config.data_file``.
 
     α_i ~ N(0.5, 0.1²) and w ~ N(0, I), each from its own hashed stream, so that the data of a
     seed do not change with the rank. A data file's single α stands for R equal ones.
     """
-    if config.data_file is not None:
-        pairs = read_data_file(config.data_file, config)
+    pairs = None if config.data_file is None else read_data_file(config.data_file, config)
+    return _problem(config, pairs, seed, rank)
+
+
+def _problem(config: SsmConfig, pairs: Sequence[Problem] | None, seed: int, rank: int) -> Problem:
+    if pairs is not None:
         pair = pairs[seed % len(pairs)]
-        if len(pair.alpha) == 1:
-            return Problem(pair.alpha * rank, pair.w)
-        if len(pair.alpha) != rank:
-            raise UsageError(
-                f"--data-file {config.data_file}, entry {seed % len(pairs)}: alpha has "
-                f"{len(pair.alpha)} values, but --teacher-ranks asks for rank {rank}.",
-                hint="give one value per rank, or a single value for any rank.",
-            )
-        return pair
+        return Problem(pair.alpha * rank, pair.w) if len(pair.alpha) == 1 else pair
     lags = config.num_lags
     if config.alpha is not None:
         alpha = (config.alpha,) * rank
@@ -81,8 +89,21 @@ def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Probl
     sequences = entry["w_sequences"]
     if not alpha or not all(map(_is_number, alpha)):
         raise UsageError(f"{where}: alpha must be a number or a list of numbers.")
+    misfit = [rank for rank in config.teacher_ranks if len(alpha) not in (1, rank)]
+    if misfit:
+        raise UsageError(
+            f"{where}: alpha has {len(alpha)} values, but --teacher-ranks asks for rank "
+            f"{misfit[0]}.",
+            hint="give one value per rank, or a single value for any rank.",
+        )
     if not isinstance(sequences, list) or not sequences:
         raise UsageError(f"{where}: w_sequences must be a list of lists.")
+    if len(sequences) != config.num_sequences:
+        raise UsageError(
+            f"{where}: w_sequences has {len(sequences)} sequences, but --num-sequences is "
+            f"{config.num_sequences}.",
+            hint=f"add --num-sequences {len(sequences)}, or correct the entry.",
+        )
     for w in sequences:
         if not isinstance(w, list) or len(w) != config.num_lags or not all(map(_is_number, w)):
             raise UsageError(
@@ -95,4 +116,5 @@ def _read_entry(path: Path, number: int, entry: Any, config: SsmConfig) -> Probl
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # JSON has no NaN, but Python's reader takes one.
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

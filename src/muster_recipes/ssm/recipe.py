@@ -21,6 +21,15 @@ RECIPE = Recipe(
     summarise=summarise,
     draw=draw,
     extendable=frozenset(
-        {"num_seeds", "seeds", "seed_offset", "teacher_ranks", "student_dims", "gnc", "gd"}
+        {
+            "num_seeds",
+            "seeds",
+            "seed_offset",
+            "teacher_ranks",
+            "student_dims",
+            "gnc",
+            "gnc_num_samples",
+            "gd",
+        }
     ),
 )

@@ -2,79 +2,121 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from muster_recipes.ssm.config import SsmConfig
 from muster_recipes.ssm.moments import Moments
-from muster_recipes.ssm.plan import num_blocks
-from muster_recipes.ssm.problem import Problem
+from muster_recipes.ssm.plan import block_size, num_blocks
+from muster_recipes.ssm.problem import Problem, problems
 from muster_recipes.ssm.theory import acceptance_rate, asymptote, conditional_mean, prior_mean
 
 Row = Mapping[str, Any]
 Cell = tuple[int, int, int, str]
 
+_GNC, _GD = "gnc", "gd"
+_KEPT = (
+    "state", "error", "seconds", "device", "students_per_s", "train_loss", "gen_loss",
+    "num_accepted", "accepted_mean", "accepted_m2", "num_drawn", "drawn_mean", "drawn_m2",
+)  # fmt: skip
+
 
 def summarise(config: SsmConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Merge blocks and attach theory.
+    """Merge blocks and attach theory, for every cell of ``config``, also one without any task.
 
-    A cell whose blocks are not all there (failed, cancelled, not yet run) has no loss and says
-    how many are; so has a cell in which nothing was accepted, with ``num_accepted`` 0.
+    A cell whose blocks are not all there (failed, cancelled, not yet run) has no loss and a note
+    that says so; so has a training that diverged, and a cell in which nothing was accepted, with
+    ``num_accepted`` 0. Tasks that ``config`` does not ask for are left out: a run folder also
+    keeps those of a data file that has changed, or of a smaller last block.
     """
-    cells: dict[Cell, list[Row]] = {}
+    known = {(seed, rank): problem for seed, rank, problem in problems(config)}
+    parts: dict[Cell, dict[int, Row]] = {}
     for row in rows:
-        method = "gnc" if row.get("block") is not None else "gd"
-        cells.setdefault((row["seed"], row["rank"], row["dim"], method), []).append(row)
-    return [_summary(config, cell, members) for cell, members in sorted(cells.items())]
+        block = row.get("block")
+        if _is_wanted(config, known, row, block):
+            cell = row["seed"], row["rank"], row["dim"], _GD if block is None else _GNC
+            parts.setdefault(cell, {})[block or 0] = {name: row.get(name) for name in _KEPT}
+    methods = [name for name, is_on in ((_GD, config.gd), (_GNC, config.gnc)) if is_on]
+    return [
+        {
+            **_empty((seed, rank, dim, method)),
+            **_result(config, method, parts.get((seed, rank, dim, method), {})),
+            **_theory(config, problem, dim),
+            "alpha": list(problem.alpha),
+            "w": [list(w) for w in problem.w],
+        }
+        for (seed, rank), problem in sorted(known.items())
+        for dim in sorted(config.student_dims)
+        for method in methods
+    ]
 
 
-def _summary(config: SsmConfig, cell: Cell, members: list[Row]) -> dict[str, Any]:
-    seed, rank, dim, method = cell
-    first = members[0]
-    problem = Problem(tuple(first["alpha"]), tuple(tuple(w) for w in first["w"]))
-    done = [row for row in members if row["state"] == "done"]
-    expected = num_blocks(config) if method == "gnc" else 1
-    complete = len(done) >= expected
+def _is_wanted(
+    config: SsmConfig, known: Mapping[tuple[int, int], Problem], row: Row, block: int | None
+) -> bool:
+    problem = known.get((row["seed"], row["rank"]))
+    if problem is None or row["dim"] not in config.student_dims:
+        return False
+    if tuple(row["alpha"]) != problem.alpha or tuple(map(tuple, row["w"])) != problem.w:
+        return False
+    if block is None:
+        return True
+    return block < num_blocks(config) and row["num_samples"] == block_size(config, block)
+
+
+def _empty(cell: Cell) -> dict[str, Any]:
+    """The columns that only a complete cell fills."""
+    names = ("seed", "rank", "dim", "method")
+    values = ("loss", "standard_error", "variance", "train_loss", "num_accepted", "num_samples")
+    more = ("acceptance", "prior_sampled")
+    return {**dict(zip(names, cell, strict=True)), **dict.fromkeys((*values, *more))}
+
+
+def _theory(config: SsmConfig, problem: Problem, dim: int) -> dict[str, Any]:
     limit = asymptote(problem)
-    summary: dict[str, Any] = {
-        "seed": seed,
-        "rank": rank,
-        "dim": dim,
-        "method": method,
-        "loss": None,
-        "standard_error": None,
-        "variance": None,
-        "train_loss": None,
-        "num_accepted": None,
-        "num_samples": None,
-        "acceptance": None,
+    return {
         "predicted_acceptance": acceptance_rate(problem, dim, config.eps_train),
         "theory": conditional_mean(problem, dim),
         "asymptote": None if limit is None else limit.at(dim),
         "prior": prior_mean(problem, dim),
-        "prior_sampled": None,
+    }
+
+
+def _result(config: SsmConfig, method: str, parts: Mapping[int, Row]) -> dict[str, Any]:
+    # By block, whatever order they came in: a merged mean then has the same bits every time.
+    done = [row for _, row in sorted(parts.items()) if row["state"] == "done"]
+    expected = num_blocks(config) if method == _GNC else 1
+    result: dict[str, Any] = {
         "blocks_done": len(done),
         "blocks_expected": expected,
-        "is_complete": complete,
-        "runtime_s": sum(row["seconds"] for row in done) if done else None,
+        "is_complete": len(done) == expected,
+        "runtime_s": math.fsum(row["seconds"] for row in done) if done else None,
         "students_per_s": None,
-        "device": ", ".join(sorted({row["device"] for row in done})) or None,
-        "alpha": list(problem.alpha),
-        "w": [list(w) for w in problem.w],
+        "device": ", ".join(sorted({str(row["device"]) for row in done})) or None,
+        "note": None,
     }
-    if complete:
-        summary.update(_gnc(done) if method == "gnc" else _gd(done[0]))
-    return summary
+    if len(done) < expected:
+        return {**result, "note": _why_incomplete(list(parts.values()), len(done), expected)}
+    return {**result, **(_gnc(done) if method == _GNC else _gd(done[0]))}
+
+
+def _why_incomplete(rows: list[Row], num_done: int, expected: int) -> str:
+    failed = [row for row in rows if row["state"] == "failed"]
+    text = f"{num_done} of {expected} tasks done"
+    if not failed:
+        return text
+    return f"{text}, {len(failed)} failed: {failed[0]['error'] or 'no message'}"
 
 
 def _gnc(done: list[Row]) -> dict[str, Any]:
     accepted, drawn = Moments.none(), Moments.none()
-    for row in sorted(done, key=lambda row: int(row["block"])):
+    for row in done:
         if row["num_accepted"]:
             part = Moments(row["num_accepted"], row["accepted_mean"], row["accepted_m2"])
             accepted = accepted.merge(part)
         drawn = drawn.merge(Moments(row["num_drawn"], row["drawn_mean"], row["drawn_m2"]))
-    rates = [row["students_per_s"] for row in done]
+    sampling_s = math.fsum(row["num_drawn"] / row["students_per_s"] for row in done)
     return {
         "loss": accepted.value,
         "standard_error": accepted.standard_error,
@@ -83,9 +125,13 @@ def _gnc(done: list[Row]) -> dict[str, Any]:
         "num_samples": drawn.count,
         "acceptance": accepted.count / drawn.count,
         "prior_sampled": drawn.value,
-        "students_per_s": sum(rates) / len(rates),
+        "students_per_s": drawn.count / sampling_s,
+        "note": None if accepted.count else "none accepted",
     }
 
 
 def _gd(row: Row) -> dict[str, Any]:
-    return {"loss": row["gen_loss"], "train_loss": row["train_loss"]}
+    losses = {"loss": row["gen_loss"], "train_loss": row["train_loss"]}
+    if all(map(math.isfinite, losses.values())):
+        return losses
+    return {"note": "diverged: the loss is not a finite number"}

@@ -13,6 +13,9 @@ from typing import Any
 
 from muster_recipes.ssm.problem import Problem
 
+#: Share of the largest below which a singular value of WᵀSigma W stands for a dependence.
+_DEPENDENT = 1e-12
+
 
 @dataclass(frozen=True)
 class Asymptote:
@@ -42,7 +45,11 @@ def conditional_mean(problem: Problem, dim: int) -> float:
 
     mu, sigma = _moments(problem, dim)
     w = np.array(problem.w, dtype=np.float64).T  # K × N
-    gain = sigma @ w @ np.linalg.pinv(w.T @ sigma @ w)
+    # Only the span of W counts. With columns of unit variance the pseudo-inverse's cut-off drops
+    # sequences that depend on others, and not a lag whose variance d^(1-2m) is merely small.
+    spread = np.sqrt(np.einsum("kn,kl,ln->n", w, sigma, w))
+    w = w / np.where(spread > 0, spread, 1.0)
+    gain = sigma @ w @ np.linalg.pinv(w.T @ sigma @ w, rcond=_DEPENDENT, hermitian=True)
     mu_c = mu - gain @ (w.T @ mu)
     sigma_c = sigma - gain @ (w.T @ sigma)
     return float(mu_c @ mu_c + sigma_c.trace())
@@ -83,12 +90,15 @@ def acceptance_rate(problem: Problem, dim: int, eps: float) -> float | None:
     """Predicted share of accepted draws, p ≈ 2√eps φ((w·mu)/s)/s, s² = w·Sigma w; N = 1 only."""
     if len(problem.w) != 1:
         return None
-    mu, sigma = _moments(problem, dim)
+    # Plain arithmetic: the process that plans asks for every cell, and stays free of numpy.
+    mu, sigma = _moment_lists(problem, dim)
     w = problem.w[0]
-    spread = math.sqrt(max(0.0, float(w @ sigma @ w)))
-    if spread == 0.0:
+    lags = range(len(w))
+    variance = math.fsum(w[m] * sigma[m][n] * w[n] for m in lags for n in lags)
+    if variance <= 0.0:
         return None
-    z = float(w @ mu) / spread
+    spread = math.sqrt(variance)
+    z = math.fsum(w[m] * mu[m] for m in lags) / spread
     return min(1.0, 2 * math.sqrt(eps) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / spread)
 
 
@@ -97,8 +107,13 @@ def _moments(problem: Problem, dim: int) -> tuple[Any, Any]:
     # numpy is imported where it is used: the coordinator plans without it.
     import numpy as np
 
+    mu, sigma = _moment_lists(problem, dim)
+    return np.array(mu), np.array(sigma)
+
+
+def _moment_lists(problem: Problem, dim: int) -> tuple[list[float], list[list[float]]]:
     lags = range(1, len(problem.w[0]) + 1)
     j = normal_moment
     mu = [dim ** (1 - m / 2) * j(m) - h for m, h in zip(lags, problem.h, strict=True)]
     sigma = [[dim ** (1 - (m + n) / 2) * (j(m + n) - j(m) * j(n)) for n in lags] for m in lags]
-    return np.array(mu), np.array(sigma)
+    return mu, sigma

@@ -82,7 +82,7 @@ class LocalExecutor:
         self._guard = Guard(self._mark)
         self._releasing: list[_Release] = []
         self._checked = time.monotonic()
-        processes.become_subreaper()
+        self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
         self._guard.start()
 
@@ -188,6 +188,8 @@ class LocalExecutor:
         processes.reap_adopted(sessions)
         self._selector.close()
         self._guard.dismiss()
+        # A program that called muster.sweep is not to inherit orphans for the rest of its life.
+        processes.set_subreaper(self._was_subreaper)
 
     # ------------------------------------------------------------------ starting
 

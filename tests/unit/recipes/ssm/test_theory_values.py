@@ -63,8 +63,10 @@ def test_the_asymptote_is_the_limit_of_the_theory(alpha: float, w: list[float]) 
     one = Problem((alpha,), (tuple(w),))
     limit = asymptote(one)
     assert limit is not None
-    errors = [abs(conditional_mean(one, d) - limit.at(d)) * d for d in (1000, 10_000)]
-    assert errors[1] < errors[0] / 5 + 1e-6  # the remainder is of order 1/d²
+    widths = (1000, 3000, 30_000)
+    errors = [abs(conditional_mean(one, d) - limit.at(d)) * d for d in widths]
+    # The remainder is of order 1/d²; at one of the smaller widths its terms may happen to cancel.
+    assert errors[2] < max(errors[:2]) / 5 + 1e-6
 
 
 @given(st.integers(2, 300), st.lists(st.floats(-2, 2), min_size=4, max_size=4))
