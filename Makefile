@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-QUIET := -q --disable-pip-version-check
+QUIET := -qq --disable-pip-version-check
+# With CI=true: a line per file, short tracebacks, no logo. The closing line of pytest stays.
+PYTEST := $(BIN)/python -m pytest $(if $(filter true 1,$(CI)),--no-header --tb=short -o console_output_style=classic)
 
 .PHONY: help setup demo test test-slow test-gpu check format bench clean
 
@@ -14,16 +16,21 @@ help:
 	@echo "make check      lint, types, layers"
 	@echo "make test-slow  the long chaos and oracle runs"
 	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make format     what ruff can put right by itself"
+	@echo "make clean      remove .venv and the caches, never runs"
 	@echo "make bench      the benchmarks against peers, quick sizes"
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "muster needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Say which with: make PYTHON=python3.12 ...")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# A set-up cut short leaves a .venv without pip: completed.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { \
+	    echo "$(PYTHON) -m venv failed. Hint: Debian and Ubuntu have it in the package python3-venv."; \
+	    exit 1; }
 	@echo "Installing into $(VENV) (once; torch is the large part)"
 	@# torch first and alone, so that nothing else chooses its build.
-	@$(BIN)/python -m pip install $(QUIET) torch==2.13.0
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt torch==2.13.0
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[test,lint]'
 	@touch $(STAMP)
 
@@ -36,19 +43,19 @@ demo: $(STAMP)
 	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
+	$(PYTEST) -m gpu
 
 check: $(STAMP)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check $(if $(filter true 1,$(CI)),--output-format=concise) .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache $(if $(filter true 1,$(CI)),--no-logo)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

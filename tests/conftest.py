@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
 
 import psutil
 import pytest
@@ -19,30 +25,68 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 _FOREIGN = ("PYTEST_", "COV_", "KMP_", "TORCH", "MPL", "COLUMNS", "LINES")
 _GRACE_S = 2.0
 
+# Inherited by what tests start, so that an orphan in a session of its own is still known as ours.
+_MARK = f"PYTEST_STARTED_BY={uuid.uuid4().hex}"
+os.environ.update([_MARK.split("=")])
+
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
-    """No changed environment or folder, no thread and no child process outlives a test."""
-    environment, folder = _environment(), os.getcwd()
-    threads = set(threading.enumerate())
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    """No changed environment or folder, no thread and no process outlives a test.
+
+    It is set up before all other fixtures of the test and so ends after them: what monkeypatch
+    changed is back by then. What a test leaves is put right, so that only that test fails. Not
+    seen: daemon threads, and orphans started with an environment of their own.
+    """
+    environment, folder = _environment(), Path.cwd()
+    threads, processes = set(threading.enumerate()), set(psutil.pids())
     yield
-    # Fixtures that are asked for, monkeypatch among them, end before this automatic one.
-    assert _environment() == environment, "the test changed environment variables"
-    assert os.getcwd() == folder, "the test changed the working folder"
+    wrong = []
+    if (now := _environment()) != environment:
+        names = sorted(key for key, _ in now.items() ^ environment.items())
+        wrong.append(f"changed environment variables {sorted(set(names))}")
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+    if Path.cwd() != folder:
+        wrong.append(f"changed the working folder to {Path.cwd()}")
+        os.chdir(folder)
     deadline = time.monotonic() + _GRACE_S
-    while time.monotonic() < deadline:
-        left = [t for t in threading.enumerate() if t not in threads and not t.daemon]
-        alive = [p for p in psutil.Process().children(recursive=True) if p.pid not in children]
-        if not left and not alive:
-            return
+    while (left := _threads(threads)) or (alive := _processes(processes)):
+        if time.monotonic() > deadline:
+            alive = _processes(processes)
+            wrong += [f"leaves the thread {thread}" for thread in left]
+            wrong += [f"leaves the process {' '.join(words)}" for words in map(_command, alive)]
+            for process in alive:
+                process.kill()
+            break
         time.sleep(0.05)
-    names = [" ".join(_command(process)) for process in alive]
-    raise AssertionError(f"the test leaves threads {left} and processes {names}")
+    assert not wrong, f"the test {', '.join(wrong)}"
 
 
 def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+
+
+def _threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t not in before and not t.daemon]
+
+
+def _processes(before: set[int]) -> list[psutil.Process]:
+    """Processes that are ours by descent or by their mark, began since, and have not ended."""
+    ours = {process.pid for process in psutil.Process().children(recursive=True)}
+    found = []
+    for pid in set(psutil.pids()) - before:
+        try:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            name, _, value = _MARK.partition("=")
+            if pid in ours or process.environ().get(name) == value:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # it has just ended, or is somebody else's
+    return found
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -50,3 +94,38 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline() or [process.name()]
     except psutil.Error:
         return ["gone"]
+
+
+class MusterCli(Protocol):
+    """Runs ``python -m muster`` with ``args`` in the test's ``tmp_path`` and waits for its end."""
+
+    def __call__(self, *args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def muster_cli(tmp_path: Path) -> MusterCli:
+    """A real process with its output as text; at the time limit its whole session is killed."""
+
+    def run(*args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "muster", *args]
+        with subprocess.Popen(
+            words,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, error = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                # Windows has no sessions to kill; there the program alone ends.
+                if sys.platform == "win32":
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(words, process.returncode, out, error)
+
+    return run
