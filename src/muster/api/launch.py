@@ -24,7 +24,7 @@ from muster.base.settings import read_settings
 from muster.devices.placement import Placement
 from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
-from muster.farm.decide import Policy
+from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.ledger.store import Ledger

@@ -17,7 +17,8 @@ from muster.base.clock import Clock
 from muster.base.errors import TargetError
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
-from muster.farm.decide import Decisions, Policy, Scheduler
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Decisions, Policy
 from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask

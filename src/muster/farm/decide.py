@@ -12,9 +12,8 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from muster.farm.decisions import Decisions, Policy, Send
 from muster.farm.events import (
     Capacity,
     Drain,
@@ -27,52 +26,9 @@ from muster.farm.events import (
 )
 from muster.farm.failures import death_as_finished, fingerprint
 from muster.farm.health import Breaker, DeviceHealth
-from muster.farm.lifecycle import RetryPolicy
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.pace import Pace
 from muster.farm.roster import Roster, Slot, Worker
-
-__all__ = ["Decisions", "Policy", "Scheduler", "Send"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What the user decided about faults and pace."""
-
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    timeout_s: float | None = None
-    keep_going: bool = False
-    same_failure_limit: int = 5
-    device_failure_limit: int = 3
-    start_failure_limit: int = 3
-    lead_s: float = 0.03  # work kept ready in a worker, to hide the commit
-    max_lead: int = 512
-
-
-class Send(NamedTuple):
-    """``together``: one call of a batched target, else tasks to be run one after another."""
-
-    worker_id: int
-    tasks: list[Task]
-    together: bool
-
-
-@dataclass
-class Decisions:
-    """What the coordinator has to do, in the order of the fields."""
-
-    done: list[AttemptRecord] = field(default_factory=list)
-    failed: list[AttemptRecord] = field(default_factory=list)
-    tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
-    retokened: list[Task] = field(default_factory=list)  # handed out before, not to blame
-    reopened: list[Task] = field(default_factory=list)  # failed because of their device
-    late: list[tuple[int, Finished]] = field(default_factory=list)
-    fetch: int = 0
-    sends: list[Send] = field(default_factory=list)
-    revokes: list[int] = field(default_factory=list)
-    starts: list[tuple[int, int]] = field(default_factory=list)  # slot id, worker id
-    stops: list[int] = field(default_factory=list)
-    kills: list[tuple[int, str]] = field(default_factory=list)
-    notes: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -102,7 +58,7 @@ class Scheduler:
         self.ok_count = 0
         self._breaker = Breaker(policy.same_failure_limit)
         self._health: dict[str, DeviceHealth] = {}
-        self._mean_s: dict[int, float] = {}
+        self._pace = Pace(policy.lead_s, policy.max_lead)
         self._fetching = False
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
@@ -187,7 +143,7 @@ class Scheduler:
             if finished.outcome is Outcome.OK:
                 out.done.append(record)
                 self.ok_count += 1
-                self._learn(task.target_id, finished.seconds)
+                self._pace.learn(task.target_id, finished.seconds)
                 self._health_of(worker.slot).succeeded()
             elif finished.poisoned and worker.call_size > 1:
                 self._halve_call(task, finished, worker, out)
@@ -391,7 +347,7 @@ class Scheduler:
             if held == 0:
                 self._send(worker, self._take_group(first, target), True, now, out)
             return
-        depth = self._lead(first.target_id)
+        depth = self._pace.lead(first.target_id)
         if not self._has_room(worker, first):
             return
         tasks: list[Task] = []
@@ -408,7 +364,7 @@ class Scheduler:
             return True
         if worker.together or self.targets[task.target_id].is_batched:
             return False
-        return held <= self._lead(task.target_id) // 2
+        return held <= self._pace.lead(task.target_id) // 2
 
     def _take_group(self, first: Task, target: TargetSpec) -> list[Task]:
         """Tasks of the same shape from the window, no more than an even share for all workers."""
@@ -569,19 +525,8 @@ class Scheduler:
     def _is_batched(self, task: Task) -> bool:
         return self.targets[task.target_id].is_batched
 
-    def _learn(self, target_id: int, seconds: float) -> None:
-        mean = self._mean_s.get(target_id)
-        self._mean_s[target_id] = seconds if mean is None else mean + 0.1 * (seconds - mean)
-
-    def _lead(self, target_id: int) -> int:
-        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short."""
-        mean = self._mean_s.get(target_id)
-        if mean is None or mean >= 1.0:
-            return 1
-        return min(self.policy.max_lead, max(2, math.ceil(self.policy.lead_s / max(mean, 1e-6))))
-
     def _window(self) -> int:
-        lead = max((self._lead(i) for i in self._mean_s), default=1)
+        lead = self._pace.longest_lead()
         batch = max((target.max_batch for target in self.targets.values()), default=0)
         return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self.roster.slots))))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.farm.decide import Decisions, Scheduler
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Decisions
 from muster.farm.estimate import Durations, Rate, remaining
 from muster.farm.events import Event, Progress, WorkerReady
 from muster.farm.model import AttemptRecord, TaskState

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from muster.farm.decide import Decisions, Policy, Scheduler
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Decisions, Policy
 from muster.farm.events import (
     Capacity,
     Drain,

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.farm.decide import Decisions, Policy, Scheduler
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Decisions, Policy
 from muster.farm.events import (
     Capacity,
     Drain,

@@ -1,0 +1,50 @@
+"""What the scheduler asks of the coordinator, and the user's choices it decides by. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from muster.farm.lifecycle import RetryPolicy
+from muster.farm.model import AttemptRecord, Finished, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the user decided about faults and pace."""
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_s: float | None = None
+    keep_going: bool = False
+    same_failure_limit: int = 5
+    device_failure_limit: int = 3
+    start_failure_limit: int = 3
+    lead_s: float = 0.03  # work kept ready in a worker, to hide the commit
+    max_lead: int = 512
+
+
+class Send(NamedTuple):
+    """``together``: one call of a batched target, else tasks to be run one after another."""
+
+    worker_id: int
+    tasks: list[Task]
+    together: bool
+
+
+@dataclass
+class Decisions:
+    """What the coordinator has to do, in the order of the fields."""
+
+    done: list[AttemptRecord] = field(default_factory=list)
+    failed: list[AttemptRecord] = field(default_factory=list)
+    tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
+    retokened: list[Task] = field(default_factory=list)  # handed out before, not to blame
+    reopened: list[Task] = field(default_factory=list)  # failed because of their device
+    late: list[tuple[int, Finished]] = field(default_factory=list)
+    fetch: int = 0
+    sends: list[Send] = field(default_factory=list)
+    revokes: list[int] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)  # slot id, worker id
+    stops: list[int] = field(default_factory=list)
+    kills: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)

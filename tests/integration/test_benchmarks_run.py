@@ -1,0 +1,29 @@
+"""The benchmarks run and say what they measured; their figures are no matter of pass or fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "measuring")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--json", record],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") >= 3
+    assert json.loads(record.read_text())
