@@ -185,11 +185,11 @@ def _candidates(request: DeviceRequest, inventory: Inventory, gpus_per_task: int
         count = request.count or 0
         if count > len(gpus):
             hint = (
-                "write --devices cpu to run on the CPU, or use --on slurm."
+                "write --devices cpu to run on the CPU."
                 if not gpus
-                else "use --gpus-per-task 1, or --on slurm."
+                else "use --gpus-per-task 1."
                 if gpus_per_task > 1
-                else f"use --devices {len(gpus)}, --per-gpu to share them, or --on slurm."
+                else f"use --devices {len(gpus)}, or --per-gpu to share them."
             )
             raise PlacementError(
                 f"Cannot place {_task_count(count // gpus_per_task)} of "
@@ -229,7 +229,7 @@ def _find(name: str, gpus: Sequence[_Gpu], request: DeviceRequest, inventory: In
     if gpus and name.isdigit():
         hint = f"they are numbered 0 to {len(gpus) - 1}, in the order in which CUDA shows them."
     elif not gpus:
-        hint = "write --devices cpu to run on the CPU, or use --on slurm."
+        hint = "write --devices cpu to run on the CPU."
     what = f"GPU {name}" if name.isdigit() else name
     raise PlacementError(f"{request.text}: there is no {what}; {_host(inventory)}.", hint=hint)
 
@@ -251,9 +251,9 @@ def _nothing_left(
     if not skipped:
         return PlacementError(
             f"{what}: {_host(inventory)}.",
-            hint="use --gpus-per-task 1, or --on slurm."
+            hint="use --gpus-per-task 1."
             if gpus_per_task > 1
-            else "write --devices cpu to run on the CPU, or use --on slurm.",
+            else "write --devices cpu to run on the CPU.",
         )
     lines = "\n".join(f"  {item.device}: {item.reason}" for item in skipped)
     free = "no GPU is free" if not usable else f"only {_gpu_count(len(usable))} can be used"

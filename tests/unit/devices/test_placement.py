@@ -193,7 +193,7 @@ def test_busy_reason(device: Device, reason: str | None) -> None:
             {"gpus_per_task": 2},
             "Cannot place 8 tasks of 2 GPUs: this host has 4 visible GPUs "
             "(CUDA_VISIBLE_DEVICES=0,1,2,3).\n"
-            "Hint: use --gpus-per-task 1, or --on slurm.",
+            "Hint: use --gpus-per-task 1.",
         ),
         (
             "8",
@@ -201,7 +201,7 @@ def test_busy_reason(device: Device, reason: str | None) -> None:
             {},
             "Cannot place 8 tasks of 1 GPU: this host has 1 visible GPU "
             "(CUDA_VISIBLE_DEVICES is not set).\n"
-            "Hint: use --devices 1, --per-gpu to share them, or --on slurm.",
+            "Hint: use --devices 1, or --per-gpu to share them.",
         ),
         (
             "1",
@@ -209,7 +209,7 @@ def test_busy_reason(device: Device, reason: str | None) -> None:
             {},
             "Cannot place 1 task of 1 GPU: this host has no visible GPU "
             "(No NVIDIA driver was found on this host).\n"
-            "Hint: write --devices cpu to run on the CPU, or use --on slurm.",
+            "Hint: write --devices cpu to run on the CPU.",
         ),
         (
             "auto",
@@ -217,7 +217,7 @@ def test_busy_reason(device: Device, reason: str | None) -> None:
             {"gpus_per_task": 2},
             "Cannot place a task of 2 GPUs (--devices auto): this host has 1 visible GPU "
             "(CUDA_VISIBLE_DEVICES is not set).\n"
-            "Hint: use --gpus-per-task 1, or --on slurm.",
+            "Hint: use --gpus-per-task 1.",
         ),
         (
             "0,7",
