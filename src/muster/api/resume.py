@@ -12,8 +12,8 @@ from muster.api.runs import Run
 from muster.api.stored import StoredRun
 from muster.api.workload import Workload
 from muster.base.errors import SetupError
+from muster.base.target import TargetRef, code_hash
 from muster.farm.model import TargetSpec
-from muster.farm.target import TargetRef, code_hash
 
 
 def stored_options(run: Run) -> SweepOptions:

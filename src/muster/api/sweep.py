@@ -13,8 +13,8 @@ from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.workload import of_command, of_function, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError
+from muster.base.target import ref_of
 from muster.farm.space import Space
-from muster.farm.target import ref_of
 
 
 def sweep(

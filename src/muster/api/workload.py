@@ -13,6 +13,7 @@ from typing import Any
 from muster.api.recipe import Recipe
 from muster.base.errors import UsageError
 from muster.base.records import to_json
+from muster.base.target import TargetRef, code_hash, parse_target
 from muster.farm.codec import encode_canonical
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
@@ -20,7 +21,6 @@ from muster.farm.look import look
 from muster.farm.model import TargetSpec
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
-from muster.farm.target import TargetRef, code_hash, parse_target
 from muster.farm.template import check_places, names_in, shell_line
 
 #: From a target's name to its number in the ledger.

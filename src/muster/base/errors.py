@@ -21,6 +21,8 @@ EXIT_OK = 0
 EXIT_SOME_FAILED = 1
 EXIT_USAGE = 2
 EXIT_SETUP = 3
+#: A gang has saved and asks to be started again (EX_TEMPFAIL of sysexits, SLURM's convention).
+EXIT_REQUEUE = 75
 EXIT_INTERRUPTED = 130
 
 

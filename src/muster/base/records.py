@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,23 @@ def read_json(path: Path, what: str) -> Any:
         ) from None
     except OSError as error:
         raise SetupError(f"Cannot read the {what} at {path}: {error.strerror}.") from None
+
+
+def from_record(kind: type, record: Mapping[str, Any]) -> Any:
+    """A dataclass from its JSON: lists become tuples and texts paths, as annotated."""
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        value = record.get(field.name, field.default)
+        if isinstance(value, list):
+            value = tuple(value)
+        elif isinstance(value, str) and Path in (
+            hints[field.name],
+            *typing.get_args(hints[field.name]),
+        ):
+            value = Path(value)
+        values[field.name] = value
+    return kind(**values)
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,10 @@ runs/<name>/
   status.json         the last known picture of a running sweep, renewed every second
   run.lock            held while a coordinator runs
   logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
+  logs/rank-3.log     everything rank 3 of a gang printed, over all restarts
+  logs/rank-3.error.json  the exception that ended it; logs/rank-3.stack where it stood in a stall
+  logs/agent.log      what started the ranks and watched over them
+  ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
   attempts/           folders of attempts that have not been accepted (or failed)
   checkpoints/        <key>.ckpt of long tasks that saved one
@@ -14,6 +18,11 @@ runs/<name>/
   requests/           cancel and retry wishes from other processes
   results.parquet     one row per task; results.csv is the same
   table.csv, figures/ what a recipe makes of the results
+  metrics.jsonl       a line per optimizer step and evaluation of a training
+  tb/                 the same for TensorBoard
+  training_results.json  what a training came to; curves.png is its picture
+  verify.json         what `muster verify` has found
+  memory.json         the micro-batch that was found to fit, after an out-of-memory
 """
 
 from __future__ import annotations
@@ -56,6 +65,22 @@ class RunFolder:
 
     def worker_log(self, slot_id: int) -> Path:
         return self.logs / f"worker-{slot_id}.log"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def rank_error(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.error.json"
+
+    def rank_stack(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.stack"
+
+    def agent_log(self, node_rank: int) -> Path:
+        return self.logs / ("agent.log" if node_rank == 0 else f"agent-{node_rank}.log")
+
+    @property
+    def ending_json(self) -> Path:
+        return self.path / "ending.json"
 
     @property
     def attempts(self) -> Path:
@@ -106,6 +131,35 @@ class RunFolder:
     @property
     def figures(self) -> Path:
         return self.path / "figures"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def training_results(self) -> Path:
+        return self.path / "training_results.json"
+
+    @property
+    def curves(self) -> Path:
+        return self.path / "curves.png"
+
+    @property
+    def memory_json(self) -> Path:
+        return self.path / "memory.json"
+
+    @property
+    def verify_json(self) -> Path:
+        return self.path / "verify.json"
+
+    @property
+    def model(self) -> Path:
+        """What a task's ``finish`` writes: the trained model in a form of its own."""
+        return self.path / "model"
 
     def exists(self) -> bool:
         return self.run_json.is_file()

@@ -22,6 +22,7 @@ class Settings:
     ``device_facts``: a JSON file with a recorded inventory, used instead of the driver.
     ``ledger_folder``: a local disk for ledgers, for run folders on a network file system.
     ``state_folder``: where they go when the run folder is recognised as being on one.
+    ``omp_num_threads``: the user's own choice, which the ranks of a gang keep.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
     """
 
@@ -31,6 +32,7 @@ class Settings:
     state_folder: Path = Path("~/.local/state")
     lease_folder: Path = Path(tempfile.gettempdir()) / "muster-leases"
     cpu_count: int = 1
+    omp_num_threads: int | None = None
     user: str = "unknown"
 
 
@@ -41,6 +43,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     leases = env.get("MUSTER_LEASE_DIR")
     ledgers = env.get("MUSTER_LEDGER_DIR")
     state = env.get("XDG_STATE_HOME") or "~/.local/state"
+    threads = env.get("OMP_NUM_THREADS", "")
     return Settings(
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
         device_facts=Path(facts) if facts else None,
@@ -48,6 +51,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         state_folder=Path(state).expanduser(),
         lease_folder=Path(leases) if leases else Settings.lease_folder,
         cpu_count=usable_cpu_count(),
+        omp_num_threads=int(threads) if threads.isdigit() and int(threads) else None,
         user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",
     )
 
@@ -66,4 +70,10 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 def adopt_environment(values: Mapping[str, str]) -> None:
     """Set variables in this very process; for a worker at its start, before user code runs."""
+    os.environ.update(values)
+
+
+def replace_environment(values: Mapping[str, str]) -> None:
+    """Give this very process another environment; for one that was forked for other work."""
+    os.environ.clear()
     os.environ.update(values)

@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 from muster.base.errors import MusterError, TargetError
+from muster.base.target import TargetRef, load
 from muster.farm.parameters import Signature, signature_of
-from muster.farm.target import TargetRef, load, static_signature
+from muster.farm.static_look import static_signature
 
 _LIMIT_S = 300.0
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from muster.base.errors import TargetError
+from muster.base.target import TargetRef, find_source, read_source
 from muster.farm.batched import BatchSpec, check_batch_spec
 from muster.farm.kinds import ANY, Kind, literal_kind, union_kind
 from muster.farm.parameters import CONTEXT, Parameter, Signature, build_batched, build_signature
@@ -34,15 +37,6 @@ _ANYTHING = ("object", "Any")
 
 class _Unclear(Exception):
     """Only an import can tell."""
-
-
-def function_names(source: str | bytes) -> list[str]:
-    """The public functions at the top level of ``source``; SyntaxError if it is not Python."""
-    return [
-        node.name
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    ]
 
 
 def inspect_source(source: str | bytes, attribute: str) -> Signature | None:
@@ -261,3 +255,26 @@ def _constant(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise _Unclear from None
+
+
+def static_signature(ref: TargetRef, base_folder: Path | None = None) -> Signature | None:
+    """What the target takes, read from its source without running any of it.
+
+    None when the source alone does not tell: the name is imported or assigned, wrapped in a
+    decorator other than muster's, or annotated with types of its own. Then import it for real,
+    in a process that may load what it likes. TargetError when tasks cannot call it.
+    """
+    path = find_source(ref, base_folder)
+    if path is None:
+        return None
+    return inspect_file(path, ref.attribute)
+
+
+def inspect_file(path: Path, attribute: str) -> Signature | None:
+    """`static_signature` of ``attribute`` in the file at ``path``."""
+    try:
+        return inspect_source(read_source(path), attribute)
+    except SyntaxError as error:
+        raise TargetError(
+            f"Cannot read {path}: {error.msg} in line {error.lineno}.", hint="correct that line."
+        ) from error

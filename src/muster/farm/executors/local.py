@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from muster.base import processes
+from muster.base.guard import Guard
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.farm import wire
 from muster.farm.events import (
@@ -31,7 +32,6 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.channel import Channel
-from muster.farm.executors.guard import Guard
 from muster.farm.failures import signal_name
 from muster.farm.model import SlotSpec, Task
 

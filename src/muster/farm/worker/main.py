@@ -16,12 +16,12 @@ from pathlib import Path
 import orjson
 
 from muster.base.errors import MusterError
+from muster.base.parent import die_with_parent
 from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.model import TargetSpec
 from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox
-from muster.farm.worker.parent import die_with_parent
 from muster.farm.worker.perform import Order, Performer, describe
 
 _LEAVE_S = 3.0

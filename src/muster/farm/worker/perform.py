@@ -15,11 +15,11 @@ from typing import Any
 
 from muster.base.errors import TargetError
 from muster.base.run_folder import RunFolder
+from muster.base.target import TargetRef, load
 from muster.farm import codec
 from muster.farm.batched import batch_spec_of
 from muster.farm.model import Finished, Outcome, TargetSpec
 from muster.farm.parameters import Signature, signature_of, to_call
-from muster.farm.target import TargetRef, load
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context
 from muster.farm.worker.logs import TaskLog

@@ -1,8 +1,8 @@
-"""Ends what is left of a run when its coordinator is killed with -9.
+"""Ends what is left of a run when its coordinator or launcher is killed with -9.
 
 ``main([FD, MARK])`` in a process of its own: it waits for the pipe FD to close, which happens when
-the coordinator ends however it ends, then kills every process that carries MARK. Workers also ask
-the kernel to die with their parent; the warden is for what *they* have started.
+that process ends however it ends, then kills every process that carries MARK. Workers and ranks
+also ask the kernel to die with their parent; the warden is for what *they* have started.
 """
 
 from __future__ import annotations

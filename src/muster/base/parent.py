@@ -1,4 +1,4 @@
-"""Nothing survives the coordinator: a worker dies with its parent."""
+"""Nothing survives a coordinator or a launcher: what they start dies with its parent."""
 
 from __future__ import annotations
 

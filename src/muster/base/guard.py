@@ -1,4 +1,4 @@
-"""Keeps a warden beside the coordinator, and starts another should it be killed."""
+"""Keeps a warden beside a coordinator or a launcher, and starts another should it be killed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from muster.base import warden
 from muster.base.processes import IS_LINUX
 from muster.base.settings import child_environment
-from muster.farm.executors import warden
 
 _GOODBYE_S = 5.0
 
@@ -27,11 +27,11 @@ class Guard:
         if not IS_LINUX:
             return
         read_end, self._pipe = os.pipe()
-        source = str(Path(warden.__file__).parents[3])
+        source = str(Path(warden.__file__).parents[2])
         # Without site-packages: a warden must start fast and outlive a broken environment.
         start = (
             "import sys; sys.path.insert(0, sys.argv[1]); "
-            "from muster.farm.executors.warden import main; sys.exit(main(sys.argv[2:]))"
+            "from muster.base.warden import main; sys.exit(main(sys.argv[2:]))"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", start, source, str(read_end), self._mark],

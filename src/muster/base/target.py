@@ -6,6 +6,7 @@ so it must be reachable by name; the coordinator reads its source and never impo
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
@@ -24,8 +25,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.errors import TargetError
-from muster.farm.parameters import Signature
-from muster.farm.static_look import function_names, inspect_source
 
 #: Files are imported under this name and never as ``__main__``: the part of a script under
 #: ``if __name__ == "__main__"`` must not run in workers.
@@ -148,30 +147,7 @@ def code_hash(ref: TargetRef, base_folder: Path | None = None) -> str:
     Of a module that is not written in Python the empty string.
     """
     path = find_source(ref, base_folder)
-    return "" if path is None else sha256(_read(path)).hexdigest()
-
-
-def static_signature(ref: TargetRef, base_folder: Path | None = None) -> Signature | None:
-    """What the target takes, read from its source without running any of it.
-
-    None when the source alone does not tell: the name is imported or assigned, wrapped in a
-    decorator other than muster's, or annotated with types of its own. Then import it for real,
-    in a process that may load what it likes. TargetError when tasks cannot call it.
-    """
-    path = find_source(ref, base_folder)
-    if path is None:
-        return None
-    return inspect_file(path, ref.attribute)
-
-
-def inspect_file(path: Path, attribute: str) -> Signature | None:
-    """`static_signature` of ``attribute`` in the file at ``path``."""
-    try:
-        return inspect_source(_read(path), attribute)
-    except SyntaxError as error:
-        raise TargetError(
-            f"Cannot read {path}: {error.msg} in line {error.lineno}.", hint="correct that line."
-        ) from error
+    return "" if path is None else sha256(read_source(path)).hexdigest()
 
 
 def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
@@ -199,7 +175,7 @@ def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
 
 def _load_file(ref: TargetRef, base: Path) -> types.ModuleType:
     path = Path(os.path.abspath(base / ref.location))
-    source = _read(path)
+    source = read_source(path)
     digest = sha256(source).hexdigest()
     place = sha256(str(path).encode()).hexdigest()[:8]
     name = f"{PRIVATE_PREFIX}{path.stem}_{place}"
@@ -318,13 +294,23 @@ def _find_top_level(name: str) -> ModuleSpec | None:
         return None
 
 
-def _read(path: Path) -> bytes:
+def read_source(path: Path) -> bytes:
+    """The bytes of a source file; TargetError when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise TargetError(
             f"Cannot read {path}: {error.strerror or error}.", hint="check the target's path."
         ) from error
+
+
+def function_names(source: str | bytes) -> list[str]:
+    """The public functions at the top level of ``source``; SyntaxError if it is not Python."""
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    ]
 
 
 def _functions_in(module: object) -> list[str]:
@@ -378,7 +364,7 @@ def _no_function(text: str, base: Path) -> TargetError:
     if not text.endswith(".py") or not path.is_file():
         return TargetError(message, hint=_FORMS)
     try:
-        names = function_names(_read(path))
+        names = function_names(read_source(path))
     except (SyntaxError, ValueError):
         names = []
     example = f"{text}:{names[0]}" if names else f"{text}:FUNCTION"

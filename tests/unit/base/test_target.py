@@ -15,18 +15,16 @@ import pytest
 
 from muster.base import errors
 from muster.base.errors import TargetError
-from muster.farm.parameters import signature_of
-from muster.farm.static_look import inspect_source
-from muster.farm.target import (
+from muster.base.target import (
     TargetRef,
     code_hash,
     find_source,
-    inspect_file,
     load,
     parse_target,
     ref_of,
-    static_signature,
 )
+from muster.farm.parameters import signature_of
+from muster.farm.static_look import inspect_file, inspect_source, static_signature
 
 #: Subprocesses start in other folders, where a relative PYTHONPATH would not find the package.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(errors.__file__).parents[2])}
@@ -275,7 +273,8 @@ def test_the_static_look_imports_nothing(tmp_path: Path) -> None:
     )
     program = """
         import sys
-        from muster.farm.target import code_hash, parse_target, static_signature
+        from muster.base.target import code_hash, parse_target
+        from muster.farm.static_look import static_signature
         ref = parse_target("t.py:f")
         assert static_signature(ref).names == ("lr", "seed")
         code_hash(ref)
@@ -448,7 +447,7 @@ def test_functions_of_installed_packages_are_modules() -> None:
 
 
 SCRIPT = """
-from muster.farm.target import ref_of
+from muster.base.target import ref_of
 def f(): ...
 if __name__ == "__main__":
     print(ref_of(f))
