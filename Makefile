@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest $(if $(filter true 1,$(CI)),--no-header --tb=s
 .PHONY: help setup demo test test-slow test-gpu check format bench clean
 
 help:
-	@echo "make demo       set up, then run a small ssm sweep with its table and figure"
+	@echo "make demo       set up, a small sweep with its figure, then a training on two ranks"
 	@echo "make test       set up, then run the tests"
 	@echo "make check      lint, types, layers"
 	@echo "make test-slow  the long chaos and oracle runs"
@@ -38,9 +38,11 @@ demo: $(STAMP)
 	$(BIN)/muster sweep ssm --num-seeds 4 --student-dims 16 32 64 150 --gnc-num-samples 500000 \
 	    --gd-epochs 3000 --run-dir runs/demo
 	@echo
+	$(BIN)/muster train digits --devices cpu:2 --epochs 10 --run-dir runs/demo-digits
+	@echo
 	@echo "The same command again finds everything done; look around with:"
 	@echo "  $(BIN)/muster status runs/demo"
-	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv"
+	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv, and runs/demo-digits/curves.png"
 
 test: $(STAMP)
 	$(PYTEST)
@@ -62,7 +64,8 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	for file in farm_overhead startup chaos makespan ssm_sampler; do \
+	for file in farm_overhead startup chaos makespan ssm_sampler ddp_throughput launch \
+	    checkpoint_stall resume faults scaling; do \
 	    $(BIN)/python benchmarks/$$file.py --quick || exit 1; done
 
 clean:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from muster.cli.main import COMMANDS
 from muster.cli.recipes import RECIPES
+from muster.cli.tasks import TASKS
 
 TARGET = Path(__file__).parent / "reference" / "cli.md"
 
@@ -18,7 +19,7 @@ Made by `python docs/generate_reference.py` from what the commands say themselve
 Hyphens and underscores in flags mean the same.
 
 Exit codes of every command: 0 all good, 1 some tasks failed, 2 wrong usage, 3 the set-up is
-broken, 130 interrupted.
+broken, 75 saved and asking to be started again, 130 interrupted.
 """
 
 
@@ -41,6 +42,8 @@ def main() -> None:
         parts.append(f"```text\n{help_of(name)}\n```\n")
     for name in RECIPES:
         parts.append(f"## Recipe {name}\n\n```text\n{help_of('sweep', name)}\n```\n")
+    for name in TASKS:
+        parts.append(f"## Training {name}\n\n```text\n{help_of('train', name)}\n```\n")
     page = "\n".join(parts)
     if "--stdout" in sys.argv:
         sys.stdout.write(page)

@@ -11,34 +11,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muster.api.recipe import Recipe as Recipe
     from muster.api.recipe import RecipeTask as RecipeTask
+    from muster.api.recipe import TrainRecipe as TrainRecipe
     from muster.api.runs import Run as Run
     from muster.api.sweep import sweep as sweep
+    from muster.api.train import fit as fit
     from muster.base.errors import MusterError as MusterError
     from muster.base.errors import UsageError as UsageError
     from muster.farm.batched import batched as batched
     from muster.farm.worker.context import Context as Context
+    from muster.train.config import TrainConfig as TrainConfig
+    from muster.train.task import Loss as Loss
+    from muster.train.task import Task as Task
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "Context": "muster.farm.worker.context",
+    "Loss": "muster.train.task",
     "MusterError": "muster.base.errors",
     "Recipe": "muster.api.recipe",
     "RecipeTask": "muster.api.recipe",
     "Run": "muster.api.runs",
+    "Task": "muster.train.task",
+    "TrainConfig": "muster.train.config",
+    "TrainRecipe": "muster.api.recipe",
     "UsageError": "muster.base.errors",
     "batched": "muster.farm.batched",
+    "fit": "muster.api.train",
     "sweep": "muster.api.sweep",
 }
 
 __all__ = [
     "Context",
+    "Loss",
     "MusterError",
     "Recipe",
     "RecipeTask",
     "Run",
+    "Task",
+    "TrainConfig",
+    "TrainRecipe",
     "UsageError",
     "batched",
+    "fit",
     "sweep",
 ]
 

@@ -20,11 +20,16 @@ DOORS = {
     "ray": ("muster/farm/executors/ray.py",),
     "submitit": ("muster/farm/executors/slurm.py", "muster/gang/slurm.py"),
     "torch": ("muster_recipes/", "muster/gang/", "muster/train/", "muster/rl/", "muster/pipeline/"),
-    "matplotlib": ("muster_recipes/",),
+    "matplotlib": ("muster_recipes/", "muster/train/curves.py"),
     "muster.gang": ("muster/gang/", "muster/train/", "muster/rl/", "muster/api/"),
 }
 #: Inside an allowed folder, and yet not allowed: they run where torch may not be loaded.
-SHUT = {"torch": ("muster/gang/topology.py", "muster/gang/launch.py")}
+SHUT = {
+    "torch": tuple(
+        f"muster/gang/{name}.py"
+        for name in ("topology", "spec", "launch", "tail", "blame", "stall", "beacon", "rank")
+    )
+}
 
 ENVIRONMENT = ("muster/base/settings.py", "muster/gang/topology.py")
 _ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

@@ -21,7 +21,8 @@ missing = sys.argv[2].split(",")
 for name in ("selectors", "socket", "subprocess", "asyncio", "multiprocessing", "tempfile",
              "shutil", "orjson", "filelock", "tyro", "rich.console", "rich.live", "pyarrow",
              "pyarrow.csv", "pyarrow.parquet", "matplotlib", "numpy", "torch", "logging", "ctypes",
-             "concurrent.futures", "faulthandler", "importlib.metadata", "platform", "uuid"):
+             "concurrent.futures", "faulthandler", "importlib.metadata", "platform", "uuid",
+             "torch.distributed.elastic.agent.server.api", "torch.distributed.checkpoint"):
     importlib.import_module(name)
 sys.platform = sys.argv[1]
 for name in missing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.base.settings import Settings
@@ -15,6 +17,19 @@ from muster.devices.placement import (
     place,
 )
 from muster.farm.model import SlotSpec
+
+
+class DeviceChoice(Protocol):
+    """The options that choose devices, of a sweep and of a gang."""
+
+    @property
+    def devices(self) -> str: ...
+
+    @property
+    def gpu_ids(self) -> str | None: ...
+
+    @property
+    def max_gpus(self) -> int | None: ...
 
 
 def take_devices(
@@ -48,7 +63,7 @@ def _per_gpu(options: SweepOptions) -> int:
     return PerGpuAuto.CAP if options.per_gpu == "auto" else options.per_gpu
 
 
-def device_request(options: SweepOptions) -> DeviceRequest:
+def device_request(options: DeviceChoice) -> DeviceRequest:
     if options.gpu_ids is not None:
         return parse_gpu_ids(options.gpu_ids)
     if options.max_gpus is not None and options.devices == "auto":
@@ -67,9 +82,13 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
     lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
     if options.per_gpu == "auto" and placement.slots[0].kind == "cuda":
         lines[0] += f", then up to {PerGpuAuto.CAP} on each as memory allows"
-    lines += [f"left alone {item.device}: {item.reason}" for item in placement.skipped]
-    lines += list(placement.notes)
-    return lines
+    return lines + remarks(placement)
+
+
+def remarks(placement: Placement) -> list[str]:
+    """What was left alone and why, and what is different from what was asked for."""
+    skipped = [f"left alone {item.device}: {item.reason}" for item in placement.skipped]
+    return [*skipped, *placement.notes]
 
 
 def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:

@@ -46,3 +46,21 @@ class Recipe:
     draw: Callable[[Any, list[dict[str, Any]], Path], list[Path]]
     extendable: frozenset[str] = frozenset()
     forecast: Callable[[Any], list[str]] = _nothing_to_say
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """What a recipe gives to ``muster train NAME``.
+
+    Attributes
+        name: what the user types.
+        config: a frozen dataclass; its fields become flags. Its module imports no torch, so that
+            a mistake on the command line is told at once.
+        task: ``"package.module:Class"``, a ``Task`` that takes a config.
+        defaults: fields of ``TrainConfig`` that suit it.
+    """
+
+    name: str
+    config: type
+    task: str
+    defaults: Mapping[str, Any]

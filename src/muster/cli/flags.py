@@ -44,11 +44,11 @@ class SpaceFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementFlags:
-    """Where it runs."""
+class DeviceFlags:
+    """Which devices it runs on."""
 
     devices: str | None = None
-    """auto (all free GPUs, else one CPU worker per core), 4 (GPUs), 0,2,3 (which), cpu, cpu:8."""
+    """auto (all free GPUs, else the CPU), 4 (GPUs), 0,2,3 (which), cpu, cpu:8."""
     gpus: str | None = None
     """The same as --devices."""
     gpu_ids: str | None = None
@@ -58,15 +58,21 @@ class PlacementFlags:
     world_size: int | None = None
     """The same as --num-gpus."""
     max_gpus: int | None = None
-    """At most this many GPUs; CPU workers where there is none."""
+    """At most this many GPUs; the CPU where there is none."""
     no_multi_gpu: Switch = False
     """Use one GPU at most; the same as --max-gpus 1."""
+    force: Switch = False
+    """Use GPUs that others hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFlags:
+    """How the devices are shared out."""
+
     per_gpu: str = "1"
     """Workers that share a GPU, or auto: as many as the measured memory of tasks allows."""
     gpus_per_task: int = _D.gpus_per_task
     """GPUs that each task sees."""
-    force: Switch = False
-    """Use GPUs that others hold."""
     on: str = _D.executor
     """Where workers come from: local, or inline (in this process, for a debugger)."""
 
@@ -105,16 +111,18 @@ class RunFlags:
     """Show what would run, where, and start nothing."""
 
 
-def options_from(place: PlacementFlags, fault: FaultFlags, run: RunFlags) -> SweepOptions:
+def options_from(
+    device: DeviceFlags, worker: WorkerFlags, fault: FaultFlags, run: RunFlags
+) -> SweepOptions:
     """The options these flags mean; UsageError where two of them contradict each other."""
-    devices, gpu_ids, max_gpus = _choice(place)
+    devices, gpu_ids, max_gpus = chosen_devices(device)
     return SweepOptions(
-        devices=devices,
+        devices=devices or _D.devices,
         gpu_ids=gpu_ids,
         max_gpus=max_gpus,
-        per_gpu="auto" if place.per_gpu == "auto" else _whole("--per-gpu", place.per_gpu),
-        gpus_per_task=place.gpus_per_task,
-        force=place.force,
+        per_gpu="auto" if worker.per_gpu == "auto" else _whole("--per-gpu", worker.per_gpu),
+        gpus_per_task=worker.gpus_per_task,
+        force=device.force,
         retries=fault.retries,
         retry_exceptions=fault.retry_exceptions,
         timeout_s=None if fault.timeout is None else parse_duration(fault.timeout, "--timeout"),
@@ -123,33 +131,34 @@ def options_from(place: PlacementFlags, fault: FaultFlags, run: RunFlags) -> Swe
         run_dir=run.run_dir,
         name=run.name,
         checkpoint_interval_s=parse_duration(run.checkpoint_interval, "--checkpoint-interval"),
-        executor=place.on,
+        executor=worker.on,
     )
 
 
-def _choice(place: PlacementFlags) -> tuple[str, str | None, int | None]:
+def chosen_devices(flags: DeviceFlags) -> tuple[str | None, str | None, int | None]:
+    """``devices``, ``gpu_ids`` and ``max_gpus``, of which one at most is given."""
     given = {
-        "--devices": place.devices,
-        "--gpus": place.gpus,
-        "--gpu-ids": place.gpu_ids,
-        "--num-gpus": place.num_gpus,
-        "--world-size": place.world_size,
-        "--max-gpus": place.max_gpus,
-        "--no-multi-gpu": place.no_multi_gpu or None,
+        "--devices": flags.devices,
+        "--gpus": flags.gpus,
+        "--gpu-ids": flags.gpu_ids,
+        "--num-gpus": flags.num_gpus,
+        "--world-size": flags.world_size,
+        "--max-gpus": flags.max_gpus,
+        "--no-multi-gpu": flags.no_multi_gpu or None,
     }
     named = [flag for flag, value in given.items() if value is not None]
     if len(named) > 1:
         raise UsageError(
             f"{' and '.join(named)} each choose the devices.", hint="give one of them."
         )
-    if place.gpu_ids is not None:
-        return _D.devices, place.gpu_ids, None
-    if place.no_multi_gpu or place.max_gpus is not None:
-        return _D.devices, None, 1 if place.no_multi_gpu else place.max_gpus
-    count = place.num_gpus if place.num_gpus is not None else place.world_size
+    if flags.gpu_ids is not None:
+        return None, flags.gpu_ids, None
+    if flags.no_multi_gpu or flags.max_gpus is not None:
+        return None, None, 1 if flags.no_multi_gpu else flags.max_gpus
+    count = flags.num_gpus if flags.num_gpus is not None else flags.world_size
     if count is not None:
         return str(count), None, None
-    return place.devices or place.gpus or _D.devices, None, None
+    return flags.devices or flags.gpus, None, None
 
 
 def _whole(flag: str, text: str) -> int:

@@ -16,6 +16,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.sweep:main",
         "run a function or a command once per setting and seed, on every device",
     ),
+    "run": (
+        "muster.cli.commands.run:main",
+        "run a program on many devices in lock-step, as torchrun does",
+    ),
+    "train": ("muster.cli.commands.train:main", "train one model on every device"),
+    "verify": (
+        "muster.cli.commands.verify:main",
+        "compare a task's gradients on one rank, on several, with accumulation",
+    ),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
     "list": ("muster.cli.commands.look:list_runs", "the runs here, the newest first"),
@@ -40,10 +49,11 @@ Examples:
   muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
   muster sweep --grid lr=1e-3,1e-2 --seeds 3 -- python train.py --lr {{lr}} --seed {{seed}}
   muster sweep ssm --num-seeds 4 --student-dims 16 32 64
+  muster run --gpus 4 train.py --lr 1e-3
   muster status RUN
 
-Exit codes: 0 all good, 1 some tasks failed, 2 wrong usage, 3 the set-up is broken,
-130 interrupted (everything finished is saved; the same command continues).
+Exit codes: 0 all good, 1 something failed, 2 wrong usage, 3 the set-up is broken, 75 saved and
+asking to be started again, 130 interrupted (what is finished is saved; the same command continues).
 
 `muster COMMAND --help` explains a command."""
 

@@ -147,6 +147,39 @@ class LiveScreen(SilentScreen):
         self._console.print(text, highlight=False)
 
 
+class Bar:
+    """A progress bar at the bottom of the terminal, with lines above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.description}"),
+            console=Console(),
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=1)
+
+    def start(self) -> None:
+        self._progress.start()
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def show(self, done: int, total: int, words: str) -> None:
+        self._progress.update(self._task, completed=done, total=total, description=words)
+
+
+def make_bar() -> Bar:
+    return Bar()
+
+
 def make_screen(*, is_quiet: bool, is_json: bool) -> Screen:
     if is_quiet or is_json:
         return SilentScreen()

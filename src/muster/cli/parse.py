@@ -22,8 +22,15 @@ def parse(kind: type[_T], argv: Sequence[str], command: str, description: str) -
     )
 
 
-def bundle(name: str, groups: dict[str, type], positional: dict[str, Any] | None = None) -> type:
-    """A class with one field per group of flags, so that commands share groups of flags."""
+def bundle(name: str, groups: dict[str, Any], positional: dict[str, Any] | None = None) -> type:
+    """A class with one field per group of flags, so that commands share groups of flags.
+
+    A group is a class with defaults, or a (frozen) value whose fields are the defaults.
+    """
     fields: list[Any] = [(key, kind) for key, kind in (positional or {}).items()]
-    fields += [(key, kind, field(default_factory=kind)) for key, kind in groups.items()]
+    for key, kind in groups.items():
+        if isinstance(kind, type):
+            fields.append((key, kind, field(default_factory=kind)))
+        else:
+            fields.append((key, type(kind), field(default=kind)))
     return make_dataclass(name, fields, frozen=True)

@@ -4,7 +4,14 @@ import pytest
 
 from muster.api.options import SweepOptions, parse_duration
 from muster.base.errors import UsageError
-from muster.cli.flags import FaultFlags, PlacementFlags, RunFlags, join_repeated, options_from
+from muster.cli.flags import (
+    DeviceFlags,
+    FaultFlags,
+    RunFlags,
+    WorkerFlags,
+    join_repeated,
+    options_from,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +30,8 @@ def test_a_duration_that_is_none_is_refused(text: str) -> None:
 
 
 def _options(**place: object) -> SweepOptions:
-    return options_from(PlacementFlags(**place), FaultFlags(), RunFlags())  # type: ignore[arg-type]
+    flags = DeviceFlags(**place)  # type: ignore[arg-type]
+    return options_from(flags, WorkerFlags(), FaultFlags(), RunFlags())
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import tyro
 
+from muster.api.gangs import last_ending
 from muster.api.runs import Run, find_runs, open_run
 from muster.base.clock import human_duration, iso_utc
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
@@ -55,7 +57,7 @@ def list_runs(argv: list[str]) -> int:
         status = run.status()
         records.append(asdict(status))
         done, total = status.counts["done"], status.total
-        state = "running" if status.is_running else _state(status.counts)
+        state = "running" if status.is_running else _state(run, status.counts)
         created = iso_utc(run.stored.created_s)
         rows.append(
             [status.name, state, f"{done:,}/{total:,}", f"{status.counts['failed']:,}", created]
@@ -76,8 +78,11 @@ def status(argv: list[str]) -> int:
     if flags.json:
         output.say_json(asdict(found))
         return 0
-    state = "running" if found.is_running else _state(found.counts)
+    state = "running" if found.is_running else _state(run, found.counts)
     output.say(f"{found.name}: {state}")
+    if _is_gang(run):
+        output.say(f"  logs: {run.folder.logs}/rank-*.log")
+        return 0
     shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
     more = "" if found.is_enqueued else " (not all tasks are listed yet)"
     output.say(f"  {shown or 'no tasks'} of {found.total:,}{more}")
@@ -148,8 +153,21 @@ def cancel(argv: list[str]) -> int:
     return 0
 
 
-def _state(counts: object) -> str:
+def _is_gang(run: Run) -> bool:
+    return "program" in run.stored.spec
+
+
+def _state(run: Run, counts: object) -> str:
     assert isinstance(counts, dict)
+    if _is_gang(run):
+        code = last_ending(run.folder)
+        words = {
+            EXIT_OK: "done",
+            EXIT_REQUEUE: "saved",
+            EXIT_INTERRUPTED: "stopped",
+            None: "stopped",
+        }
+        return words.get(code, "failed")
     if counts["waiting"] or counts["running"]:
         return "stopped"
     if counts["cancelled"]:

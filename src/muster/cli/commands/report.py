@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from muster.api.report import make_report
 from muster.api.runs import open_run
 from muster.base.errors import UsageError
+from muster.base.records import from_record
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
@@ -35,7 +32,7 @@ def main(argv: list[str]) -> int:
             hint=f"its table is {run.folder.results_csv}.",
         )
     recipe = load_recipe(str(name))
-    config = read_config(recipe.config, run.stored.spec["config"])
+    config = from_record(recipe.config, run.stored.spec["config"])
     made = make_report(run, recipe, config)
     if flags.json:
         output.say_json([str(path) for path in made])
@@ -43,20 +40,3 @@ def main(argv: list[str]) -> int:
         for path in made:
             output.say(f"made: {path}")
     return 0
-
-
-def read_config(kind: type, record: dict[str, Any]) -> Any:
-    """A recipe's config from ``run.json``: lists become tuples and texts paths, as annotated."""
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        value = record.get(field.name, field.default)
-        if isinstance(value, list):
-            value = tuple(value)
-        elif isinstance(value, str) and Path in (
-            hints[field.name],
-            *typing.get_args(hints[field.name]),
-        ):
-            value = Path(value)
-        values[field.name] = value
-    return kind(**values)

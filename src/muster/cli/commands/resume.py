@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from muster.api.options import SweepOptions
 from muster.api.resume import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
+from muster.base.errors import UsageError
 from muster.cli import output
-from muster.cli.commands import sweep
+from muster.cli.commands import sweep, train
 from muster.cli.flags import (
+    DeviceFlags,
     FaultFlags,
-    PlacementFlags,
     Positional,
     RunFlags,
     Switch,
@@ -33,6 +36,10 @@ class _RetryFlags:
 
 
 def main(argv: list[str]) -> int:
+    if argv and not argv[0].startswith("-"):
+        run = open_run(argv[0])
+        if run.stored.argv[1:2] == ("train",):
+            return _by_command_line(run, argv[1:], train.main)
     return _go_on(argv, "resume", "Continue a run where it stopped; failed tasks stay failed.")
 
 
@@ -41,11 +48,16 @@ def retry(argv: list[str]) -> int:
 
 
 def _go_on(argv: list[str], command: str, description: str) -> int:
-    groups: dict[str, type] = {"place": PlacementFlags, "fault": FaultFlags, "out": RunFlags}
+    groups: dict[str, type] = {"place": DeviceFlags, "fault": FaultFlags, "out": RunFlags}
     if command == "retry":
         groups["again"] = _RetryFlags
     flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
     run = open_run(flags.run)
+    if run.stored.argv[1:2] == ("run",):
+        raise UsageError(
+            f"{run.path} is not a sweep: `muster {command}` has no tasks to go on with.",
+            hint=f"give the same command again: {shlex.join(run.stored.argv)}",
+        )
     if command == "retry":
         count = run.reopen(cancelled=flags.again.cancelled)
         if not (flags.out.json or flags.out.quiet):
@@ -54,13 +66,16 @@ def _go_on(argv: list[str], command: str, description: str) -> int:
         return _by_command_line(
             run, argv[1:] if argv[0] == flags.run else _without(argv, flags.run)
         )
-    options = _merged(stored_options(run), options_from(flags.place, flags.fault, flags.out))
+    typed = options_from(flags.device, flags.worker, flags.fault, flags.out)
+    options = _merged(stored_options(run), typed)
     go_to(run.stored)
     workload = stored_workload(run)
     return sweep.run_and_sum_up(workload, options, (), flags.out.quiet, flags.out.json)
 
 
-def _by_command_line(run: Run, extra: list[str]) -> int:
+def _by_command_line(
+    run: Run, extra: list[str], command_main: Callable[[list[str]], int] = sweep.main
+) -> int:
     """The stored command line, with what is typed now on top of it."""
     stored = run.stored
     path = run.path.absolute()
@@ -71,10 +86,10 @@ def _by_command_line(run: Run, extra: list[str]) -> int:
         cut = words.index("--")
         words, command = words[:cut], words[cut:]
     typed = {_flag(word) for word in extra if word.startswith("--")}
-    dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir"}
+    dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir", "save_dir"}
     kept = _drop(words, dropped | {"quiet", "json", "dry_run"})
     go_to(stored)
-    return sweep.main([*kept, *extra, "--run-dir", str(path), *command])
+    return command_main([*kept, *extra, "--run-dir", str(path), *command])
 
 
 def _drop(words: list[str], flags: set[str]) -> list[str]:

@@ -16,12 +16,13 @@ from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli import output
 from muster.cli.flags import (
+    DeviceFlags,
     FaultFlags,
-    PlacementFlags,
     Positional,
     RunFlags,
     SpaceFlags,
     Switch,
+    WorkerFlags,
     join_repeated,
     options_from,
 )
@@ -54,7 +55,12 @@ class _ShellFlags:
 #: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
-_COMMON = {"place": PlacementFlags, "fault": FaultFlags, "run": RunFlags}
+_COMMON = {
+    "device": DeviceFlags,
+    "worker": WorkerFlags,
+    "fault": FaultFlags,
+    "run": RunFlags,
+}
 
 
 def main(argv: list[str]) -> int:
@@ -69,7 +75,7 @@ def main(argv: list[str]) -> int:
         workload, flags = _function(words)
     else:
         return _help_or_complain(words)
-    options = options_from(flags.place, flags.fault, flags.run)
+    options = options_from(flags.device, flags.worker, flags.fault, flags.run)
     if flags.run.dry_run:
         _show_plan(prepare(workload, options), is_json=flags.run.json)
         return 0

@@ -1,0 +1,344 @@
+"""Runs a program on many devices in lock-step: the folder, the devices, then the launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from muster.api.lock import hold
+from muster.api.placing import device_request, remarks
+from muster.api.plans import environment
+from muster.api.stored import StoredRun, read_stored, write_stored
+from muster.base.atomic_files import explain_os_error
+from muster.base.clock import SystemClock
+from muster.base.errors import PlanMismatchError, UsageError
+from muster.base.journal import Journal, read_journal
+from muster.base.run_folder import RunFolder
+from muster.base.settings import Settings, read_settings
+from muster.devices.device_request import DeviceRequest
+from muster.devices.inventory import discover
+from muster.devices.leases import Lease, place_and_lease
+from muster.devices.model import Inventory
+from muster.devices.placement import Placement, Slot, place
+from muster.gang.launch import AgentHandle, GangEnding, start_agent, supervise
+from muster.gang.spec import Entry, GangSpec, Script, Start
+from muster.gang.topology import read_topology
+
+__all__ = ["Entry", "GangEnding", "Script", "start_agent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangOptions:
+    """How a gang is run, apart from what it runs.
+
+    Attributes
+        devices: ``auto`` (all free GPUs, else one rank on the CPU), a number of GPUs, a list of
+            GPUs, ``cpu:8`` for eight ranks on the CPU. One rank per GPU.
+        gpu_ids: GPUs as a list, where ``0`` is GPU 0; instead of ``devices``.
+        max_gpus: use at most this many GPUs; instead of ``devices``.
+        num_ranks: ranks on this node: as many GPUs, or CPU ranks where there is none.
+        force: use GPUs that other processes or other runs hold.
+        max_restarts: how often the gang is started anew after a failure.
+        stall_timeout_s: the watchdog's limit; 0 switches it off.
+        grace_s: how long ranks may take to save after the first Ctrl-C.
+        start: "exec" or "spawn" for a fresh interpreter per rank, "fork" for one import for all;
+            None chooses: "exec" for scripts, "fork" for functions where the system has it.
+        one_process: one rank that sees all the devices, instead of one per device.
+        restart_on: after which ends the gang is started anew: any, or only deaths by a signal and
+            stalls, when an exception would only come again.
+        num_nodes, min_nodes, node_rank, master_addr, master_port: for several nodes, as torchrun.
+    """
+
+    devices: str = "auto"
+    gpu_ids: str | None = None
+    max_gpus: int | None = None
+    num_ranks: int | None = None
+    force: bool = False
+    max_restarts: int = 0
+    stall_timeout_s: float = 20.0
+    grace_s: float = 15.0
+    start: Start | None = None
+    one_process: bool = False
+    restart_on: Literal["failure", "crash"] = "failure"
+    num_nodes: int = 1
+    min_nodes: int | None = None
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
+            _check_least(name.removesuffix("_s"), getattr(self, name), least)
+        if self.num_ranks is not None:
+            _check_least("nproc_per_node", self.num_ranks, 1)
+            if self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto":
+                raise UsageError(
+                    f"--nproc-per-node {self.num_ranks} and a choice of devices are both given.",
+                    hint="there is one rank per device: give one of them.",
+                )
+        if not 0 <= self.node_rank < self.num_nodes:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is not below --nodes {self.num_nodes}.",
+                hint="nodes are numbered from 0.",
+            )
+        if self.min_nodes is not None and not 1 <= self.min_nodes <= self.num_nodes:
+            raise UsageError(f"--min-nodes {self.min_nodes} is not between 1 and --nodes.")
+        if self.num_nodes > 1 and (self.master_addr is None or self.master_port is None):
+            raise UsageError(
+                f"--nodes {self.num_nodes} needs a place to meet.",
+                hint="add --master-addr HOST --master-port PORT: where node 0 is, the same on all.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangAudience:
+    """Who watches: ``hear`` gets (rank, line) of what ranks print, ``say`` remarks on the run.
+
+    ``argv`` is the command line, kept in run.json.
+    """
+
+    hear: Callable[[int, str], None] = lambda rank, line: None
+    say: Callable[[str], None] = lambda line: None
+    argv: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangPlan:
+    """What would be started: ``--dry-run`` shows it."""
+
+    folder: RunFolder
+    options: GangOptions
+    placement: Placement
+    start: Start
+    threads_per_rank: int
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.placement.slots
+
+    def lines(self) -> list[str]:
+        """What a user should know about where the ranks run."""
+        labels = [slot.label for slot in self.slots]
+        shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
+        many = f"{len(labels)} rank{'s' if len(labels) > 1 else ''}"
+        nodes = self.options.num_nodes
+        here = f" on each of {nodes} nodes" if nodes > 1 else ""
+        threads = f"{self.threads_per_rank} thread{'s' if self.threads_per_rank > 1 else ''} each"
+        return [f"{many}{here}: {shown}, {threads}", *remarks(self.placement)]
+
+
+def choose_start(program: Script | Entry, options: GangOptions) -> Start:
+    """How ranks begin; fork is safe on Linux only (elsewhere system libraries start threads)."""
+    if options.start is not None:
+        if options.start == "fork" and sys.platform != "linux":
+            raise UsageError(f"--start fork is for Linux; this is {sys.platform}.")
+        return options.start
+    return "fork" if isinstance(program, Entry) and sys.platform == "linux" else "exec"
+
+
+def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) -> GangPlan:
+    """The first half of a run. Changes nothing, takes no lease."""
+    _refuse_inside()
+    settings = read_settings()
+    inventory = discover(settings)
+    placement = place(
+        _request(options, inventory),
+        inventory,
+        per_gpu=1,
+        gpus_per_task=1,
+        cpu_count=settings.cpu_count,
+        force=options.force,
+    )
+    return _plan(folder, program, options, placement, settings)
+
+
+def run_gang(
+    folder: RunFolder,
+    program: Script | Entry,
+    options: GangOptions,
+    audience: GangAudience,
+    *,
+    about: Mapping[str, Any] | None = None,
+    agent: AgentHandle | None = None,
+) -> GangEnding:
+    """Run a gang to its end; whatever happens, nothing it started is left running.
+
+    ``about`` goes into run.json as what was asked for; ``agent``: one that was started early (its
+    ``forks`` must suit the options), closed at the end in any case. Raises what placing raises,
+    SetupError when somebody works on the folder, UsageError inside another launcher.
+    """
+    with ExitStack() as stack:
+        if agent is not None:
+            stack.callback(agent.close)
+        _refuse_inside()
+        settings = read_settings()
+        try:
+            placement, leases = _take(options, folder.name, settings)
+            for lease in leases:
+                stack.enter_context(lease)
+            plan = _plan(folder, program, options, placement, settings)
+            folder.create()
+            if options.node_rank == 0:  # nodes may share the folder
+                stack.enter_context(hold(folder))
+                write_run_json(folder, program, options, about or {}, audience.argv)
+        except OSError as error:
+            raise explain_os_error(error, "use the run folder", folder.path) from error
+        for line in plan.lines():
+            audience.say(line)
+        forks = plan.start == "fork"
+        if agent is None or agent.forks != forks:
+            if agent is not None:
+                agent.close()
+            agent = start_agent(forks=forks)
+            stack.callback(agent.close)
+        return _supervise(plan, program, agent, audience)
+
+
+def _supervise(
+    plan: GangPlan, program: Script | Entry, agent: AgentHandle, audience: GangAudience
+) -> GangEnding:
+    folder, options = plan.folder, plan.options
+    spec = GangSpec(
+        folder=RunFolder(folder.path.absolute()),
+        program=program,
+        num_ranks=1 if options.one_process else len(plan.slots),
+        visible_devices=",".join(slot.visible_devices or "" for slot in plan.slots).strip(","),
+        threads_per_rank=plan.threads_per_rank,
+        max_restarts=options.max_restarts,
+        restart_on=options.restart_on,
+        start=plan.start,
+        num_nodes=options.num_nodes,
+        min_nodes=options.min_nodes,
+        node_rank=options.node_rank,
+        master_addr=options.master_addr or "127.0.0.1",
+        master_port=options.master_port or 0,
+        stall_timeout_s=options.stall_timeout_s,
+        grace_s=options.grace_s,
+    )
+    journal = Journal(folder.events, SystemClock())
+    try:
+        journal.write("start", ranks=[slot.label for slot in plan.slots], node=options.node_rank)
+        ending = supervise(agent, spec, audience.hear, audience.say)
+        fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
+        journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})
+    finally:
+        journal.close()
+    return ending
+
+
+def _plan(
+    folder: RunFolder,
+    program: Script | Entry,
+    options: GangOptions,
+    placement: Placement,
+    settings: Settings,
+) -> GangPlan:
+    slots = placement.slots
+    if slots[0].kind == "cpu" and not _names_a_number(options):
+        # A worker per core is right for tasks; a gang of unknown size is one rank.
+        slots = slots[:1]
+    share = max(1, settings.cpu_count // (1 if options.one_process else len(slots)))
+    return GangPlan(
+        folder=folder,
+        options=options,
+        placement=dataclasses.replace(placement, slots=slots),
+        start=choose_start(program, options),
+        threads_per_rank=settings.omp_num_threads or share,
+    )
+
+
+def _names_a_number(options: GangOptions) -> bool:
+    return options.num_ranks is not None or options.devices.strip().startswith("cpu:")
+
+
+def _request(options: GangOptions, inventory: Inventory) -> DeviceRequest:
+    if options.num_ranks is None:
+        return device_request(options)
+    has_gpu = any(device.kind == "cuda" for device in inventory.devices)
+    text = f"--nproc-per-node {options.num_ranks}"
+    return DeviceRequest(kind="count" if has_gpu else "cpu", count=options.num_ranks, text=text)
+
+
+def _take(options: GangOptions, run_name: str, settings: Settings) -> tuple[Placement, list[Lease]]:
+    inventory = discover(settings)
+    return place_and_lease(
+        _request(options, inventory),
+        inventory,
+        per_gpu=1,
+        gpus_per_task=1,
+        force=options.force,
+        run_name=run_name,
+        settings=settings,
+    )
+
+
+def _refuse_inside() -> None:
+    here = read_topology()
+    if here is not None:
+        raise UsageError(
+            f"This is rank {here.rank} of {here.world_size} of a gang that {here.launcher} has "
+            "started: another gang inside every rank would be more ranks than devices.",
+            hint="start muster outside of the launcher, or unset RANK and WORLD_SIZE.",
+        )
+
+
+def write_run_json(
+    folder: RunFolder,
+    program: Script | Entry,
+    options: GangOptions,
+    about: Mapping[str, Any],
+    argv: Sequence[str],
+) -> None:
+    if folder.ledger.exists():
+        raise PlanMismatchError(
+            f"{folder.path} is the folder of a sweep.", hint="choose another --run-dir."
+        )
+    before = read_stored(folder) if folder.exists() else None
+    write_stored(
+        folder,
+        StoredRun(
+            run_id=before.run_id if before else uuid.uuid4().hex,
+            name=folder.name,
+            created_s=before.created_s if before else time.time(),
+            targets=(),
+            spec={"program": dataclasses.asdict(program), **about},
+            fixed={},
+            code={},
+            options=dataclasses.asdict(options),
+            argv=tuple(argv),
+            cwd=str(Path.cwd()),
+            environment=environment(),
+        ),
+    )
+
+
+def _check_least(name: str, value: float, least: int) -> None:
+    if value < least:
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
+
+
+def new_folder(name: str, node_rank: int = 0) -> RunFolder:
+    """``runs/<name>-<time>``, with a number behind it while somebody else has that name."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-node{node_rank}" if node_rank else "")
+    number = 1
+    while True:
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return RunFolder(path)
+        except FileExistsError:
+            number += 1
+
+
+def last_ending(folder: RunFolder) -> int | None:
+    """The exit code of the last gang in this folder; None where none has ended there."""
+    codes = [line["exit_code"] for line in read_journal(folder.events) if line["event"] == "end"]
+    return int(codes[-1]) if codes else None

@@ -1,0 +1,370 @@
+"""``muster train`` and ``muster.fit``: one model on every device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from muster.api.gangs import (
+    Entry,
+    GangAudience,
+    GangEnding,
+    GangOptions,
+    GangPlan,
+    plan_gang,
+    run_gang,
+    write_run_json,
+)
+from muster.api.lock import hold
+from muster.api.recipe import TrainRecipe
+from muster.api.stored import read_stored
+from muster.base.atomic_files import explain_os_error
+from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, UsageError
+from muster.base.records import read_json, to_json
+from muster.base.run_folder import RunFolder
+from muster.base.target import parse_target, ref_of
+from muster.farm.identity import name_with_hash
+from muster.gang.launch import AgentHandle
+from muster.gang.topology import Topology, read_topology
+from muster.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from muster.train.task import Task
+
+#: Settings that decide what is learnt. The others (devices, strategy, loaders, how long, how often
+#: something is written) may change from start to start of one run.
+_DECISIVE = (
+    "global_batch", "lr", "base_lr", "lr_scaling", "weight_decay", "schedule", "min_lr",
+    "warmup_epochs", "max_grad_norm", "seed", "model_seed", "sync_batchnorm",
+)  # fmt: skip
+_MOST_STARTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """A task by name, its settings, and how it is trained.
+
+    ``target``: ``file.py:Class`` or ``package.module:Class``; ``settings``: ``module:Class`` of a
+    recipe's settings, else None; ``values``: those settings, or the fields of the task itself.
+    """
+
+    name: str
+    target: str
+    settings: str | None
+    values: Mapping[str, Any]
+    config: TrainConfig
+    checkpoint_s: float | None = 60.0
+    checkpoint_steps: int | None = None
+    run_dir: Path | None = None
+
+    @property
+    def folder(self) -> RunFolder:
+        """``run_dir``, or ``runs/<name>-<hash of what decides about the result>``."""
+        if self.run_dir is not None:
+            return RunFolder(self.run_dir)
+        digest = sha256(to_json(self.identity())).hexdigest()
+        return RunFolder(Path("runs") / name_with_hash(self.name, digest))
+
+    def identity(self) -> dict[str, Any]:
+        decisive = {name: getattr(self.config, name) for name in _DECISIVE}
+        return {"task": self.target, "settings": dict(self.values), "config": decisive}
+
+    def entry(self, num_devices: int) -> Entry:
+        return Entry(
+            target="muster.train.entry:run_rank",
+            params={
+                "task": self.target,
+                "task_config": self.settings,
+                "task_values": _plain(self.values),
+                "config": _plain(self.config),
+                "folder": str(self.folder.path.absolute()),
+                "checkpoint_s": self.checkpoint_s,
+                "checkpoint_steps": self.checkpoint_steps,
+                "num_devices": num_devices,
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """How a training ended. ``results`` is what training_results.json says, None without one."""
+
+    folder: RunFolder
+    exit_code: int
+    ending: GangEnding | None
+    results: Mapping[str, Any] | None
+
+
+def job_of_recipe(recipe: TrainRecipe, settings: Any, config: TrainConfig, **rest: Any) -> TrainJob:
+    """The job of a recipe with its ``settings``, an instance of ``recipe.config``."""
+    kind = recipe.config
+    return TrainJob(
+        name=recipe.name,
+        target=recipe.task,
+        settings=f"{kind.__module__}:{kind.__qualname__}",
+        values=_plain(settings),
+        config=config,
+        **rest,
+    )
+
+
+def job_of_target(
+    text: str, values: Mapping[str, Any], config: TrainConfig, **rest: Any
+) -> TrainJob:
+    """The job of the task class that ``text`` names; ``values`` are its dataclass fields."""
+    ref = parse_target(text)
+    name = ref.attribute.rpartition(".")[2]
+    return TrainJob(
+        name=name, target=str(ref), settings=None, values=_plain(values), config=config, **rest
+    )
+
+
+def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
+    """What would be started, where. Changes nothing."""
+    check_job(job)
+    return plan_gang(job.folder, job.entry(1), _options_for(job, options))
+
+
+def run_training(
+    job: TrainJob,
+    options: GangOptions,
+    audience: GangAudience,
+    *,
+    agent: AgentHandle | None = None,
+) -> Trained:
+    """Train, or go on with a training; whatever happens, nothing it started is left running.
+
+    Raises what placing raises, PlanMismatchError for a folder of another training, and the
+    errors that a rank reports as the user's.
+    """
+    check_job(job)
+    folder = job.folder
+    options = _options_for(job, options)
+    for _ in range(_MOST_STARTS):
+        plan = plan_gang(folder, job.entry(1), options)
+        with suppress(OSError):
+            folder.ending_json.unlink(missing_ok=True)
+        entry = job.entry(len(plan.slots) if options.one_process else 1)
+        ending = run_gang(folder, entry, options, audience, about=_about(job), agent=agent)
+        agent = None
+        word = _last_word(folder)
+        if word.get("ending") != "restart":
+            break
+        audience.say(str(word.get("message", "starting again")))
+    if word.get("ending") == "refused":
+        raise _Refused(word)
+    results = _results(folder) if ending.exit_code == EXIT_OK else None
+    return Trained(folder=folder, exit_code=ending.exit_code, ending=ending, results=results)
+
+
+def verify_task(
+    job: TrainJob,
+    options: GangOptions,
+    audience: GangAudience,
+    *,
+    agent: AgentHandle | None = None,
+) -> tuple[GangEnding, list[Mapping[str, Any]]]:
+    """Compare the gradients of a task on one rank and on several; see ``train.verify``."""
+    with TemporaryDirectory(prefix="muster-verify-") as place:
+        here = dataclasses.replace(job, run_dir=Path(place))
+        entry = here.entry(1)
+        entry = dataclasses.replace(entry, target="muster.train.entry:verify_rank")
+        ending = run_gang(here.folder, entry, options, audience, agent=agent)
+        word = _last_word(here.folder)
+        if word.get("ending") == "refused":
+            raise _Refused(word)
+        if ending.exit_code != EXIT_OK:
+            return ending, []
+        return ending, list(read_json(here.folder.verify_json, "list of findings"))
+
+
+def train_here(
+    job: TrainJob, topology: Topology | None, say: Callable[[str], None] = print
+) -> Trained:
+    """Be one rank of a gang that another launcher has started, or the only one."""
+    from muster.train.entry import train
+    from muster.train.load import make_task
+
+    task = make_task(job.target, job.settings, job.values)
+    return _train_object(job, task, topology, say, train)
+
+
+def fit(
+    task: Task | type[Task] | str,
+    config: TrainConfig | None = None,
+    *,
+    devices: str = "auto",
+    gpu_ids: str | None = None,
+    run_dir: str | Path | None = None,
+    checkpoint_interval_s: float = 60.0,
+    say: Callable[[str], None] = print,
+    **settings: Any,
+) -> Trained:
+    """Train ``task`` on every device, or go on where an earlier call stopped.
+
+    Args:
+        task: a task, its class, or ``"file.py:Class"``. On several devices every rank makes its
+            own from the class and the fields, so both must be reachable by name: a dataclass at
+            the top level of a file.
+        config: all settings; without it the task's own defaults with ``settings`` on top.
+        devices: as on the command line: ``auto``, ``4``, ``0,2,3``, ``cpu``, ``cpu:2``.
+        gpu_ids: GPUs as a list, instead of ``devices``.
+        run_dir: the run folder; ``runs/<task>-<hash>`` without it.
+        checkpoint_interval_s: seconds between checkpoints.
+        say: gets the lines that rank 0 prints.
+        settings: fields of ``TrainConfig``.
+
+    Returns:
+        The folder and the results. Inside a launcher (torchrun, ``muster run``) this process is
+        taken as one of its ranks.
+
+    Raises:
+        UsageError, TargetError: the call or the task is wrong. PlanMismatchError: the folder holds
+        another training. MusterError: the training failed.
+    """
+    if config is not None and settings:
+        raise UsageError("fit takes a whole config or single settings, not both.")
+    kind, made = _task_of(task)
+    wanted = config or TrainConfig.of(kind.defaults, **settings)
+    place = None if run_dir is None else Path(run_dir)
+    values = _fields_of(made)
+    job = job_of_target(
+        str(ref_of(kind)), values, wanted, checkpoint_s=checkpoint_interval_s, run_dir=place
+    )
+    check_job(job)
+    topology = read_topology()
+    if topology is not None:
+        return _train_object(job, made, topology, say, None)
+    options = GangOptions(devices=devices, gpu_ids=gpu_ids, max_restarts=3)
+    plan = plan_training(job, options)
+    if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
+        return _train_object(job, made, None, say, None)
+
+    def hear(rank: int, line: str) -> None:
+        if rank == 0:
+            say(line)
+
+    done = run_training(job, options, GangAudience(hear=hear, say=say))
+    if done.exit_code != EXIT_OK and done.ending is not None and done.ending.report:
+        raise MusterError("\n".join(done.ending.report))
+    return done
+
+
+def check_job(job: TrainJob) -> None:
+    """PlanMismatchError when the run folder holds another training that has got somewhere."""
+    folder = job.folder
+    if not folder.exists() or not any(folder.checkpoints.glob("step-*")):
+        return
+    before = read_stored(folder).spec.get("train")
+    if before is None:
+        raise PlanMismatchError(
+            f"{folder.path} is the folder of something else than a training.",
+            hint="choose another --run-dir.",
+        )
+    lines = _differences(before, _plain(job.identity()))
+    if lines:
+        raise PlanMismatchError(
+            "This run folder holds another training:\n  " + "\n  ".join(lines),
+            hint="choose another --run-dir for the new one; this one is untouched.",
+        )
+
+
+class _Refused(MusterError):
+    """What a rank has reported as a mistake of the user's, told by the launcher."""
+
+    def __init__(self, word: Mapping[str, Any]) -> None:
+        super().__init__(str(word["message"]))
+        self.exit_code = int(word.get("exit_code", MusterError.exit_code))
+
+
+def _train_object(
+    job: TrainJob,
+    task: Task,
+    topology: Topology | None,
+    say: Callable[[str], None],
+    train: Any,
+) -> Trained:
+    if train is None:
+        from muster.train.entry import train
+    folder = job.folder
+    checkpoints = {"checkpoint_s": job.checkpoint_s, "checkpoint_steps": job.checkpoint_steps}
+    if topology is not None and topology.rank > 0:
+        train(task, job.config, folder, topology, say, **checkpoints)
+        return Trained(folder=folder, exit_code=EXIT_OK, ending=None, results=None)
+    try:
+        folder.create()
+        with hold(folder):
+            write_run_json(folder, job.entry(1), GangOptions(), _about(job), ())
+            results = train(task, job.config, folder, topology, say, **checkpoints)
+    except OSError as error:
+        raise explain_os_error(error, "use the run folder", folder.path) from error
+    return Trained(folder=folder, exit_code=EXIT_OK, ending=None, results=results)
+
+
+def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
+    changes: dict[str, Any] = {"restart_on": "crash"}
+    if job.config.strategy == "dp":
+        changes["one_process"] = True
+    if job.config.strategy == "single" and options.devices == "auto" and options.gpu_ids is None:
+        changes["max_gpus"] = 1
+    return dataclasses.replace(options, **changes)
+
+
+def _about(job: TrainJob) -> dict[str, Any]:
+    return {"recipe": job.name, "train": _plain(job.identity()), "config": _plain(job.config)}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    if before.get("task") != now["task"]:
+        return [f"task {before.get('task')}, now {now['task']}"]
+    lines = []
+    for group in ("settings", "config"):
+        old, new = before.get(group, {}), now[group]
+        for name in new:
+            if old.get(name) != new[name]:
+                flag = name.replace("_", "-")
+                lines.append(f"--{flag} {old.get(name)}, now {new[name]}")
+    return lines
+
+
+def _task_of(task: Any) -> tuple[Any, Any]:
+    if isinstance(task, str):
+        from muster.train.load import find_task_class, make_task
+
+        return find_task_class(task), make_task(task, None, {})
+    if isinstance(task, type):
+        return task, task()
+    return type(task), task
+
+
+def _fields_of(task: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(task):
+        return {}
+    return {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(to_json(value))
+
+
+def _last_word(folder: RunFolder) -> dict[str, Any]:
+    """What a rank has left to say about the ending."""
+    with suppress(MusterError):
+        word = read_json(folder.ending_json, "last word of the ranks")
+        if isinstance(word, dict):
+            return word
+    return {}
+
+
+def _results(folder: RunFolder) -> Mapping[str, Any] | None:
+    with suppress(MusterError):
+        results: Mapping[str, Any] = read_json(folder.training_results, "results of the training")
+        return results
+    return None

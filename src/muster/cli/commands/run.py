@@ -1,0 +1,128 @@
+"""``muster run``: parse, show, run, sum up.
+
+The agent is started before anything else is imported: it needs the longest to get ready.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from muster.api.early import AgentHandle, start_agent
+from muster.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from muster.api.gangs import Script
+
+_HELP = """Run a program on many devices in lock-step, one rank per device, as torchrun does.
+
+SCRIPT is a Python file; with -m a module; with --no-python any program. Everything after it
+belongs to it. It finds the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, …), so any
+program that works under torchrun runs unchanged.
+
+Examples:
+  muster run --gpus 4 train.py --lr 1e-3
+  muster run --devices cpu:2 -m package.train --epochs 3
+  muster run --nodes 2 --node-rank 0 --master-addr HOST --master-port 29400 train.py
+"""
+
+
+def main(argv: list[str]) -> int:
+    began = time.monotonic()
+    words, program = split(argv)
+    with ExitStack() as stack:
+        agent = None
+        if program and not any(
+            word in ("-h", "--help", "--dry-run", "--dry_run") for word in words
+        ):
+            agent = stack.enter_context(start_agent(forks=_forks(words)))
+        return _run(words, program, argv, agent, began)
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Our flags, and the program with its arguments, which starts at the first other word."""
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        if word == "--":
+            return argv[:position], argv[position + 1 :]
+        if not word.startswith("-"):
+            return argv[:position], argv[position:]
+        position += 2 if "=" not in word and _flag(word) not in SWITCHES else 1
+    return argv, []
+
+
+#: Flags without a value. A test compares them with the flags as they are.
+SWITCHES = {
+    "m", "module", "no-python", "force", "no-multi-gpu", "all-ranks", "quiet", "json", "dry-run",
+    "h", "help", "no-force", "no-all-ranks", "no-quiet", "no-json", "no-dry-run", "no-module",
+}  # fmt: skip
+
+
+def _flag(word: str) -> str:
+    return word.lstrip("-").replace("_", "-")
+
+
+def _forks(words: list[str]) -> bool:
+    return "--start=fork" in words or "fork" in words
+
+
+def _run(
+    words: list[str], program: list[str], argv: list[str], agent: AgentHandle | None, began: float
+) -> int:
+    from muster.api.run import plan_script, run_script
+    from muster.cli.flags import DeviceFlags
+    from muster.cli.gang_flags import (
+        GangFlags,
+        GangRunFlags,
+        NodeFlags,
+        ScriptFlags,
+        gang_options_from,
+    )
+    from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
+    from muster.cli.parse import bundle, parse
+
+    groups: dict[str, type] = {
+        "script": ScriptFlags,
+        "device": DeviceFlags,
+        "gang": GangFlags,
+        "node": NodeFlags,
+        "run": GangRunFlags,
+    }
+    flags: Any = parse(bundle("Run", groups), words, "run", _HELP)
+    if not program:
+        raise UsageError(
+            "There is no script to run.",
+            hint="write `muster run train.py …`; `muster run --help` has examples.",
+        )
+    script = _script(flags.script, program)
+    options = gang_options_from(flags.device, flags.gang, flags.node)
+    shown = flags.run
+    if shown.dry_run:
+        plan = plan_script(script, options, shown.run_dir)
+        show_gang_plan(plan, shlex.join(program), is_json=shown.json)
+        return 0
+    audience = gang_audience(
+        ["muster", "run", *argv],
+        all_ranks=shown.all_ranks,
+        is_quiet=shown.quiet,
+        is_json=shown.json,
+    )
+    folder, ending = run_script(script, options, audience, run_dir=shown.run_dir, agent=agent)
+    seconds = time.monotonic() - began
+    return sum_up_gang(folder.path, ending, seconds, is_quiet=shown.quiet, is_json=shown.json)
+
+
+def _script(flags: Any, program: list[str]) -> Script:
+    from muster.api.gangs import Script
+
+    if flags.module and flags.no_python:
+        raise UsageError("-m and --no-python cannot be combined.", hint="leave one of them out.")
+    return Script(
+        path=program[0],
+        args=tuple(program[1:]),
+        is_module=flags.module,
+        is_python=not flags.no_python,
+    )

@@ -1,0 +1,71 @@
+"""``muster train``: parse, show, train, sum up.
+
+The agent is started before anything else: it imports torch while the flags are looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from muster.api.early import AgentHandle, read_topology, start_agent
+
+if TYPE_CHECKING:
+    pass
+
+_HELP = """Train one model on every device, with the same result as on one.
+
+TASK is a recipe ({recipes}) or file.py:Class, a muster.Task; the fields of a task that is a
+dataclass are flags as well. The same command again goes on from the last checkpoint, on these or
+on other devices.
+
+Examples:
+  muster train digits
+  muster train digits --devices cpu:2 --epochs 5
+  muster train har --gpus 4 --global-batch 128 --precision bf16
+  muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
+"""
+_NO_START = ("-h", "--help", "--dry-run", "--dry_run")
+
+
+def main(argv: list[str]) -> int:
+    began = time.monotonic()
+    topology = read_topology()
+    with ExitStack() as stack:
+        agent = None
+        if topology is None and argv and not any(word in _NO_START for word in argv):
+            agent = stack.enter_context(start_agent(forks=_can_fork()))
+        return _train(argv, agent, began)
+
+
+def _can_fork() -> bool:
+    import sys
+
+    return sys.platform == "linux"
+
+
+def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
+    from muster.api.train import plan_training, run_training, train_here
+    from muster.cli import output
+    from muster.cli.gang_screen import show_gang_plan, sum_up_gang
+    from muster.cli.train_flags import parse_train
+    from muster.cli.train_screen import TrainScreen
+
+    job, options, shown = parse_train(argv, "train", _HELP)
+    if read_topology() is not None:
+        return train_here(job, read_topology(), output.say).exit_code
+    if shown.dry_run:
+        show_gang_plan(plan_training(job, options), f"train {job.name}", is_json=shown.json)
+        return 0
+    with TrainScreen(job.folder, shown, argv) as screen:
+        done = run_training(job, options, screen.audience, agent=agent)
+    seconds = time.monotonic() - began
+    if shown.json and done.results is not None:
+        output.say_json({"path": str(done.folder.path), "seconds": round(seconds, 3),
+                         "exit_code": done.exit_code, "results": done.results})  # fmt: skip
+        return done.exit_code
+    assert done.ending is not None
+    return sum_up_gang(
+        done.folder.path, done.ending, seconds, is_quiet=shown.quiet, is_json=shown.json
+    )

@@ -1,0 +1,58 @@
+"""``muster verify``: is the gradient of several ranks the gradient of one?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from muster.api.early import start_agent
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED
+
+_HELP = """Compare the gradients of a task on one rank, on several, and with accumulation.
+
+One batch of the training data goes through the task on one rank as a whole, in micro-batches, and
+on all ranks; the largest relative difference is shown with the parameter it is in. Also said:
+which types products are really computed in, and which parameters the loss does not use. Nothing
+is trained. Exit code 1 when gradients differ by more than rounding.
+
+Examples:
+  muster verify digits --devices cpu:2
+  muster verify my_task.py:MyTask --gpus 2 --precision bf16
+"""
+
+
+def main(argv: list[str]) -> int:
+    with ExitStack() as stack:
+        agent = None
+        if argv and not any(word in ("-h", "--help") for word in argv):
+            agent = stack.enter_context(start_agent(forks=True))
+        return _verify(argv, agent)
+
+
+def _verify(argv: list[str], agent: Any) -> int:
+    from muster.api.gangs import GangAudience
+    from muster.api.train import verify_task
+    from muster.cli import output
+    from muster.cli.train_flags import parse_train
+
+    job, options, shown = parse_train(argv, "verify", _HELP)
+
+    def hear(rank: int, line: str) -> None:
+        if rank == 0 and not (shown.quiet or shown.json):
+            output.say(line)
+
+    say = (lambda line: None) if shown.quiet or shown.json else output.remark
+    audience = GangAudience(hear=hear, say=say)
+    ending, findings = verify_task(job, options, audience, agent=agent)
+    for line in ending.report:
+        output.remark(line)
+    if ending.exit_code != EXIT_OK:
+        return ending.exit_code
+    is_good = all(finding["is_good"] is not False for finding in findings)
+    if shown.json:
+        output.say_json({"is_good": is_good, "findings": findings})
+    elif not (shown.quiet and is_good):
+        words = {True: "same", False: "DIFFERENT", None: "note"}
+        rows = [[words[f["is_good"]], f["what"], f["text"]] for f in findings]
+        output.table(["", "what", "result"], rows)
+    return EXIT_OK if is_good else EXIT_SOME_FAILED

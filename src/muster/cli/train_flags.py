@@ -1,0 +1,145 @@
+"""The flags of ``muster train`` and ``muster verify``, and the job they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from muster.api.gangs import GangOptions
+from muster.api.options import parse_duration
+from muster.api.train import TrainJob, job_of_recipe, job_of_target
+from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.cli.flags import DeviceFlags, Positional
+from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, gang_options_from
+from muster.cli.parse import bundle, parse
+from muster.cli.tasks import TASKS, load_train_recipe
+from muster.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRunFlags(GangRunFlags):
+    """Where results go and what is shown."""
+
+    checkpoint_interval: str = "60"
+    """Seconds (90, 5m) or optimizer steps (500steps) between checkpoints."""
+    multi_gpu: Literal["ddp", "dp"] | None = None
+    """The same as --strategy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainGangFlags(GangFlags):
+    """How the ranks are started and watched. There is one rank per device."""
+
+    max_restarts: int = 3
+    """How often all ranks are started again after one was killed or stalled."""
+
+
+def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, GangOptions, Any]:
+    """The job, the options of its gang and the flags on what is shown."""
+    words = _task_first(argv)
+    name = words[0] if words and not words[0].startswith("-") else ""
+    text = text.format(recipes=", ".join(sorted(TASKS)))
+    if name in TASKS:
+        recipe = load_train_recipe(name)
+        groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults))}
+        flags: Any = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
+        job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
+    elif not name:
+        kind = bundle("Train", _groups(TrainConfig()), {"task": Positional})
+        parse(kind, words, command, text)
+        raise UsageError("There is no task to train.", hint=f"one of {', '.join(sorted(TASKS))}.")
+    else:
+        flags, values = _of_class(name, words[1:], command, text)
+        job = job_of_target(name, values, _config(flags), **_rest(flags))
+    return job, gang_options_from(flags.device, flags.gang, flags.node), flags.run
+
+
+def _groups(config: TrainConfig) -> dict[str, Any]:
+    return {
+        "train": config,
+        "device": DeviceFlags,
+        "gang": TrainGangFlags,
+        "node": NodeFlags,
+        "run": TrainRunFlags,
+    }
+
+
+def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any, dict[str, Any]]:
+    """Flags of a task class of the user's; it is imported here for its fields and defaults."""
+    from muster.train.load import find_task_class
+
+    try:
+        task = find_task_class(name)
+    except TargetError:
+        if name.isidentifier():
+            raise UnknownNameError("task", name, TASKS) from None
+        raise
+    groups = _groups(TrainConfig.of(task.defaults))
+    if not dataclasses.is_dataclass(task):
+        return parse(bundle("Train", groups), words, f"{command} {name}", text), {}
+    groups = {"task": _settings_of(task), **groups}
+    flags: Any = parse(bundle("Train", groups), words, f"{command} {name}", text)
+    return flags, dataclasses.asdict(flags.task)
+
+
+def _settings_of(task: Any) -> type:
+    """The fields of a task as a class of their own, which the parser can fill."""
+    fields = []
+    for field in dataclasses.fields(task):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise TargetError(
+                f"The field {field.name} of {task.__name__} has no default.",
+                hint="give every field one; the command line overrides it.",
+            )
+        fields.append((field.name, field.type, _copied(field)))
+    made = dataclasses.make_dataclass(f"{task.__name__}Settings", fields, frozen=True)
+    made.__doc__ = (task.__doc__ or "").strip() or "The task's own settings."
+    made.__module__ = task.__module__
+    return made
+
+
+def _copied(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return dataclasses.field(default=field.default)
+    factory: Any = field.default_factory
+    return dataclasses.field(default_factory=factory)
+
+
+def _config(flags: Any) -> TrainConfig:
+    config: TrainConfig = flags.train
+    wanted = flags.run.multi_gpu
+    if wanted is None or config.strategy == wanted:
+        return config
+    if config.strategy != "auto":
+        raise UsageError(
+            f"--multi-gpu {wanted} and --strategy {config.strategy} contradict each other.",
+            hint="give one of them.",
+        )
+    return dataclasses.replace(config, strategy=wanted)
+
+
+def _rest(flags: Any) -> dict[str, Any]:
+    text = flags.run.checkpoint_interval
+    steps = re.fullmatch(r"(\d+)\s*steps?", text.strip())
+    if steps and int(steps.group(1)) == 0:
+        raise UsageError(f"--checkpoint-interval {text}: at least one step.")
+    return {
+        "checkpoint_steps": int(steps.group(1)) if steps else None,
+        "checkpoint_s": None if steps else parse_duration(text, "--checkpoint-interval"),
+        "run_dir": flags.run.run_dir,
+    }
+
+
+_TASK = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
+
+
+def _task_first(words: list[str]) -> list[str]:
+    """Flags may come before the task: ``muster train --epochs 3 digits``."""
+    if words and not words[0].startswith("-"):
+        return words
+    for position, word in enumerate(words):
+        if word in TASKS or (_TASK.fullmatch(word) and ".py:" in word):
+            return [word, *words[:position], *words[position + 1 :]]
+    return words

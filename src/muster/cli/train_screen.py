@@ -1,0 +1,88 @@
+"""What a training shows: rank 0's lines, and on a terminal a bar with rate and time to go."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from muster.api.gangs import GangAudience
+from muster.base.clock import human_duration
+from muster.base.run_folder import RunFolder
+from muster.cli import output
+
+_EVERY_S = 0.25
+
+
+class TrainScreen:
+    """A context. Lines go to standard output, or above the bar; remarks to standard error."""
+
+    def __init__(self, folder: RunFolder, shown: Any, argv: Sequence[str]) -> None:
+        self._folder = folder
+        self._all_ranks = shown.all_ranks
+        self._is_silent = shown.quiet or shown.json
+        self._bar = None if self._is_silent or not output.is_terminal() else output.make_bar()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="muster-screen")
+        self.audience = GangAudience(
+            hear=self._hear, say=self._say, argv=("muster", "train", *argv)
+        )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._is_over.set()
+            self._thread.join()
+            self._bar.stop()
+
+    def _hear(self, rank: int, line: str) -> None:
+        if self._is_silent or not (self._all_ranks or rank == 0):
+            return
+        text = f"[{rank}] {line}" if self._all_ranks else line
+        if self._bar is None:
+            output.say(text)
+        elif not line.startswith("step "):  # the bar says it
+            self._bar.line(text)
+
+    def _say(self, text: str) -> None:
+        if self._is_silent:
+            return
+        if self._bar is None:
+            output.remark(text)
+        else:
+            self._bar.line(text)
+
+    def _watch(self) -> None:
+        assert self._bar is not None
+        while not self._is_over.wait(_EVERY_S):
+            with suppress(OSError, ValueError, KeyError):
+                picture = json.loads(self._folder.status_json.read_bytes())
+                self._bar.show(picture["step"], picture["total_steps"], _words(picture))
+
+
+def _words(picture: dict[str, Any]) -> str:
+    parts = [f"epoch {min(picture['epoch'] + 1, picture['epochs'])}/{picture['epochs']}"]
+    if picture["loss"] is not None:
+        parts.append(f"loss {picture['loss']:.4f}")
+    if picture["samples_per_s"] is not None:
+        parts.append(f"{picture['samples_per_s']:,.0f} samples/s")
+        parts.append(f"data {picture['data_wait']:.0%}")
+        parts.append(f"comm {picture['communication']:.0%}")
+    if picture["memory_mib"] is not None:
+        parts.append(f"{picture['memory_mib']:,.0f} MiB")
+    if picture["eta_s"] is not None:
+        parts.append(f"ETA {human_duration(picture['eta_s'])}")
+    return " · ".join(parts)

@@ -1,0 +1,182 @@
+"""The agent: ``python -m muster.gang.agent LAUNCHER_PID [fork]``, between launcher and ranks.
+
+It is started before the launcher knows what to run, because importing torch takes most of the time
+until a rank can work. The spec comes as a line of JSON on standard input; events go out as lines
+of JSON on what was standard output. With ``fork`` it splits off the nursery right after the
+import, while it has one thread only.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from muster.base.parent import die_with_parent
+from muster.gang.spec import Entry, GangSpec
+
+#: torch's own default for the ranks of several nodes to come together.
+_JOIN_S = 900.0
+#: What agent and nursery need of torch, imported once for both.
+_IMPORTS = ("torch", "torch.distributed.elastic.agent.server.api", "muster.gang.elastic")
+
+
+def main(argv: list[str]) -> int:
+    launcher_pid = int(argv[0])
+    die_with_parent(launcher_pid)
+    events = _Events()
+    gc.disable()  # what is imported stays: looking through it again and again costs a tenth
+    for name in _IMPORTS:
+        importlib.import_module(name)
+    gc.freeze()
+    nursery = None
+    if "fork" in argv[1:]:
+        from muster.gang import rank
+        from muster.gang.nursery import Nursery, serve
+
+        ours, theirs = socket.socketpair()
+        agent_pid = os.getpid()
+        if os.fork() == 0:
+            ours.close()
+            events.close()
+            sys.stdin.close()
+            os.open(os.devnull, os.O_RDONLY)
+            words = serve(theirs, agent_pid)
+            return 0 if words is None else rank.become_and_leave(words)
+        theirs.close()
+        nursery = Nursery(ours)
+    gc.enable()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # the launcher has found nothing to run
+    spec = GangSpec.from_line(line)
+    _log_to(spec.folder.agent_log(spec.node_rank))
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    return _run(spec, nursery, events)
+
+
+def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    from muster.gang.elastic import GangAgent
+
+    if nursery is not None:
+        entry = spec.program.target if isinstance(spec.program, Entry) else None
+        if why := nursery.prepare(entry, spec.num_ranks):
+            events.tell("remark", text=f"ranks are started one by one, not forked: {why}")
+            nursery.close()
+            nursery = None
+    rendezvous = _rendezvous(spec)
+    worker_spec = WorkerSpec(
+        role="default",
+        local_world_size=spec.num_ranks,
+        entrypoint="muster.gang.rank",
+        rdzv_handler=rendezvous,
+        max_restarts=spec.max_restarts,
+        monitor_interval=0.05,
+    )
+    agent = GangAgent(worker_spec, spec, nursery, events.tell)
+    stopping: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not stopping:  # later ones would break into the orderly end
+            stopping.append(number)
+            raise SignalException(f"signal {number}", sigval=signal.Signals(number))
+
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), stop)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, lambda number, _: agent.forward(number))
+    try:
+        result = agent.run()
+    except SignalException:
+        events.tell("done", state="stopped")
+        return 0
+    except Exception as error:
+        logging.getLogger(__name__).exception("the gang could not be run")
+        events.tell("done", state="broken", message=f"{type(error).__name__}: {error}")
+        return 0
+    finally:
+        if nursery is not None:
+            nursery.close()
+    failed = result is None or result.is_failed()
+    events.tell("done", state="failed" if failed else "succeeded")
+    rendezvous.shutdown()
+    return 0
+
+
+def _rendezvous(spec: GangSpec) -> Any:
+    """Ours for a fixed set of nodes; torch's own where nodes may come and go."""
+    if spec.min_nodes is None or spec.min_nodes == spec.num_nodes:
+        from muster.gang.rendezvous import GangRendezvous
+
+        return GangRendezvous(
+            spec.run_id, spec.node_rank, spec.num_nodes, spec.master_addr, spec.master_port, _JOIN_S
+        )
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint=f"{spec.master_addr}:{spec.master_port}",
+        run_id=spec.run_id,
+        min_nodes=spec.min_nodes,
+        max_nodes=spec.num_nodes,
+        is_host=spec.node_rank == 0,
+        timeout=int(_JOIN_S),
+    )
+    return get_rendezvous_handler(parameters)
+
+
+class _Events:
+    """Owns the pipe to the launcher: whatever else is printed here goes to the agent's log."""
+
+    def __init__(self) -> None:
+        self._pipe = os.dup(1)
+        self._lock = threading.Lock()
+        os.dup2(2, 1)
+
+    def tell(self, event: str, **values: Any) -> None:
+        logging.getLogger("muster.gang").info("%s %s", event, values)
+        data = json.dumps({"event": event, **values}).encode() + b"\n"
+        with self._lock:
+            try:
+                while data:
+                    data = data[os.write(self._pipe, data) :]
+            except BrokenPipeError:
+                return  # the launcher is gone, and so shall we be
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+def _log_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+def _end_with_launcher() -> None:
+    """Where the kernel does not do it: end when the launcher's end of the pipe closes."""
+    while os.read(0, 4096):
+        continue
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

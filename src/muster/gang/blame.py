@@ -1,0 +1,165 @@
+"""Why a gang ended: how each rank ended in, the culprit and at most ten lines out. Pure.
+
+When one rank fails, the others fail a moment later because their connections close, and some of
+them are faster to say so. The culprit is the first rank whose end does not look like that.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.gang.stall import name_ranks
+
+MAX_LINES = 10
+_FRAME_LINES = 6
+_LINE_WIDTH = 300
+
+#: What a rank says when another one has gone: what the report calls it → the pattern.
+_CONSEQUENCES = {
+    name: re.compile(pattern, re.I)
+    for name, pattern in {
+        "connection closed by peer": r"connection (was )?(likely )?closed|closed by peer",
+        "connection reset by peer": r"connection reset|ConnectionResetError",
+        "broken pipe": r"broken ?pipe",
+        "NCCL remote error": r"nccl\s?remote ?error|ncclSystemError|NCCL.*(abort|remote)",
+        "connection to the store lost": r"DistNetworkError|DistStoreError|recvValue|sendBytes"
+        r"|failed to (recv|send)",
+        "timed out waiting for the others": r"(socket|store|wait|watchdog).{0,40}time(d )?out"
+        r"|timed? ?out (waiting|after)",
+        "could not connect to the others": r"connection refused|connectFullMesh"
+        r"|DistBackendError.*connect",
+    }.items()
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """The exception that ended a rank, as it wrote it down; ``frames`` are its text lines."""
+
+    type: str
+    message: str
+    frames: tuple[str, ...]
+    time_s: float
+
+    @property
+    def text(self) -> str:
+        first = self.message.strip().splitlines()[0] if self.message.strip() else ""
+        return f"{self.type}: {first}" if first else self.type
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """``code``: exit code, or minus the signal that killed it.
+
+    ``was_stopped``: muster had told it to end by then. ``tail``: the last lines of its log.
+    """
+
+    rank: int
+    code: int
+    time_s: float
+    was_stopped: bool = False
+    error: RankError | None = None
+    tail: tuple[str, ...] = ()
+
+
+def find_culprit(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The rank that failed first of its own; None when none failed."""
+    failed = [end for end in ends if end.code != 0]
+    return min(failed, key=_guilt, default=None)
+
+
+def report(
+    ends: Sequence[RankEnd], *, world_size: int, log: Path, num_oom_kills: int = 0
+) -> tuple[str, ...]:
+    """At most ten lines: the culprit with the end of its traceback, the others, the log.
+
+    ``log`` is the culprit's; ``num_oom_kills``: processes that the kernel killed for lack of
+    memory meanwhile.
+    """
+    culprit = find_culprit(ends)
+    if culprit is None:
+        return ()
+    lines = [_headline(culprit, world_size, num_oom_kills)]
+    after = [*_others(ends, culprit), f"log: {log}"]
+    room = MAX_LINES - len(lines) - len(after)
+    detail = culprit.error.frames if culprit.error else culprit.tail
+    shown = [f"  {line}" for line in detail[-min(room, _FRAME_LINES) :]]
+    return tuple(line[:_LINE_WIDTH] for line in [*lines, *shown, *after])
+
+
+def consequence(end: RankEnd) -> str | None:
+    """What this end is called when it follows from another rank's; None when it stands alone."""
+    if end.error is not None:
+        text = f"{end.error.type}: {end.error.message}"
+        for name, pattern in _CONSEQUENCES.items():
+            if pattern.search(text):
+                return name
+        return "stopped" if end.was_stopped else None
+    return "stopped" if end.was_stopped else None
+
+
+def _guilt(end: RankEnd) -> tuple[int, float, int]:
+    """Own failures before consequences before those muster stopped, then by time."""
+    why = consequence(end)
+    grade = 0 if why is None else 2 if end.was_stopped else 1
+    when_s = end.error.time_s if end.error is not None else end.time_s
+    return (grade, when_s, end.rank)
+
+
+def _headline(end: RankEnd, world_size: int, num_oom_kills: int) -> str:
+    who = f"rank {end.rank} of {world_size}"
+    if end.error is not None:
+        return f"{who} failed: {end.error.text}"
+    if end.code > 0:
+        return f"{who} failed: it ended with exit code {end.code}"
+    words = f"{who} was killed by {_signal_name(-end.code)}"
+    if -end.code == getattr(signal, "SIGKILL", 9):
+        if num_oom_kills:
+            many = f"{num_oom_kills} process{'es' if num_oom_kills > 1 else ''}"
+            return f"{words}: out of memory, the kernel has killed {many} meanwhile"
+        return f"{words}: by somebody else, or by the kernel for lack of memory"
+    return words
+
+
+def _others(ends: Sequence[RankEnd], culprit: RankEnd) -> list[str]:
+    """One line for the ranks that ended because of the culprit, one for others that failed too."""
+    folded: dict[str, list[int]] = {}
+    alone: list[RankEnd] = []
+    for end in ends:
+        if end.rank == culprit.rank or (end.code == 0 and not end.was_stopped):
+            continue
+        why = consequence(end)
+        if why is None:
+            alone.append(end)
+        else:
+            folded.setdefault(why, []).append(end.rank)
+    lines = []
+    same = [end for end in alone if end.error and _text(end) == _text(culprit)]
+    different = [end for end in alone if end not in same]
+    if same:
+        lines.append(f"{name_ranks(end.rank for end in same)} failed in the same way")
+    if different:
+        who = name_ranks(end.rank for end in different)
+        lines.append(f"{who} failed too: {_text(different[0])}")
+    if folded:
+        ranks = [rank for group in folded.values() for rank in group]
+        why = ", ".join(name for name in folded if name != "stopped") or "stopped"
+        lines.append(f"{name_ranks(ranks)} ended because of it ({why})")
+    return lines
+
+
+def _text(end: RankEnd) -> str:
+    if end.error is not None:
+        return end.error.text
+    return f"exit code {end.code}" if end.code >= 0 else _signal_name(-end.code)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,220 @@
+"""Checkpoints that are whole or absent: staged in memory, written beside, checked, renamed.
+
+checkpoints/
+  step-00000120/      tensors in torch.distributed.checkpoint's format
+    __0_0.distcp …    (one file per rank that holds a part)
+    .metadata
+    extra.json        counters, history and hyper-parameters: everything that is not a tensor
+    manifest.json     size and checksum of each file; a folder without one never happened
+  latest.json         the last one that was completed
+  best.json           the best one so far, with its value
+
+A step waits for the copy of the tensors into host memory that is kept for it, and for nothing
+else: a thread writes. Guaranteed: a folder called ``step-…`` was complete and synced when it got
+its name. Not guaranteed: that it is still intact, so ``newest_intact`` reads it before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from muster.base.atomic_files import explain_os_error, sync_folder, write_atomic
+from muster.base.errors import SetupError
+from muster.base.records import read_json, to_json, write_json
+from muster.gang.checkpoint_files import (
+    EXTRA,
+    MANIFEST,
+    checksums,
+    crc32_of,
+    expect_single_process,
+    find_steps,
+    step_folder,
+)
+from muster.gang.staging import Staging
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One state of a training. ``extra``: JSON values. ``best``: the monitored value, if best."""
+
+    step: int
+    tensors: Tensors
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    best: float | None = None
+
+
+class CheckpointWriter:
+    """Writes snapshots in the background, one at a time; every rank has one.
+
+    ``is_sharded``: tensors are spread over the ranks (FSDP) and every rank takes part in every
+    write; else rank 0 writes and the others only stand by.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        num_ranks: int,
+        is_sharded: bool = False,
+        keep: int = 3,
+        on_commit: Callable[[Path], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._rank = rank
+        self._is_writer = is_sharded or rank == 0
+        self._keep = keep
+        self._on_commit = on_commit
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        # A group of its own: the writing thread's collectives never meet those of the loop.
+        self._group = dist.new_group(backend="gloo") if is_sharded and num_ranks > 1 else None
+        if rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            for stale in folder.glob(".writing-*"):
+                shutil.rmtree(stale, ignore_errors=True)
+
+    def prepare(self, tensors: Tensors) -> None:
+        """Get the memory for the copies ahead of the first one, in the background."""
+        if self._is_writer:
+            self._run(lambda: self._staging.reserve(tensors))
+
+    def save(self, snapshot: Snapshot) -> float:
+        """Copy ``snapshot`` and write it in the background; returns the seconds this took.
+
+        Waits for the write before it. Raises SetupError when that one failed.
+        """
+        began = time.perf_counter()
+        self.wait()
+        if self._is_writer:
+            staged = self._staging.copy(snapshot.tensors)
+            frozen = Snapshot(
+                step=snapshot.step,
+                tensors=staged,
+                extra=snapshot.extra,
+                best=snapshot.best,
+            )
+            self._run(lambda: self._write(frozen))
+        return time.perf_counter() - began
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raises what the last write raised."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            if isinstance(error, OSError):
+                raise explain_os_error(error, "write the checkpoint in", self.folder) from error
+            raise error
+
+    def _run(self, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=guarded, name="muster-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        final = step_folder(self.folder, snapshot.step)
+        beside = self.folder / f".writing-{snapshot.step:08d}"
+        if self._rank == 0:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+        if self._group is not None:
+            dist.barrier(group=self._group)
+        expect_single_process()
+        save(
+            dict(snapshot.tensors),
+            storage_writer=FileSystemWriter(beside, sync_files=True, overwrite=True),
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
+        if self._rank == 0:
+            self._commit(snapshot, beside, final)
+
+    def _commit(self, snapshot: Snapshot, beside: Path, final: Path) -> None:
+        write_atomic(beside / EXTRA, to_json(snapshot.extra))
+        write_atomic(beside / MANIFEST, to_json(checksums(beside)))
+        sync_folder(beside)
+        if final.exists():  # written by a start that was killed after it; the same state
+            shutil.rmtree(final)
+        os.replace(beside, final)
+        sync_folder(self.folder)
+        if snapshot.best is not None:
+            record = {"step": snapshot.step, "value": snapshot.best}
+            write_json(self.folder / "best.json", record)
+        write_json(self.folder / "latest.json", {"step": snapshot.step})
+        self._forget_old()
+        if self._on_commit is not None:
+            self._on_commit(final)
+
+    def _forget_old(self) -> None:
+        best = best_step(self.folder)
+        for step in find_steps(self.folder)[self._keep :]:
+            if step != best:
+                shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)
+
+
+def best_step(folder: Path) -> int | None:
+    """The step of the best checkpoint, where there is one."""
+    path = folder / "best.json"
+    if not path.exists():
+        return None
+    try:
+        return int(read_json(path, "record of the best checkpoint")["step"])
+    except (SetupError, KeyError, TypeError, ValueError):
+        return None
+
+
+def newest_intact(folder: Path, say: Callable[[str], None]) -> int | None:
+    """The last step whose checkpoint reads back as it was written; None without any.
+
+    A damaged one is named in a message and left where it is.
+    """
+    for step in find_steps(folder):
+        problem = find_damage(step_folder(folder, step))
+        if problem is None:
+            return step
+        say(f"checkpoint of step {step} is damaged ({problem}); taking the one before it")
+    return None
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        wanted = read_json(checkpoint / MANIFEST, "manifest")
+    except SetupError as error:
+        return str(error).splitlines()[0]
+    for name, (size, checksum) in wanted.items():
+        path = checkpoint / name
+        try:
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+            if crc32_of(path) != checksum:
+                return f"{name} does not have its checksum"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None

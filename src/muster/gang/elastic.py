@@ -1,0 +1,254 @@
+"""torch.distributed's elastic agent, with our way of starting, watching and ending ranks.
+
+``SimpleElasticAgent`` keeps what is hard about several nodes: rendezvous, ranks, restarts, the
+barrier at the end. Its ready-made subclass sees only the first failure, and not when the other
+ranks ended or why; whose fault it was could not be told from that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+
+from muster.base.processes import KILL, send_signal, signal_group
+from muster.base.settings import child_environment
+from muster.gang.nursery import Child, Nursery
+from muster.gang.spec import Entry, GangSpec
+from muster.gang.watchdog import Watchdog, dump_stacks
+
+#: How long the others may take to notice that one has failed, before they are told to end.
+_NOTICE_S = 0.5
+#: How long ranks that are told to end because another failed may take.
+_AFTER_FAILURE_S = 5.0
+_AFTER_STALL_S = 1.0
+_POLL_S = 0.01
+
+Tell = Callable[..., None]
+
+
+class RankProcess(Protocol):
+    """A rank's process: a child of the agent, or of the nursery."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+@dataclasses.dataclass
+class _Rank:
+    rank: int
+    process: RankProcess
+    code: int | None = None
+    ended_s: float = 0.0
+    was_stopped: bool = False
+
+
+class GangAgent(SimpleElasticAgent):
+    """``tell`` sends an event to the launcher; ``nursery`` is None where ranks are not forked."""
+
+    def __init__(
+        self, worker_spec: WorkerSpec, spec: GangSpec, nursery: Nursery | None, tell: Tell
+    ) -> None:
+        super().__init__(worker_spec)
+        self._spec = spec
+        self._nursery = nursery
+        self._tell = tell
+        self._ranks: list[_Rank] = []
+        self._watchdog: Watchdog | None = None
+        self._is_stopping = False
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on to the ranks."""
+        for rank in self._running():
+            send_signal(rank.process.pid, number)
+
+    # ------------------------------------------------------------ what the elastic agent asks
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        restart = worker_group.spec.max_restarts - self._remaining_restarts
+        numbers = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        world_size = worker_group.workers[0].world_size
+        self._ranks = []
+        for local_rank, rank in sorted(numbers.items()):
+            self._spec.folder.rank_error(rank).unlink(missing_ok=True)
+            environment = self._environment(worker_group, local_rank, rank, restart)
+            self._ranks.append(_Rank(rank, self._start(rank, environment)))
+        pids = {rank.rank: rank.process.pid for rank in self._ranks}
+        self._tell("ranks", pids=pids, restart=restart, world_size=world_size)
+        if self._spec.stall_timeout_s > 0:
+            self._watchdog = Watchdog(
+                str(worker_group.master_addr),
+                int(worker_group.master_port or 0),
+                world_size=world_size,
+                restart_count=restart,
+                judges=worker_group.group_rank == 0,
+                limit_s=self._spec.stall_timeout_s,
+                remark=lambda text: self._tell("remark", text=text),
+            )
+            self._watchdog.start()
+        return {local: self._ranks[i].process.pid for i, local in enumerate(sorted(numbers))}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._look()
+        verdict = self._watchdog.verdict if self._watchdog is not None else None
+        if any(rank.code for rank in self._ranks):
+            self._await(_NOTICE_S)
+            self._end(signal.SIGTERM, min(_AFTER_FAILURE_S, self._spec.grace_s))
+        elif verdict is not None and self._running():
+            self._tell("stall", text=verdict.text, culprits=list(verdict.culprits))
+            pids = {rank.rank: rank.process.pid for rank in self._running()}
+            dump_stacks(pids, self._spec.folder)
+            self._end(signal.SIGTERM, min(_AFTER_STALL_S, self._spec.grace_s))
+        elif self._running():
+            return RunResult(state=WorkerState.HEALTHY)
+        else:
+            self._close_watchdog()
+            results = {rank.rank: None for rank in self._ranks}
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=results)
+        if self._spec.restart_on == "crash" and verdict is None and not self._has_crashed():
+            self._remaining_restarts = 0  # an exception would only come again
+        self._tell_failure()
+        return RunResult(state=WorkerState.FAILED)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._end(signal.SIGTERM, min(_AFTER_FAILURE_S, self._spec.grace_s))
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        was_running = bool(self._running())
+        self._end(signal.SIGTERM, self._spec.grace_s)
+        if was_running:
+            self._tell_failure()
+
+    # ------------------------------------------------------------------------------- ours
+
+    def _start(self, rank: int, environment: dict[str, str]) -> RankProcess:
+        argv, log = self._argv(), self._spec.folder.rank_log(rank)
+        if self._nursery is not None:
+            return self._nursery.fork(argv, environment, log)
+        # Without -P a file of the user's named like a module of Python's would be taken for it.
+        command = [sys.executable, "-u", "-P", "-m", "muster.gang.rank", *argv]
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _argv(self) -> list[str]:
+        program, parent = self._spec.program, str(os.getpid())
+        folder = str(self._spec.folder.path)
+        if isinstance(program, Entry):
+            import json
+
+            return [folder, parent, "entry", program.target, json.dumps(program.params)]
+        kind = "module" if program.is_module else "script" if program.is_python else "command"
+        return [folder, parent, kind, program.path, *program.args]
+
+    def _environment(
+        self, group: WorkerGroup, local_rank: int, rank: int, restart: int
+    ) -> dict[str, str]:
+        """What torchrun sets, with our devices and threads."""
+        spec, workers = group.spec, group.workers
+        threads = str(self._spec.threads_per_rank)
+        values = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(workers[local_rank].world_size),
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "GROUP_RANK": str(group.group_rank),
+            "GROUP_WORLD_SIZE": str(group.group_world_size),
+            "ROLE_RANK": str(workers[local_rank].role_rank),
+            "ROLE_WORLD_SIZE": str(workers[local_rank].role_world_size),
+            "ROLE_NAME": spec.role,
+            "MASTER_ADDR": str(group.master_addr),
+            "MASTER_PORT": str(group.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(restart),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OPENBLAS_NUM_THREADS": threads,
+            "NUMEXPR_NUM_THREADS": threads,
+        }
+        if self._spec.visible_devices is not None:
+            values["CUDA_VISIBLE_DEVICES"] = self._spec.visible_devices
+            values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        return child_environment(values)
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.code is None]
+
+    def _has_crashed(self) -> bool:
+        """Whether a rank died by a signal that was not ours."""
+        return any((rank.code or 0) < 0 and not rank.was_stopped for rank in self._ranks)
+
+    def _look(self) -> None:
+        if self._nursery is not None:
+            self._nursery.poll()
+        for rank in self._running():
+            process = rank.process
+            if isinstance(process, subprocess.Popen):
+                rank.code = process.poll()
+            elif isinstance(process, Child):
+                rank.code = process.code
+            if rank.code is not None:
+                rank.ended_s = time.time()
+                rank.was_stopped = self._is_stopping
+                if self._watchdog is not None:
+                    self._watchdog.forget(rank.rank)
+
+    def _await(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._look()
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self._look()
+
+    def _end(self, number: int, grace_s: float) -> None:
+        """Ask the ranks to end, then kill them with everything in their process groups."""
+        self._close_watchdog()
+        self._look()
+        self._is_stopping = True
+        self.forward(number)
+        self.forward(getattr(signal, "SIGCONT", number))  # a stopped process hears nothing
+        self._await(grace_s)
+        for rank in self._ranks:
+            signal_group(rank.process.pid, KILL)
+        self._await(_AFTER_FAILURE_S)
+        self._is_stopping = False
+
+    def _close_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
+    def _tell_failure(self) -> None:
+        ends = [
+            {
+                "rank": rank.rank,
+                "code": rank.code,
+                "time_s": rank.ended_s,
+                "was_stopped": rank.was_stopped,
+                "log_size": self._spec.folder.rank_log(rank.rank).stat().st_size,
+            }
+            for rank in self._ranks
+        ]
+        self._tell("failed", ends=ends, restarts_left=self._remaining_restarts)

@@ -1,0 +1,378 @@
+"""Starts a gang and stays with it to its end: the half that needs no torch.
+
+launcher (this module) → agent (``gang.agent``, torch's elastic agent) → ranks (``gang.rank``).
+The launcher alone talks to the user: it follows the logs, hears the agent's events, passes signals
+on, and says whose fault it was. Whatever happens, nothing it started is left running: ranks and
+agent die with their parents, everything carries a mark by which it is found at the end, and a
+warden does that for a launcher that is killed with -9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, Any
+
+from muster.base import processes
+from muster.base.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_REQUEUE,
+    EXIT_SETUP,
+    EXIT_SOME_FAILED,
+    MusterError,
+)
+from muster.base.guard import Guard
+from muster.base.records import read_json
+from muster.base.settings import RUN_MARKER, child_environment
+from muster.gang.blame import RankEnd, RankError, find_culprit, report
+from muster.gang.spec import Entry, GangSpec, Script
+from muster.gang.tail import Tail, last_lines
+
+__all__ = ["AgentHandle", "Entry", "GangEnding", "GangSpec", "Script", "start_agent", "supervise"]
+
+_TURN_S = 0.05
+_TAIL_LINES = 4
+#: Beyond its grace, what an agent may take to end itself and its ranks.
+_AGENT_S = 10.0
+
+Hear = Callable[[int, str], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangEnding:
+    """How it went. ``report``: at most ten lines, empty when all is well.
+
+    ``stopped_by``: the signal that ended it, "" for none; ``stall``: what the watchdog said.
+    """
+
+    exit_code: int
+    report: tuple[str, ...] = ()
+    restarts: int = 0
+    stopped_by: str = ""
+    stall: str = ""
+
+
+class AgentHandle:
+    """An agent that is starting up; a context that leaves nothing running."""
+
+    def __init__(self, *, forks: bool) -> None:
+        # Orphans of ranks become our children, so that no zombie of theirs stays.
+        self._was_subreaper = processes.set_subreaper(True)
+        self.forks = forks
+        self.mark = f"gang-{secrets.token_hex(8)}"
+        self.ooms_before = processes.out_of_memory_kills()
+        self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._guard = Guard(self.mark)
+        self._guard.start()
+        # Its own BLAS has one thread, or it could not be forked; ranks get their share.
+        environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-u", "-P", "-m", "muster.gang.agent", str(os.getpid())]
+        self.process = subprocess.Popen(
+            [*command, *(["fork"] if forks else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.words,
+            start_new_session=True,
+            env=child_environment(environment),
+        )
+
+    def __enter__(self) -> AgentHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        self._guard.check()
+
+    def close(self) -> None:
+        """End whatever still runs. May be called again."""
+        if self.words.closed:
+            return
+        processes.signal_group(self.process.pid, processes.KILL)
+        processes.end_marked(self.mark, [self.process.pid])
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self.words.close()
+        self._guard.dismiss()
+        processes.set_subreaper(self._was_subreaper)
+
+
+def start_agent(*, forks: bool = False) -> AgentHandle:
+    """Start the agent early: it imports torch while the caller still decides what to run.
+
+    ``forks``: the spec will say ``start="fork"``. Use it as a context or call ``close``.
+    """
+    return AgentHandle(forks=forks)
+
+
+def supervise(handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say) -> GangEnding:
+    """Run the gang to its end. The run folder must exist.
+
+    ``hear`` gets every line that a rank of this node prints, ``say`` remarks about the run. The
+    first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
+    kills at once; USR1 goes to the ranks. The handle is closed at the end.
+    """
+    with handle, _signals() as heard:
+        return _Supervision(handle, spec, hear, say, heard).run()
+
+
+class _Supervision:
+    def __init__(
+        self, handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say, heard: list[int]
+    ) -> None:
+        self._handle = handle
+        self._spec = spec
+        self._hear = hear
+        self._say = say
+        self._heard = heard
+        self._tails: dict[int, Tail] = {}
+        self._world_size = spec.world_size
+        self._report: tuple[str, ...] = ()
+        self._restarts = 0
+        self._stall = ""
+        self._stopped_by = 0
+        self._kill_at_s: float | None = None
+        self._done: dict[str, Any] = {}
+        self._rest = b""
+        for local_rank in range(spec.num_ranks):
+            self._follow(spec.first_rank + local_rank)
+
+    def run(self) -> GangEnding:
+        self._spec.folder.ending_json.unlink(missing_ok=True)
+        for rank in self._tails:
+            self._spec.folder.rank_error(rank).unlink(missing_ok=True)
+        process = self._handle.process
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(self._spec.to_line())
+            process.stdin.flush()
+        selector = selectors.DefaultSelector()
+        selector.register(process.stdout, selectors.EVENT_READ)
+        is_open = True
+        while is_open and not self._done:  # after that word the agent has nothing left to do
+            for _ in selector.select(_TURN_S):
+                is_open = self._read_events(process.stdout.fileno())
+            self._obey_signals()
+            self._read_tails()
+            self._handle.check()
+            if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
+                break
+            if process.poll() is not None and not selector.select(0):
+                break
+        selector.close()
+        broken = self._last_words() if not self._done and not self._stopped_by else ""
+        self._handle.close()
+        for tail in self._tails.values():
+            tail.read(is_last=True)
+        return self._ending(broken)
+
+    # ------------------------------------------------------------------ listening
+
+    def _read_events(self, descriptor: int) -> bool:
+        data = os.read(descriptor, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        return bool(data)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ranks":
+                self._world_size = event["world_size"]
+                for rank in event["pids"]:
+                    self._follow(int(rank))
+                if event["restart"] > 0:
+                    self._restarts = event["restart"]
+                    self._say(f"restart {self._restarts} of {self._spec.max_restarts}")
+                    self._report, self._stall = (), ""
+            case "remark":
+                self._say(event["text"])
+            case "stall":
+                self._stall = event["text"]
+                self._say(f"stalled: {self._stall}")
+            case "failed":
+                self._note_failure(event["ends"])
+                for end in event["ends"]:
+                    self._tails[end["rank"]].skip_to(end["log_size"])
+                if event["restarts_left"] > 0 and not self._stopped_by:
+                    for line in self._report:
+                        self._say(line)
+            case "done":
+                self._done = event
+
+    def _follow(self, rank: int) -> None:
+        if rank not in self._tails:
+            path = self._spec.folder.rank_log(rank)
+            self._tails[rank] = Tail(
+                path, lambda line: self._hear(rank, line), lambda: self._traceback_start(rank)
+            )
+
+    def _traceback_start(self, rank: int) -> int | None:
+        record = self._error_record(rank)
+        return None if record is None else record["log_start"]
+
+    def _read_tails(self) -> None:
+        for tail in self._tails.values():
+            tail.read()
+
+    # ------------------------------------------------------------------ ending
+
+    def _obey_signals(self) -> None:
+        while self._heard:
+            number = self._heard.pop(0)
+            process = self._handle.process
+            if number == getattr(signal, "SIGUSR1", None):
+                processes.send_signal(process.pid, number)
+            elif not self._stopped_by:
+                self._stopped_by = number
+                name = signal.Signals(number).name
+                grace_s = self._spec.grace_s
+                self._say(
+                    f"{name}: the ranks are asked to end and killed after {grace_s:.0f} s; "
+                    "again to kill them now"
+                )
+                processes.send_signal(process.pid, signal.SIGTERM)
+                self._kill_at_s = time.monotonic() + grace_s + _AGENT_S
+            else:
+                self._kill_at_s = 0.0
+
+    def _note_failure(self, ends: list[dict[str, Any]]) -> None:
+        folder = self._spec.folder
+        full = [
+            RankEnd(
+                rank=end["rank"],
+                code=-processes.KILL if end["code"] is None else end["code"],
+                time_s=end["time_s"],
+                was_stopped=end["was_stopped"],
+                error=self._error_of(end["rank"]),
+                tail=self._tail_of(end["rank"]),
+            )
+            for end in ends
+        ]
+        culprit = find_culprit(full)
+        if culprit is None or (self._stall and all(end.was_stopped for end in full if end.code)):
+            return
+        ooms = processes.out_of_memory_kills() - self._handle.ooms_before
+        self._report = report(
+            full,
+            world_size=self._world_size,
+            log=folder.rank_log(culprit.rank),
+            num_oom_kills=ooms,
+        )
+
+    def _error_record(self, rank: int) -> dict[str, Any] | None:
+        path = self._spec.folder.rank_error(rank)
+        try:
+            record: dict[str, Any] = read_json(path, "error record")
+        except MusterError:
+            return None
+        return record
+
+    def _error_of(self, rank: int) -> RankError | None:
+        record = self._error_record(rank)
+        if record is None:
+            return None
+        return RankError(
+            type=record["type"],
+            message=record["message"],
+            frames=tuple(record["frames"]),
+            time_s=record["time_s"],
+        )
+
+    def _tail_of(self, rank: int) -> tuple[str, ...]:
+        start = self._tails[rank].start if rank in self._tails else 0
+        return last_lines(self._spec.folder.rank_log(rank), _TAIL_LINES, start=start)
+
+    def _last_words(self) -> str:
+        """Why the agent has gone without a word of its own."""
+        try:
+            code = self._handle.process.wait(timeout=_AGENT_S)
+        except subprocess.TimeoutExpired:
+            return "the agent process does not end"
+        if code < 0:
+            return f"the agent process was killed by signal {-code}"
+        return f"the agent process ended with exit code {code}"
+
+    def _ending(self, broken: str) -> GangEnding:
+        report_lines, code = self._report, EXIT_OK
+        folder = self._spec.folder
+        state = self._done.get("state", "")
+        if self._stopped_by:
+            report_lines, code = (), EXIT_INTERRUPTED
+        elif broken or state == "broken":
+            words = broken or self._done["message"]
+            log = folder.agent_log(self._spec.node_rank)
+            report_lines = (f"the gang could not be run: {words}", *self._log_of_agent())[:9]
+            report_lines, code = (*report_lines, f"log: {log}"), EXIT_SETUP
+        elif state != "succeeded":
+            code = EXIT_SOME_FAILED
+            if self._stall and not report_lines:
+                stacks = folder.logs / "rank-*.stack"
+                report_lines = (f"stalled: {self._stall}", f"stacks: {stacks}")
+        if code in (EXIT_OK, EXIT_INTERRUPTED) and _asks_for_more(self._spec):
+            code = EXIT_REQUEUE
+        return GangEnding(
+            exit_code=code,
+            report=report_lines,
+            restarts=self._restarts,
+            stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
+            stall=self._stall,
+        )
+
+    def _log_of_agent(self) -> tuple[str, ...]:
+        return tuple(
+            f"  {line}"
+            for line in last_lines(self._spec.folder.agent_log(self._spec.node_rank), _TAIL_LINES)
+        )
+
+
+def _asks_for_more(spec: GangSpec) -> bool:
+    if not spec.folder.ending_json.exists():
+        return False
+    try:
+        record = read_json(spec.folder.ending_json, "ending.json")
+    except MusterError:
+        return False
+    return isinstance(record, dict) and record.get("ending") == "requeue"
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Signals as numbers in a list, instead of exceptions anywhere; only in the main thread."""
+    heard: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    # nohup has said that a hang-up does not matter.
+    taken = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    for number in taken:
+        signal.signal(number, note)
+    try:
+        yield heard
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])

@@ -1,0 +1,204 @@
+"""A process that has imported everything once and is then forked into ranks.
+
+It is forked from the agent before the agent has any thread, imports what the ranks will need, and
+touches no GPU: a forked process cannot use CUDA that its parent has initialised, nor the threads.
+``Nursery`` is the agent's end, ``serve`` the other one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.base.parent import die_with_parent
+from muster.base.settings import replace_environment, usable_cpu_count
+
+#: Imported once here instead of once by every rank.
+_PRELOADED = ("torch.distributed", "torch.nn.parallel", "torch.utils.data")
+#: The first optimizer loads it, which takes as long as torch itself. An entry is a training; of a
+#: script that is not known. With cores for all, ranks load it at once and need not wait for it.
+_LATER = "torch._dynamo"
+
+
+@dataclass
+class Child:
+    """A forked rank as the agent sees it; ``code``: minus the signal that killed it."""
+
+    pid: int
+    code: int | None = None
+
+
+class Nursery:
+    """The agent's end: asks for ranks and hears how they ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = _Lines(connection)
+        self._children: dict[int, Child] = {}
+        self._is_lost = False
+
+    def prepare(self, entry: str | None, num_ranks: int) -> str:
+        """Import the entry's module there; returns why ranks must not be forked, or ""."""
+        is_crowded = 2 * num_ranks > usable_cpu_count()
+        later = [_LATER] if entry is not None and is_crowded else []
+        self._send({"prepare": entry, "modules": later})
+        while True:
+            for message in self._lines.receive(block=True):
+                if "prepared" in message:
+                    return str(message["prepared"])
+            if self._lines.is_closed:
+                return "the process that was to be forked has died"
+
+    def fork(self, argv: list[str], environment: Mapping[str, str], log: Path) -> Child:
+        self._send({"argv": argv, "environment": dict(environment), "log": str(log)})
+        while True:
+            for message in self._lines.receive(block=True):
+                if "forked" in message:
+                    child = Child(message["forked"])
+                    self._children[child.pid] = child
+                    return child
+                self._note(message)
+            if self._lines.is_closed:
+                raise ConnectionError("The process that ranks are forked from has died.")
+
+    def poll(self) -> None:
+        """Take in the ends of ranks; all are gone when the process they came from is."""
+        for message in self._lines.receive(block=False):
+            self._note(message)
+        if self._lines.is_closed:
+            for child in self._children.values():
+                child.code = -signal.SIGKILL if child.code is None else child.code
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if "ended" in message and message["ended"] in self._children:
+            self._children[message["ended"]].code = message["code"]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def serve(connection: socket.socket, agent_pid: int) -> list[str] | None:
+    """Fork ranks until the agent closes the connection.
+
+    Returns None in the nursery itself at the end, and the arguments for ``muster.gang.rank.become``
+    in each forked rank: the caller then becomes that rank.
+    """
+    die_with_parent(agent_pid)
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    lines = _Lines(connection)
+    selector = selectors.DefaultSelector()
+    selector.register(connection, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
+    children: set[int] = set()
+    while not lines.is_closed:
+        selector.select()
+        with contextlib.suppress(BlockingIOError):
+            woken.recv(4096)
+        _report_ends(connection, children)
+        for message in lines.receive(block=False):
+            if "prepare" in message:
+                _answer(connection, {"prepared": _prepare(message["prepare"], message["modules"])})
+                continue
+            nursery_pid = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                for item in (selector, connection, woken, wake):
+                    item.close()
+                return _become_rank(message, nursery_pid)
+            children.add(pid)
+            _answer(connection, {"forked": pid})
+    return None
+
+
+def _prepare(entry: str | None, modules: list[str]) -> str:
+    """Import what the ranks will call; says why they cannot be forked after it, or ""."""
+    if entry:
+        sys.path.insert(0, str(Path.cwd()))
+        modules = [*modules, entry.partition(":")[0]]
+    with contextlib.suppress(Exception):  # each rank will meet the error, with its traceback
+        for name in modules:
+            importlib.import_module(name)
+    gc.freeze()  # a collection in a rank would copy the pages of everything imported
+    gc.enable()
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        return f"importing {entry} has initialised CUDA"
+    if sys.platform == "linux" and (extra := len(os.listdir("/proc/self/task")) - 1):
+        return f"importing {entry or 'torch'} has started {extra} threads"
+    return ""
+
+
+def _become_rank(message: dict[str, Any], nursery_pid: int) -> list[str]:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    die_with_parent(nursery_pid)
+    log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    replace_environment(message["environment"])
+    threads = int(message["environment"].get("OMP_NUM_THREADS", "0"))
+    if threads:
+        sys.modules["torch"].set_num_threads(threads)
+    if "numpy.random" in sys.modules:  # Python seeds its own after a fork, numpy does not
+        sys.modules["numpy.random"].seed()
+    argv: list[str] = message["argv"]
+    return argv
+
+
+def _report_ends(connection: socket.socket, children: set[int]) -> None:
+    for pid in list(children):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            children.discard(pid)
+            _answer(connection, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _answer(connection: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the agent has gone: so shall we
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+class _Lines:
+    """JSON lines from a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+        self.is_closed = False
+
+    def receive(self, *, block: bool) -> list[dict[str, Any]]:
+        try:
+            data = self._connection.recv(1 << 16, 0 if block else socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.is_closed = True
+            return []
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in whole]

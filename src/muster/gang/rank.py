@@ -1,0 +1,219 @@
+"""What every rank runs first: ``python -m muster.gang.rank FOLDER PARENT KIND PROGRAM ARGS…``.
+
+KIND is ``script``, ``module``, ``command`` or ``entry`` (whose only argument is a JSON object).
+Standard output and error already go to the rank's log. The program then finds what it would find
+under ``python PROGRAM ARGS…``: its own ``sys.argv``, ``sys.path`` and ``__main__``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from muster.base.parent import die_with_parent
+from muster.base.records import write_json
+from muster.base.run_folder import RunFolder
+from muster.gang.beacon import Heart
+from muster.gang.topology import Topology, read_topology
+
+_OURS = ("/muster/gang/rank.py", "/muster/gang/nursery.py", "/muster/gang/agent.py", "<frozen ")
+_MAX_MESSAGE = 4000
+#: Kept, because the interpreter empties a module that nobody holds.
+_REPLACED_MAIN: list[ModuleType] = []
+
+
+def stack_signal() -> int | None:
+    """What makes a rank write its stacks; a real-time signal, which no program uses by chance."""
+    first = getattr(signal, "SIGRTMIN", None)
+    return None if first is None else int(first) + 11
+
+
+def main(argv: list[str]) -> int:
+    folder, parent, kind, program, *args = argv
+    die_with_parent(int(parent))
+    return run(RunFolder(Path(folder)), kind, program, args)
+
+
+def become_and_leave(argv: list[str]) -> NoReturn:
+    """The same in a process that was forked for it and has seen to its parent already.
+
+    It ends as forked processes of multiprocessing do, with its threads joined and its exit
+    functions called: taking down all that was imported would last as long as importing it.
+    """
+    folder, _, kind, program, *args = argv
+    code: Any = 1
+    try:
+        code = run(RunFolder(Path(folder)), kind, program, args)
+    except SystemExit as leaving:
+        code = leaving.code
+        if not isinstance(code, int | None):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+    finally:
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
+            atexit._run_exitfuncs()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit((code or 0) & 0xFF)
+
+
+def run(folder: RunFolder, kind: str, program: str, args: list[str]) -> int:
+    """Become the rank: run the program to its end; returns the exit code."""
+    if kind == "command":
+        os.execvp(program, [program, *args])
+    topology = read_topology()
+    assert topology is not None, "a rank is started with its variables set"
+    _watch_over(folder, topology)
+    try:
+        if kind == "entry":
+            _run_entry(program, json.loads(args[0]))
+        elif kind == "module":
+            _run_module(program, args)
+        else:
+            _run_script(program, args)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _give_account(error, folder, topology)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _watch_over(folder: RunFolder, topology: Topology) -> None:
+    # A segmentation fault leaves the Python stacks in the log, from where they are reported.
+    faulthandler.enable()
+    number = stack_signal()
+    if number is not None:
+        # Held open for the life of the process: a handler can only write to what is open.
+        stack = folder.rank_stack(topology.rank).open("w")
+        faulthandler.register(number, file=stack, all_threads=True)
+        _REPLACED_MAIN.append(stack)  # type: ignore[arg-type]
+    Heart(topology).start()
+
+
+def _run_entry(target: str, params: dict[str, Any]) -> None:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, name = target.partition(":")
+    function: Any = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    function(**params)
+
+
+def _run_script(path: str, args: list[str]) -> None:
+    sys.argv[:] = [path, *args]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    if Path(path).is_dir() or _is_zip(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    code = compile(Path(path).read_bytes(), path, "exec")
+    _run_code(code, path, SourceFileLoader("__main__", path), None)
+
+
+def _run_module(name: str, args: list[str]) -> None:
+    """As ``python -m``: a package is run through its ``__main__``."""
+    sys.argv[:] = ["-m", *args]
+    sys.path.insert(0, str(Path.cwd()))
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+    code = get_code(spec.name) if spec is not None and get_code is not None else None
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"No module named {name!r} that can be run", name=name)
+    sys.argv[0] = spec.origin or name
+    _run_code(code, spec.origin or name, spec.loader, spec)
+
+
+def _run_code(code: CodeType, path: str, loader: Any, spec: Any) -> None:
+    """Run as ``__main__``, so that pickle and multiprocessing's spawn find it by that name."""
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=path,
+        __loader__=loader,
+        __spec__=spec,
+        __package__=spec.parent if spec is not None else None,
+        __cached__=None,
+        __builtins__=__builtins__,
+        __annotations__={},
+    )
+    _REPLACED_MAIN.append(sys.modules["__main__"])
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _is_zip(path: str) -> bool:
+    return not path.endswith((".py", ".pyw")) and zipfile.is_zipfile(path)
+
+
+def _give_account(error: BaseException, folder: RunFolder, topology: Topology) -> None:
+    """The traceback to the log, as Python shows it, and the record for the launcher's report."""
+    now_s = time.time()
+    trace = _without_ours(error)
+    frames = traceback.format_list(traceback.extract_tb(trace))
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    lines = [line for frame in frames for line in frame.rstrip().splitlines() if line.strip(" ^~")]
+    record = {
+        "type": type(error).__qualname__,
+        "message": _message(error),
+        "frames": lines,
+        "time_s": now_s,
+        # The launcher keeps what follows off the screen: its report has it, for the culprit only.
+        "log_start": os.fstat(2).st_size,
+    }
+    with contextlib.suppress(OSError):  # a full disk: the log may still hold it
+        write_json(folder.rank_error(topology.rank), record)
+    error.__traceback__ = trace
+    sys.excepthook(type(error), error, trace)
+    sys.stderr.flush()
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_MESSAGE]
+    except Exception as second:
+        return f"(its text cannot be shown: {type(second).__name__})"
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    """The traceback from the user's first frame on; None where only finding the program failed."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    is_plain = isinstance(error, SyntaxError | OSError | ImportError)
+    return trace if trace is not None or is_plain else error.__traceback__
+
+
+def _is_ours(path: str) -> bool:
+    path = path.replace("\\", "/")
+    return any(part in path for part in _OURS) or path in (
+        runpy.__file__,
+        importlib.__file__,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

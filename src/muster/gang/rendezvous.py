@@ -1,0 +1,113 @@
+"""How the agents of a gang meet: an implementation of torch's rendezvous for a fixed set of nodes.
+
+Against the general one of torch it keeps ``--node-rank`` (there the order of the ranks follows the
+names of the hosts), starts without a random delay, and gives every round a store of its own at a
+port that the kernel has chosen, so that no key of an earlier round can be met again.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+_POLL_S = 0.05
+_STORE_TIMEOUT = timedelta(seconds=300)
+
+
+class GangRendezvous(RendezvousHandler):
+    """Node 0 hosts the store where nodes meet, at ``addr:port``; one node needs none."""
+
+    def __init__(
+        self, run_id: str, node_rank: int, num_nodes: int, addr: str, port: int, join_s: float
+    ) -> None:
+        self._run_id = run_id
+        self._node_rank = node_rank
+        self._num_nodes = num_nodes
+        self._addr = addr
+        self._port = port
+        self._join_s = join_s
+        self._round = 0
+        self._meeting: TCPStore | None = None
+        self._stores: list[TCPStore] = []
+
+    def get_backend(self) -> str:
+        return "muster"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks use the agent's store and open none themselves."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._round += 1
+        if self._num_nodes > 1:
+            self._join()
+        addr, port = self._addr, 0
+        if self._node_rank == 0:
+            host = TCPStore(addr, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+            self._stores = [*self._stores[-1:], host]  # ranks of the last round may still close
+            port = host.port
+            if self._meeting is not None:
+                self._meeting.set(self._key("port"), str(port))
+        else:
+            assert self._meeting is not None
+            port = int(self._meeting.get(self._key("port")))
+            self._stores = [
+                TCPStore(
+                    addr, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
+                )
+            ]
+        store = PrefixStore("muster/agents", self._stores[-1])
+        info = RendezvousStoreInfo(master_addr=addr, master_port=port)
+        return RendezvousInfo(store, self._node_rank, self._num_nodes, info)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        return
+
+    def num_nodes_waiting(self) -> int:
+        """Nodes that have failed and wait for us in the next round."""
+        if self._meeting is None:
+            return 0
+        return int(self._meeting.add(f"{self._run_id}/joined/{self._round + 1}", 0))
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        self._stores = []
+        self._meeting = None
+        return True
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + self._join_s
+        if self._meeting is None:
+            self._meeting = TCPStore(
+                self._addr,
+                self._port,
+                is_master=self._node_rank == 0,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=self._join_s),
+            )
+        joined = int(self._meeting.add(self._key("joined"), 1))
+        while joined < self._num_nodes:
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(
+                    f"{joined} of {self._num_nodes} nodes came to {self._addr}:{self._port} "
+                    f"within {self._join_s:.0f} s"
+                )
+            time.sleep(_POLL_S)
+            joined = int(self._meeting.add(self._key("joined"), 0))
+
+    def _key(self, what: str) -> str:
+        return f"{self._run_id}/{what}/{self._round}"

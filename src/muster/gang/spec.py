@@ -1,0 +1,95 @@
+"""What a gang is, as a value that crosses from the launcher to the agent as JSON. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from muster.base.records import to_json
+from muster.base.run_folder import RunFolder
+
+Start = Literal["exec", "fork", "spawn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A program of the user's: a Python file, a module, or (not ``is_python``) any command."""
+
+    path: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    is_python: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2] if self.is_module else Path(self.path).stem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A function that every rank calls with the same JSON parameters, as keywords."""
+
+    target: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.target.rpartition(":")[0].rpartition(".")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangSpec:
+    """Everything the agent must know.
+
+    Attributes
+        num_ranks: on this node; every node has as many.
+        visible_devices: CUDA_VISIBLE_DEVICES of every rank, where LOCAL_RANK picks; "" hides all
+            GPUs, None leaves the variable as it is.
+        restart_on: what ``max_restarts`` is for; a crash is a death by a signal, or a stall.
+        start: "exec" and "spawn" start a fresh interpreter for each rank; "fork" forks them from
+            a process that has imported torch (and the entry's module) once.
+        min_nodes: go on with as few nodes as this when others are lost; needs ``max_restarts``.
+        stall_timeout_s: the watchdog's limit; 0 switches it off.
+        grace_s: how long ranks that were asked to end may take to save.
+    """
+
+    folder: RunFolder
+    program: Script | Entry
+    num_ranks: int
+    visible_devices: str | None = ""
+    threads_per_rank: int = 1
+    max_restarts: int = 0
+    restart_on: Literal["failure", "crash"] = "failure"
+    start: Start = "exec"
+    num_nodes: int = 1
+    min_nodes: int | None = None
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    run_id: str = "gang"
+    stall_timeout_s: float = 20.0
+    grace_s: float = 15.0
+
+    @property
+    def world_size(self) -> int:
+        return self.num_ranks * self.num_nodes
+
+    @property
+    def first_rank(self) -> int:
+        """The global rank of this node's first, when all nodes are there."""
+        return self.node_rank * self.num_ranks
+
+    def to_line(self) -> bytes:
+        return json.dumps(json.loads(to_json(self))).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> GangSpec:
+        values = json.loads(line)
+        program = values.pop("program")
+        folder = RunFolder(Path(values.pop("folder")["path"]))
+        if "target" in program:
+            return cls(folder=folder, program=Entry(**program), **values)
+        program["args"] = tuple(program["args"])
+        return cls(folder=folder, program=Script(**program), **values)

@@ -1,0 +1,253 @@
+"""Who holds a gang up: beats of all ranks in, a verdict out. Pure; the clock is a parameter.
+
+A rank is *silent* when its beat is older than the limit: the process is stopped or something holds
+its interpreter. The gang *stands* when no rank has changed its step, phase or place for the limit.
+Of a gang that stands, the ranks that do not wait for others are to blame:
+
+=====================  =======================  ================================================
+others wait            the rest                 verdict
+=====================  =======================  ================================================
+some                   is idle                  ended after the limit
+some                   computes, or saves       a remark after the limit, ended after ten times it
+all wait               all idle                 mismatched collectives: ended after the limit
+all wait               some compute             a remark, ended after ten times the limit
+nobody waits           (any)                    a remark, never ended
+=====================  =======================  ================================================
+
+Before every rank has initialised torch.distributed only silence is judged: nobody can wait yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Below this share of one core over the window, a process does nothing.
+_IDLE_SHARE = 0.01
+_PATIENCE = 10.0
+#: The watchdog itself did not run for this long: nobody is judged by that time.
+_GAP_S = 5.0
+#: Of a gang that stands, a rank with no beat for this long is silent.
+_QUIET_S = 4.0
+
+_PLACES = {
+    "data": "in the data loader",
+    "data loader": "in the data loader",
+    "forward": "in the forward pass",
+    "backward": "in backward",
+    "optimizer": "in the optimizer",
+    "checkpoint": "saving a checkpoint",
+    "evaluation": "in the evaluation",
+    "": "in an unknown place",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """One rank's word: ``count`` grows with every beat, ``step`` is -1 where nobody counts.
+
+    ``phase``: one of the words above or a place in the code; ``collective``: the one it is in,
+    "" for none; ``num_collectives``: issued so far; ``cpu_s``: of the process and its descendants;
+    ``is_ready``: torch.distributed is initialised; ``has_ended``: it left in order.
+    """
+
+    rank: int
+    count: int
+    step: int = -1
+    phase: str = ""
+    collective: str = ""
+    num_collectives: int = 0
+    cpu_s: float = 0.0
+    is_ready: bool = False
+    has_ended: bool = False
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Beat:
+        return cls(**record)
+
+    @property
+    def waits(self) -> bool:
+        """In a collective, or in backward, where DDP and FSDP hide theirs."""
+        return bool(self.collective) or self.phase == "backward"
+
+    @property
+    def sign(self) -> tuple[int, str, str, int]:
+        """What changes when the rank moves on."""
+        return (self.step, self.phase, self.collective, self.num_collectives)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``text`` says who is where; ``is_final``: the gang is to be ended, otherwise a remark."""
+
+    culprits: tuple[int, ...]
+    text: str
+    is_final: bool = True
+
+
+@dataclass
+class _Rank:
+    beat: Beat
+    heard_s: float
+    moved_s: float
+    cpu: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Watch:
+    """Collects beats and judges; all times are seconds of one monotonic clock."""
+
+    def __init__(self, world_size: int, limit_s: float) -> None:
+        self._world_size = world_size
+        self._limit_s = limit_s
+        self._ranks: dict[int, _Rank] = {}
+        self._judged_s: float | None = None
+        self._remarked: set[tuple[int, ...]] = set()
+
+    def hear(self, beat: Beat, now_s: float) -> None:
+        """Take in a beat; one with an old ``count`` is no sign of life."""
+        rank = self._ranks.get(beat.rank)
+        if rank is None:
+            self._ranks[beat.rank] = _Rank(beat, now_s, now_s, [(now_s, beat.cpu_s)])
+            return
+        if beat.count <= rank.beat.count:
+            return
+        if beat.sign != rank.beat.sign:
+            rank.moved_s = now_s
+            self._remarked.clear()
+        rank.beat, rank.heard_s = beat, now_s
+        rank.cpu.append((now_s, beat.cpu_s))
+        while len(rank.cpu) > 2 and rank.cpu[1][0] <= now_s - self._limit_s:
+            rank.cpu.pop(0)
+
+    def forget(self, rank: int) -> None:
+        """This rank has ended: its silence means nothing."""
+        if rank in self._ranks:
+            old = self._ranks[rank]
+            old.beat = Beat(rank=rank, count=old.beat.count, has_ended=True)
+
+    def judge(self, now_s: float) -> Verdict | None:
+        """What there is to say now; a remark is made once per standstill."""
+        gap_s = 0.0 if self._judged_s is None else now_s - self._judged_s
+        self._judged_s = now_s
+        if gap_s > _GAP_S:
+            for rank in self._ranks.values():
+                rank.heard_s, rank.moved_s, rank.cpu = now_s, now_s, []
+            return None
+        here = [r for _, r in sorted(self._ranks.items()) if not r.beat.has_ended]
+        silent = [r for r in here if now_s - r.heard_s > self._limit_s]
+        if silent:
+            return self._silence(silent, here, now_s)
+        if not here or len(self._ranks) < self._world_size:
+            return None
+        if not all(r.beat.is_ready for r in here):
+            return None
+        still_s = now_s - max(r.moved_s for r in here)
+        if still_s < self._limit_s:
+            return None
+        # They all stand because of one that was silent first, and has been for a little less.
+        quiet = [r for r in here if now_s - r.heard_s > min(_QUIET_S, self._limit_s)]
+        if quiet and len(quiet) < len(here):
+            return self._silence(quiet, here, now_s)
+        return self._standstill(here, still_s)
+
+    def _silence(self, silent: Sequence[_Rank], here: Sequence[_Rank], now_s: float) -> Verdict:
+        who = [r.beat.rank for r in silent]
+        oldest_s = now_s - min(r.heard_s for r in silent)
+        text = (
+            f"{name_ranks(who)} {_be(who)} silent for {oldest_s:.0f} s (stopped, or something "
+            f"holds the interpreter), last seen {_where([r.beat for r in silent])}"
+        )
+        rest = _describe([r.beat for r in here if r not in silent])
+        return Verdict(culprits=tuple(who), text="; ".join([text, *rest]))
+
+    def _standstill(self, here: Sequence[_Rank], still_s: float) -> Verdict | None:
+        waiting = [r for r in here if r.beat.waits]
+        others = [r for r in here if not r.beat.waits]
+        is_late = still_s >= _PATIENCE * self._limit_s
+        if not waiting:
+            who = tuple(r.beat.rank for r in here)
+            said = "; ".join(_describe([r.beat for r in here]))
+            return self._remark(who, f"no rank has moved for {still_s:.0f} s: {said}")
+        if not others:
+            said = "; ".join(_describe([r.beat for r in here], count_them=True))
+            text = f"all ranks wait for each other (mismatched collectives?): {said}"
+            who = tuple(r.beat.rank for r in here)
+            if is_late or all(self._is_idle(r) for r in here):
+                return Verdict(culprits=who, text=text)
+            return self._remark(who, text)
+        idle = [r for r in others if self._is_idle(r) and r.beat.phase != "checkpoint"]
+        guilty = idle or others
+        who = tuple(r.beat.rank for r in guilty)
+        rest = [r.beat for r in here if r not in guilty]
+        text = "; ".join([*_describe([r.beat for r in guilty]), *_describe(rest)])
+        if idle or is_late:
+            return Verdict(culprits=who, text=text)
+        return self._remark(who, f"{text} (busy, so left alone for now)")
+
+    def _is_idle(self, rank: _Rank) -> bool:
+        if len(rank.cpu) < 2:
+            return False
+        (begin_s, begin_cpu), (end_s, end_cpu) = rank.cpu[0], rank.cpu[-1]
+        return end_cpu - begin_cpu < _IDLE_SHARE * (end_s - begin_s)
+
+    def _remark(self, who: tuple[int, ...], text: str) -> Verdict | None:
+        if who in self._remarked:
+            return None
+        self._remarked.add(who)
+        return Verdict(culprits=who, text=text, is_final=False)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``.
+
+    >>> name_ranks([2, 0, 1, 5]), name_ranks([3]), name_ranks([0, 1])
+    ('ranks 0-2, 5', 'rank 3', 'ranks 0-1')
+    """
+    ordered = sorted(set(ranks))
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    text = ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
+    return f"rank{'s' if len(ordered) > 1 else ''} {text}"
+
+
+def _describe(beats: Sequence[Beat], *, count_them: bool = False) -> list[str]:
+    """A clause for each group of ranks that are in the same place, the lowest rank first."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for beat in beats:
+        number = beat.num_collectives if count_them else -1
+        groups.setdefault((_clause(beat), number), []).append(beat.rank)
+    return [
+        f"{name_ranks(ranks)} {clause if len(ranks) > 1 else _singular(clause)}"
+        + (f" (their number {number})" if number > 0 else "")
+        for (clause, number), ranks in groups.items()
+    ]
+
+
+def _clause(beat: Beat) -> str:
+    if beat.waits:
+        return f"wait in {beat.collective or beat.phase}"
+    return f"are {_where([beat])}"
+
+
+def _singular(clause: str) -> str:
+    verb, _, rest = clause.partition(" ")
+    return f"{'waits' if verb == 'wait' else 'is'} {rest}"
+
+
+def _where(beats: Sequence[Beat]) -> str:
+    places = []
+    for beat in beats:
+        place = f"in {beat.collective}" if beat.collective else _PLACES.get(beat.phase)
+        place = place or f"at {beat.phase}"
+        step = f" at step {beat.step}" if beat.step >= 0 else ""
+        places.append(f"{place}{step}")
+    return " and ".join(dict.fromkeys(places))
+
+
+def _be(ranks: Sequence[int]) -> str:
+    return "has been" if len(ranks) == 1 else "have been"

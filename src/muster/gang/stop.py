@@ -1,0 +1,41 @@
+"""Signals only set a flag; the ranks agree on the step at which they stop. The second one exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+_ASKING = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
+    if hasattr(signal, name)
+]
+
+
+class StopFlag:
+    """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.name = ""
+        self._before: dict[Any, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _ASKING:
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_set and number != signal.SIGUSR1:
+            os._exit(128 + number)
+        self.is_set = True
+        self.name = signal.Signals(number).name

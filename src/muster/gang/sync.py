@@ -1,0 +1,139 @@
+"""What keeps replicas the same: gradients, buffers, and the proof that it worked."""
+
+# No postponed annotations here: DistributedDataParallel reads those of its hook as objects.
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from muster.base.errors import MusterError
+from muster.gang.agreement import Council
+
+
+class GradientSync:
+    """A communication hook for DistributedDataParallel that *adds* gradients over the ranks.
+
+    The loss is a sum divided by the global count already, so nothing is divided again. It keeps
+    the layout of the buckets, so that a rank that has run out of memory in the middle of a
+    backward can still take part in the collectives the others are waiting in (``finish_empty``),
+    and it knows whether it was called at all: a training that goes around its wrapper is seen.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.num_started = 0
+        self.last_start_s = 0.0
+        self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
+
+    def hook(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        buffer = bucket.buffer()
+        index = bucket.index()
+        if index == 0:
+            self.num_started = 0
+        self.num_calls += 1
+        self.num_started += 1
+        self._layout[index] = (buffer.numel(), buffer.dtype, buffer.device)
+        if bucket.is_last():
+            for later in [i for i in self._layout if i > index]:
+                del self._layout[later]
+        self.last_start_s = time.perf_counter()
+        work = dist.all_reduce(buffer, async_op=True)
+        future: torch.futures.Future[Tensor] = work.get_future().then(_first)
+        return future
+
+    def begin(self) -> None:
+        """Before a backward that synchronises."""
+        self.num_started = 0
+
+    def finish_empty(self) -> None:
+        """Take part with zeros in the collectives of this backward that are still to come."""
+        for index in range(self.num_started, len(self._layout)):
+            numel, dtype, device = self._layout[index]
+            dist.all_reduce(torch.zeros(numel, dtype=dtype, device=device))
+        self.num_started = len(self._layout)
+
+
+def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return future.value()[0]
+
+
+def share_buffers(buffers: Iterable[Tensor]) -> None:
+    """Every rank takes rank 0's buffers (BatchNorm's statistics, say), in few broadcasts."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in buffers:
+        by_type.setdefault(buffer.dtype, []).append(buffer)
+    with torch.no_grad():
+        for group in by_type.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in group])
+            dist.broadcast(flat, src=0)
+            start = 0
+            for buffer in group:
+                buffer.copy_(flat[start : start + buffer.numel()].view_as(buffer))
+                start += buffer.numel()
+
+
+def share_parameters(model: nn.Module) -> None:
+    """Every rank takes rank 0's parameters and buffers."""
+    share_buffers([*model.parameters(), *model.buffers()])
+
+
+@torch.no_grad()
+def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
+    """One 64-bit checksum per tensor, over its bits; equal tensors have equal ones."""
+    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
+    if not sums:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack(sums).cpu()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    if flat.dtype == torch.bool:
+        return flat
+    num_bytes = flat.numel() * flat.element_size()
+    if num_bytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0:
+        return flat.view(torch.int64)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return flat.view(kinds[flat.element_size()])
+
+
+def check_identical(parameters: Mapping[str, Tensor], council: Council, when: str) -> None:
+    """MusterError on every rank, with names, when parameters are not the same on all ranks."""
+    if council.num_ranks == 1:
+        return
+    own = fingerprint(parameters.values())
+    # max(x) == -max(-x) on every rank exactly when all x are equal. ~x is -x - 1: no overflow.
+    both = council.maximum(torch.cat([own, ~own]))
+    differs = (both[: len(own)] != ~both[len(own) :]).nonzero().flatten().tolist()
+    if differs:
+        names = [name for index, name in enumerate(parameters) if index in set(differs)]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise MusterError(
+            f"The ranks' parameters are no longer the same {when}: {shown}. "
+            "Each rank is training a model of its own.",
+            hint="gradients or updates differ between ranks: the loss must call the model that "
+            "it is given (not the module inside), and nothing may change parameters on one "
+            "rank only.",
+        )
+
+
+@contextmanager
+def restored(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Put ``buffers`` back as they were, after a forward that must leave no trace."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)

@@ -1,0 +1,136 @@
+"""The watchdog beside the agent: reads the beats from the gang's store and has them judged.
+
+It runs on the first node; on the others it only waits for that verdict, so that every node writes
+down the stacks of its own ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from muster.base.processes import send_signal
+from muster.base.run_folder import RunFolder
+from muster.gang.beacon import EVERY_S, beat_key
+from muster.gang.rank import stack_signal
+from muster.gang.stall import Beat, Verdict, Watch
+
+_DUMP_S = 5.0
+
+
+class Watchdog:
+    """``verdict`` is set once the gang must end; remarks go to ``remark`` from its thread."""
+
+    def __init__(
+        self,
+        addr: str,
+        port: int,
+        *,
+        world_size: int,
+        restart_count: int,
+        judges: bool,
+        limit_s: float,
+        remark: Callable[[str], None],
+    ) -> None:
+        self._address = (addr, port)
+        self._world_size = world_size
+        self._restart_count = restart_count
+        self._verdict_key = f"muster/verdict/{restart_count}"
+        self._judges = judges
+        self._remark = remark
+        self._watch = Watch(world_size, limit_s)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="muster-watchdog", daemon=True)
+        self._known: set[int] = set()
+        self.verdict: Verdict | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def forget(self, rank: int) -> None:
+        with self._lock:
+            self._watch.forget(rank)
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        with contextlib.suppress(DistError, RuntimeError, ValueError):  # the store is gone
+            store = TCPStore(
+                *self._address,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=30),
+            )
+            while self.verdict is None and not self._stop.wait(EVERY_S):
+                if self._judges:
+                    self._look(store)
+                elif store.check([self._verdict_key]):
+                    text = store.get(self._verdict_key).decode()
+                    self.verdict = Verdict(culprits=(), text=text)
+
+    def _look(self, store: TCPStore) -> None:
+        beats = []
+        for rank in range(self._world_size):
+            key = beat_key(self._restart_count, rank)
+            if rank in self._known or store.check([key]):
+                self._known.add(rank)
+                beats.append(Beat.from_record(json.loads(store.get(key))))
+        now_s = time.monotonic()
+        with self._lock:
+            for beat in beats:
+                self._watch.hear(beat, now_s)
+            verdict = self._watch.judge(now_s)
+        if verdict is None:
+            return
+        if verdict.is_final:
+            store.set(self._verdict_key, verdict.text)
+            self.verdict = verdict
+        else:
+            self._remark(verdict.text)
+
+
+def dump_stacks(pids: Mapping[int, int], folder: RunFolder) -> None:
+    """Write where every rank (rank → process) stands to its ``.stack`` file.
+
+    With py-spy if it is installed, which also reads a process that has stopped; otherwise the rank
+    is asked to do it itself.
+    """
+    program = shutil.which("py-spy")
+    asked = []
+    for rank, pid in pids.items():
+        path = folder.rank_stack(rank)
+        if program is not None and _spy(program, pid, folder, rank):
+            continue
+        number = stack_signal()
+        if number is not None and path.exists():  # it listens for the signal
+            send_signal(pid, number)
+            send_signal(pid, getattr(signal, "SIGCONT", 0))
+            asked.append(path)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline and not all(path.stat().st_size for path in asked):
+        time.sleep(0.02)
+
+
+def _spy(program: str, pid: int, folder: RunFolder, rank: int) -> bool:
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_DUMP_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    if done.returncode != 0:  # the system does not allow it
+        return False
+    folder.rank_stack(rank).write_bytes(done.stdout)
+    return True

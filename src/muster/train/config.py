@@ -1,0 +1,124 @@
+"""How a task is trained: one frozen value. Its fields are the flags of ``muster train``.
+
+No torch here: the command line reads this before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from muster.base.errors import UnknownNameError, UsageError
+
+Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+Scaling = Literal["none", "linear", "sqrt"]
+ScheduleName = Literal["constant", "cosine", "linear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Every setting of a training.
+
+    ranks x ``batch_size`` x ``grad_accum_steps`` = ``global_batch``: two of the three (or one, or
+    none) are given and the rest follows; see ``train.batches``.
+    """
+
+    strategy: Strategy = "auto"
+    """single on one device, ddp on several; fsdp shards the model; dp only to compare."""
+    batch_size: int | None = None
+    """Samples per rank in one forward and backward."""
+    global_batch: int | None = None
+    """Samples per optimizer step over all ranks; stays the same whatever the devices are."""
+    grad_accum_steps: int | None = None
+    """Forwards and backwards per optimizer step, with one all-reduce."""
+    lr: float | None = None
+    """Learning rate of the global batch as it is; never scaled."""
+    base_lr: float = 1e-3
+    """Learning rate of one rank's batch, which --lr-scaling scales when --lr is not given."""
+    lr_scaling: Scaling = "none"
+    """How --base-lr grows with the number of ranks x accumulation: none, linear or sqrt."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay of AdamW."""
+    epochs: int = 10
+    """Passes over the training data."""
+    max_steps: int | None = None
+    """Stop after this many optimizer steps."""
+    schedule: ScheduleName = "cosine"
+    """Learning rate after the warm-up."""
+    min_lr: float = 1e-6
+    """Where cosine and linear schedules end."""
+    warmup_epochs: float = 0.0
+    """Epochs over which the learning rate rises from near 0, counted in optimizer steps."""
+    max_grad_norm: float | None = None
+    """Clip the norm of the global gradient to this."""
+    precision: Precision = "auto"
+    """auto: bf16 where the GPU has it, else fp16 on a GPU, fp32 on a CPU."""
+    eval_frequency: int = 1
+    """Evaluate every so many epochs; 0 only at the end."""
+    patience: int | None = None
+    """Stop when the monitored metric has not improved in this many evaluations."""
+    compile: bool = False
+    """torch.compile the model."""
+    num_workers: int | Literal["auto"] = 0
+    """Loader processes per rank; auto times a few settings on the first batches."""
+    seed: int = 0
+    """Order of the data and the random streams of ranks."""
+    model_seed: int | None = None
+    """Initial weights; --seed when not given."""
+    balance: Literal["even", "auto"] = "even"
+    """Share of the global batch per rank; auto: in proportion to measured speed."""
+    sync_batchnorm: bool = False
+    """BatchNorm statistics over all ranks (GPUs only)."""
+    deterministic: bool = False
+    """Only deterministic kernels; needed on GPUs for bit-identical resumes."""
+    keep: int = 3
+    """How many checkpoints are kept, beside the best."""
+    log_every: int = 1
+    """Write a line of metrics.jsonl every so many optimizer steps."""
+    tensorboard: bool = True
+    """Write TensorBoard files when the tensorboard package is installed."""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for values that cannot be meant, before anything is started."""
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and (value <= 0 or not math.isfinite(value)):
+                raise UsageError(f"--{_flag(name)} must be greater than 0, not {value}.")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and (value < 0 or not math.isfinite(value)):
+                raise UsageError(f"--{_flag(name)} must be 0 or more, not {value}.")
+        if isinstance(self.num_workers, int) and self.num_workers < 0:
+            raise UsageError(f"--num-workers must be 0 or more, or auto, not {self.num_workers}.")
+        if self.warmup_epochs > self.epochs:
+            raise UsageError(
+                f"--warmup-epochs {self.warmup_epochs:g} is longer than --epochs {self.epochs}."
+            )
+
+    @staticmethod
+    def of(defaults: Mapping[str, Any], **given: Any) -> TrainConfig:
+        """A task's own ``defaults`` with what is ``given`` on top."""
+        check_names(defaults)
+        check_names(given)
+        return TrainConfig(**{**defaults, **given})
+
+
+_POSITIVE = ("batch_size", "global_batch", "grad_accum_steps", "lr", "base_lr", "epochs",
+             "max_steps", "max_grad_norm", "patience", "keep", "log_every")  # fmt: skip
+_NOT_NEGATIVE = ("weight_decay", "min_lr", "warmup_epochs", "eval_frequency")
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """UnknownNameError for a key that is not a field of ``TrainConfig``."""
+    known = [field.name for field in dataclasses.fields(TrainConfig)]
+    for name in values:
+        if name not in known:
+            raise UnknownNameError("training setting", name, known)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,174 @@
+"""What a rank of ``muster train`` does, from its parameters to its ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import EXIT_REQUEUE, MusterError
+from muster.base.records import from_record, write_json
+from muster.base.run_folder import RunFolder
+from muster.gang.memory import is_out_of_memory, remember_micro_batch
+from muster.gang.process_group import Gang, joined
+from muster.gang.stop import StopFlag
+from muster.gang.topology import Topology, read_topology
+from muster.train.config import TrainConfig
+from muster.train.diagnose import no_room_error, out_of_memory_error
+from muster.train.load import make_task
+from muster.train.loop import Interval, fit
+from muster.train.record import Record
+from muster.train.reporting import Reporter
+from muster.train.results import sum_up
+from muster.train.setup import Training, prepare
+from muster.train.task import Task
+from muster.train.verify import verify
+
+
+def run_rank(
+    *,
+    task: str,
+    task_config: str | None,
+    task_values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    folder: str,
+    checkpoint_s: float | None,
+    checkpoint_steps: int | None,
+    num_devices: int,
+) -> None:
+    """One rank of a training, as the launcher starts it: everything it needs is JSON.
+
+    A user's mistake ends the rank with exit code 2 or 3 and is written where the launcher finds
+    it, without a traceback.
+    """
+    place = RunFolder(Path(folder))
+    with _refusals_told(place):
+        train(
+            make_task(task, task_config, task_values),
+            from_record(TrainConfig, config),
+            place,
+            read_topology(),
+            print,
+            checkpoint_s=checkpoint_s,
+            checkpoint_steps=checkpoint_steps,
+            num_devices=num_devices,
+        )
+
+
+def verify_rank(
+    *,
+    task: str,
+    task_config: str | None,
+    task_values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    folder: str,
+    **_: Any,
+) -> None:
+    """One rank of ``muster verify``; rank 0 leaves the findings in the folder."""
+    place = RunFolder(Path(folder))
+    with _refusals_told(place), joined(read_topology()) as gang:
+        made = make_task(task, task_config, task_values)
+        say = print if gang.is_first else _silent
+        findings = verify(made, from_record(TrainConfig, config), gang, say)
+        if gang.is_first:
+            write_json(place.verify_json, findings)
+
+
+@contextmanager
+def _refusals_told(folder: RunFolder) -> Iterator[None]:
+    """A user's mistake goes to where the launcher finds it, without a traceback."""
+    try:
+        yield
+    except MusterError as error:
+        kind = "restart" if isinstance(error, StartAgain) else "refused"
+        word = {"message": str(error), "exit_code": error.exit_code}
+        write_json(folder.ending_json, {"ending": kind, **word})
+        raise SystemExit(error.exit_code) from None
+
+
+def train(
+    task: Task,
+    config: TrainConfig,
+    folder: RunFolder,
+    topology: Topology | None,
+    say: Callable[[str], None],
+    *,
+    checkpoint_s: float | None = 60.0,
+    checkpoint_steps: int | None = None,
+    num_devices: int = 1,
+) -> dict[str, Any] | None:
+    """Train in this process as one rank; the results, or None when it was asked to stop."""
+    with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
+        speak = say if gang.is_first else _silent
+        try:
+            run = prepare(task, config, gang, folder, speak)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise no_room_error(gang.device, error) from None
+        record = None
+        if gang.is_first:
+            record = Record(folder, run.progress.step, with_tensorboard=config.tensorboard)
+            if config.tensorboard and not record.has_tensorboard:
+                speak("note       no TensorBoard files: pip install tensorboard")
+        reporter = Reporter(record, speak)
+        interval = Interval(seconds=checkpoint_s, steps=checkpoint_steps, is_first=gang.is_first)
+        try:
+            ending = fit(run, stop, reporter, interval)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _smaller_next_time(run, error) from None
+        finally:
+            run.feed.close()
+            reporter.close()
+        if ending.kind == "requeue":
+            _leave_word(folder, gang, run.progress.step)
+            speak(f"stopped    at step {run.progress.step}, saved: {ending.why}")
+            return None
+        results = sum_up(run, ending.why)
+        _say_results(results, speak)
+        return results
+
+
+def _smaller_next_time(run: Training, error: Exception) -> MusterError:
+    """Out of memory where the ranks cannot recover together: all start anew with half of it.
+
+    That is so for a sharded model, whose collectives cannot be finished by a rank that has lost
+    its activations. The launcher starts the gang again, from the last checkpoint.
+    """
+    smaller = run.plan.halved()
+    if smaller is None:
+        return out_of_memory_error(run, error)
+    remember_micro_batch(
+        run.folder.memory_json, smaller.micro_batch, smaller.global_batch, smaller.num_ranks
+    )
+    return StartAgain(
+        f"memory     ran out with micro-batches of {run.plan.micro_batch}; starting again with "
+        f"{smaller} from the last checkpoint"
+    )
+
+
+class StartAgain(MusterError):
+    """Not an end: the launcher starts the gang again."""
+
+
+def _leave_word(folder: RunFolder, gang: Gang, step: int) -> None:
+    """Tell the launcher that this was no failure and no end: the same command goes on."""
+    if gang.is_first:
+        write_json(folder.ending_json, {"ending": "requeue", "step": step, "exit": EXIT_REQUEUE})
+    gang.council.meet()
+
+
+def _say_results(results: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    for split, metrics in results["metrics"].items():
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if isinstance(v, int | float))
+        say(f"{split:<10} {shown}")
+    measured = results["measured"]
+    if measured["samples_per_s"]:
+        say(f"speed      {measured['samples_per_s']:,.0f} samples/s over {measured['steps']} steps")
+
+
+def _silent(text: str) -> None:
+    return

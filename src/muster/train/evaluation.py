@@ -1,0 +1,150 @@
+"""Evaluation that counts every sample once, whatever the number of ranks and the batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from muster.base.errors import TargetError
+from muster.gang.memory import free_cached, is_out_of_memory
+from muster.gang.precision import Precision
+from muster.gang.process_group import Gang
+from muster.gang.seeding import Untouched
+from muster.train.feed import Batch, Fetcher, Order, draws_random_numbers, to_device
+from muster.train.task import Columns, Task
+
+
+class Evaluator:
+    """Scores one data set. Each rank takes one stretch of it; the columns are put together in
+    the data set's order on every rank, so that all of them reach the same metrics."""
+
+    def __init__(
+        self,
+        task: Task,
+        dataset: Dataset[Any],
+        num_samples: int,
+        gang: Gang,
+        precision: Precision,
+        *,
+        batch_size: int,
+        num_workers: int = 0,
+    ) -> None:
+        self._task = task
+        self._dataset = dataset
+        self._num_samples = num_samples
+        self._gang = gang
+        self._precision = precision
+        self._batch_size = batch_size
+        self._num_workers = num_workers
+        self._is_random = draws_random_numbers(dataset, num_samples)
+
+    def __call__(self, model: nn.Module, *, is_sharded: bool = False) -> dict[str, Any]:
+        """Metrics of ``model``, the same on every rank.
+
+        ``is_sharded``: every rank must call the model equally often; a rank without a batch
+        repeats one and drops it.
+        """
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad(), Untouched():
+                parts = self._score_in_memory(model, is_sharded)
+        finally:
+            model.train(was_training)
+        columns = self._together(parts)
+        return dict(self._task.summarise(columns))
+
+    def _score_in_memory(self, model: nn.Module, is_sharded: bool) -> list[dict[str, Tensor]]:
+        """As ``_score_all``, with half the batch after an out-of-memory: scores are per sample,
+        so it changes nothing. No rank waits for another here, unless the model is sharded."""
+        while True:
+            try:
+                return self._score_all(model, is_sharded)
+            except Exception as error:
+                if is_sharded or self._batch_size == 1 or not is_out_of_memory(error):
+                    raise
+            free_cached(self._gang.device)
+            self._batch_size = math.ceil(self._batch_size / 2)
+
+    def _score_all(self, model: nn.Module, is_sharded: bool) -> list[dict[str, Tensor]]:
+        orders = self._orders()
+        parts: list[dict[str, Tensor]] = []
+        device = self._gang.device
+        for batch in self._batches(orders):
+            data = to_device(batch.data, device)
+            with self._precision.autocast():
+                parts.append(self._checked(self._task.score(model, data), batch.size))
+        if is_sharded:
+            share = math.ceil(self._num_samples / self._gang.num_ranks)
+            self._repeat(model, math.ceil(share / self._batch_size) - len(parts))
+        return parts
+
+    def _repeat(self, model: nn.Module, times: int) -> None:
+        """Call a sharded model as often as the other ranks do; what comes out is dropped."""
+        for _ in range(times):
+            with self._precision.autocast():
+                self._task.score(model, to_device(self._spare(), self._gang.device))
+
+    def _spare(self) -> Any:
+        """A batch of one sample: the first that is not left out."""
+        fetcher = self._fetcher()
+        for index in range(self._num_samples):
+            batch = fetcher[Order(0, index, [index])]
+            if batch.size:
+                return batch.data
+        raise _nothing_left(self._task)
+
+    def _orders(self) -> list[Order]:
+        n, ranks, rank = self._num_samples, self._gang.num_ranks, self._gang.rank
+        first, end = n * rank // ranks, n * (rank + 1) // ranks
+        return [
+            Order(0, start, list(range(start, min(start + self._batch_size, end))))
+            for start in range(first, end, self._batch_size)
+        ]
+
+    def _fetcher(self) -> Fetcher:
+        # Epoch 0 always: a data set that draws random numbers is evaluated the same every time.
+        return Fetcher(self._dataset, self._task.collate, 0, is_random=self._is_random)
+
+    def _batches(self, orders: list[Order]) -> Any:
+        if self._num_workers == 0:
+            return (batch for order in orders if (batch := self._fetcher()[order]).size)
+        loader: DataLoader[Batch] = DataLoader(
+            self._fetcher(),
+            sampler=orders,
+            batch_size=None,
+            num_workers=self._num_workers,
+        )
+        return (batch for batch in loader if batch.size)
+
+    def _checked(self, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+        for name, values in scores.items():
+            if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != count:
+                got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise TargetError(
+                    f"{type(self._task).__name__}.score gave {got} for {name!r} of a batch of "
+                    f"{count} samples; means of batches would be wrong for uneven ones.",
+                    hint=f"give one value per sample: a tensor of shape ({count}, …).",
+                )
+        return {name: values.detach().cpu() for name, values in scores.items()}
+
+    def _together(self, parts: list[dict[str, Tensor]]) -> Columns:
+        own = (
+            {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        )
+        ranks = [columns for columns in self._gang.council.gather(own) if columns]
+        if not ranks:
+            raise _nothing_left(self._task)
+        return {name: torch.cat([columns[name] for columns in ranks]) for name in ranks[0]}
+
+
+def _nothing_left(task: Task) -> TargetError:
+    return TargetError(
+        f"All items of a data set that {type(task).__name__} is evaluated on are None.",
+        hint="leave out what is not wanted in the data set itself.",
+    )

@@ -1,0 +1,271 @@
+"""Batches in the order of ``gang.data_order``, from any position, with any number of loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from muster.base.errors import TargetError
+from muster.gang.data_order import DataOrder, Position
+from muster.gang.seeding import DATA, Untouched, mix, seed_sample
+from muster.train.batches import BatchPlan
+
+_IN_A_ROW = 4
+
+Collate = Callable[[Sequence[Any]], Any]
+
+
+class Order(NamedTuple):
+    """One micro-batch to fetch. ``start``: its first sample's place in the epoch."""
+
+    epoch: int
+    start: int
+    indices: list[int]
+
+
+class Batch(NamedTuple):
+    """``data`` is None when no sample is left in it, of ``size`` samples."""
+
+    data: Any
+    size: int
+
+
+class Fetcher(Dataset[Any]):
+    """Fetches and collates whole micro-batches, seeding what is random about them.
+
+    A data set that draws random numbers is seeded for every item from (seed, epoch, index), so
+    that its augmentation is the same whatever batch, rank or loader process it falls to. One
+    that was not seen to draw any is only seeded once per batch, and that in loader processes:
+    in the training process torch is seeded at every step, and checkpoints keep the rest.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], collate: Collate, seed: int, *, is_random: bool
+    ) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+        self._is_random = is_random
+        self._many = getattr(dataset, "__getitems__", None)
+
+    def __getitem__(self, order: Order) -> Batch:
+        samples = self._samples(order)
+        return Batch(self._collate(samples) if samples else None, len(samples))
+
+    def _samples(self, order: Order) -> Sequence[Any]:
+        if self._is_random:
+            found = []
+            for index in order.indices:
+                seed_sample(mix(self._seed, DATA, order.epoch, index))
+                found.append(self._dataset[index])
+        else:
+            if get_worker_info() is not None:
+                seed_sample(mix(self._seed, DATA, order.epoch, -1 - order.start))
+            if self._many is not None:
+                found = self._many(order.indices)
+            else:
+                dataset = self._dataset
+                found = [dataset[index] for index in order.indices]
+        if any(sample is None for sample in found):
+            found = [sample for sample in found if sample is not None]
+        return found
+
+
+def draws_random_numbers(dataset: Dataset[Any], num_samples: int) -> bool:
+    """Whether fetching an item draws from Python's, numpy's or torch's global generators."""
+    with Untouched() as generators:
+        for index in sorted({0, num_samples // 2, num_samples - 1}):
+            dataset[index]
+        return generators.was_used()
+
+
+class Window(NamedTuple):
+    """One optimizer step of one rank: ``rounds`` micro-batches, which ``Feed.take`` gives.
+
+    ``planned`` samples from ``position`` on belong to the global batch on all ranks together.
+    """
+
+    position: Position
+    planned: int
+    rounds: int
+
+
+class _Orders:
+    """The micro-batches of one rank from ``position`` on, without an end."""
+
+    def __init__(self, order: DataOrder, plan: BatchPlan, rank: int, position: Position) -> None:
+        self._order = order
+        self._plan = plan
+        self._rank = rank
+        self._position = position
+
+    def __iter__(self) -> Iterator[Order]:
+        position = self._position
+        while True:
+            count = self._order.window(position, self._plan.global_batch)
+            for start, end in self._plan.windows(count, self._rank):
+                first = position.offset + start
+                indices = self._order.indices(position.epoch, first, position.offset + end)
+                yield Order(position.epoch, first, indices)
+            position = self._order.after(position, count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedOptions:
+    num_workers: int
+    pin_memory: bool
+    prefetch: int = 2
+
+
+class Feed:
+    """Windows one after the other; ``at`` moves to a position in constant time."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        order: DataOrder,
+        rank: int,
+        options: FeedOptions,
+        mover: Mover,
+    ) -> None:
+        self._fetcher = fetcher
+        self.order = order
+        self._rank = rank
+        self._options = options
+        self._mover = mover
+        self._stream: Iterator[Batch] = iter(())
+        self._position = Position(0, 0)
+        self.plan: BatchPlan
+
+    def at(self, position: Position, plan: BatchPlan) -> None:
+        """Go on at ``position`` with ``plan``; what was fetched ahead is dropped."""
+        self.close()
+        self._position, self.plan = position, plan
+        orders = _Orders(self.order, plan, self._rank, position)
+        if self._options.num_workers == 0:
+            fetch = self._fetcher.__getitem__
+            self._stream = self._mover.ahead(fetch(order) for order in orders)
+        else:
+            self._stream = self._mover.ahead(iter(self._loader(orders)))
+
+    def window(self) -> Window:
+        """The next optimizer step; ``take`` is then called ``rounds`` times."""
+        position = self._position
+        planned = self.order.window(position, self.plan.global_batch)
+        self._position = self.order.after(position, planned)
+        return Window(position, planned, self.plan.rounds(planned))
+
+    def take(self) -> Batch:
+        """The next micro-batch, on the device."""
+        return next(self._stream)
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, iter(())
+        close = getattr(stream, "close", None)
+        if close is not None:
+            with suppress(RuntimeError):
+                close()
+
+    def _loader(self, orders: _Orders) -> DataLoader[Batch]:
+        return DataLoader(
+            self._fetcher,
+            sampler=orders,
+            batch_size=None,
+            num_workers=self._options.num_workers,
+            pin_memory=self._options.pin_memory,
+            prefetch_factor=self._options.prefetch,
+        )
+
+
+class Mover(Protocol):
+    """Brings batches to the device."""
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
+
+
+class CpuMover:
+    """Nothing to move; a few batches are fetched in a row, which keeps the code for that and the
+    model's own in the processor's caches (on small models about a tenth of a step)."""
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while some := list(islice(batches, _IN_A_ROW)):
+            yield from some
+
+
+class CudaMover:
+    """Copies the next batch on a stream of its own while the current one is worked on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        waiting: tuple[Batch, torch.cuda.Event] | None = None
+        for batch in batches:
+            with torch.cuda.stream(self._stream):
+                moved = Batch(to_device(batch.data, self._device), batch.size)
+                is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                is_there.record(self._stream)
+            if waiting is not None:
+                yield self._handed(*waiting)
+            waiting = (moved, is_there)
+        if waiting is not None:
+            yield self._handed(*waiting)
+
+    def _handed(self, batch: Batch, is_there: torch.cuda.Event) -> Batch:
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(is_there)
+        _record(batch.data, current)  # its memory is not reused before this stream is done with it
+        return batch
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """``data`` with every tensor in it on ``device``; the same object types around them."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, dict):
+        return {key: to_device(value, device) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(to_device(value, device) for value in data)
+    if hasattr(data, "to") and callable(data.to):
+        return data.to(device)
+    return data
+
+
+def _record(data: Any, stream: torch.cuda.Stream) -> None:
+    if isinstance(data, torch.Tensor):
+        if data.is_cuda:
+            data.record_stream(stream)
+    elif isinstance(data, dict):
+        for value in data.values():
+            _record(value, stream)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            _record(value, stream)
+
+
+def check_dataset(dataset: Any, split: str, task_name: str) -> int:
+    """The number of samples; TargetError where it is empty or not a map-style data set."""
+    try:
+        count = len(dataset)
+        _ = type(dataset).__getitem__
+    except (TypeError, AttributeError):
+        raise TargetError(
+            f"{task_name}.dataset({split!r}) gives a {type(dataset).__name__}, which has no "
+            "length or cannot be indexed.",
+            hint="give a map-style data set, one with __len__ and __getitem__.",
+        ) from None
+    if count == 0:
+        raise TargetError(
+            f"{task_name}.dataset({split!r}) is empty: there is nothing to learn from.",
+            hint="check the path and the filters of the data set.",
+        )
+    return int(count)

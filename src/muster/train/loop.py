@@ -1,0 +1,210 @@
+"""The training loop, from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Literal, NamedTuple
+
+from muster.gang.beacon import BEACON
+from muster.gang.checkpoint import Snapshot
+from muster.gang.seeding import STEP, get_generators, mix, seed_torch
+from muster.gang.stop import StopFlag
+from muster.gang.sync import check_identical
+from muster.train.diagnose import NonFinite
+from muster.train.losses import LossTrail
+from muster.train.reporting import Reporter
+from muster.train.schedules import factor_at
+from muster.train.setup import Training
+from muster.train.shrink import rebalance, shrink
+from muster.train.state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.train.step import Sums, accumulate, update
+
+
+class Ending(NamedTuple):
+    """``finished``: the training is over; ``requeue``: it was asked to stop and has saved."""
+
+    kind: Literal["finished", "requeue"]
+    why: str
+
+
+def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -> Ending:
+    """Train until the end, or until any rank is asked to stop; every rank returns the same.
+
+    Raises NonFinite when the loss is no longer a number; the last good checkpoint is kept then.
+    """
+    work, progress, limits, council = run.work, run.progress, run.limits, run.gang.council
+    device, rank, seed = run.gang.device, run.gang.rank, run.config.seed
+    meter, trail = run.meter, LossTrail(device)
+    work.replica.wrapped.train()
+    reporter.begin(run)
+
+    while (over := limits.is_over(progress)) is None:
+        meter.begin_step()
+        BEACON.step, BEACON.phase = progress.step, "data"
+        lr_factor = _set_lr(run)
+        seed_torch(mix(seed, STEP, progress.attempts, rank), device)
+
+        window = run.feed.window()
+        sums = accumulate(work, run.feed, window, meter)
+        BEACON.phase = "agreement"
+        verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
+        if verdict.shortage:
+            shrink(run, window, sums.shortage)  # and the same step again
+            continue
+        _check_finite(run, verdict)
+
+        BEACON.phase = "optimizer"
+        norm, used = (None, False)
+        if verdict.weight > 0:
+            correction = window.planned / verdict.weight
+            norm, used = update(work, correction, run.config.max_grad_norm)
+        progress.advance(run.feed.order.after(window.position, window.planned), window.planned,
+                         applied=used)  # fmt: skip
+        if progress.attempts == 1 and not work.replica.is_sharded:
+            check_identical(dict(work.replica.bare.named_parameters()), council, "after step 1")
+            run.checkpoints.prepare(_tensors(run))
+        meter.end_step(window.planned)
+        reporter.step(run, verdict.loss, lr_factor, norm)
+        rebalance(run)
+
+        is_best = False
+        if limits.wants_evaluation(progress):
+            BEACON.phase = "evaluation"
+            _check_finite(run, _flush(run, trail))
+            is_best = reporter.evaluate(run)
+        if is_best or verdict.save or verdict.stop or interval.is_due_at(progress.step):
+            BEACON.phase = "checkpoint"
+            _check_finite(run, _flush(run, trail))
+            reporter.flush()
+            meter.add_checkpoint(_save(run, is_best=is_best))
+            interval.done()
+        if verdict.stop:
+            run.checkpoints.wait()
+            return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+
+    _check_finite(run, _flush(run, trail))
+    _save(run, is_best=False)
+    run.checkpoints.wait()
+    council.meet()
+    return Ending("finished", over)
+
+
+class Interval:
+    """When a checkpoint is due: every so many seconds (as rank 0 counts) or steps."""
+
+    def __init__(self, *, seconds: float | None, steps: int | None, is_first: bool) -> None:
+        self._seconds = seconds if is_first else None
+        self._steps = steps
+        self._due_s = math.inf if self._seconds is None else time.monotonic() + self._seconds
+
+    def is_due(self) -> bool:
+        """By the clock; only ever true on rank 0, whose clock counts for all."""
+        return time.monotonic() >= self._due_s
+
+    def is_due_at(self, step: int) -> bool:
+        return self._steps is not None and step % self._steps == 0
+
+    def done(self) -> None:
+        if self._seconds is not None:
+            self._due_s = time.monotonic() + self._seconds
+
+
+class _Verdict(NamedTuple):
+    """What the ranks have agreed on in a step. ``loss``: mean of attempt ``loss_of``, if known."""
+
+    weight: float
+    loss: float | None
+    loss_of: int
+    shortage: bool = False
+    stop: bool = False
+    save: bool = False
+
+
+def _agree(
+    run: Training, sums: Sums, trail: LossTrail, *, wants_stop: bool, wants_save: bool
+) -> _Verdict:
+    """One small sum over the ranks per step. Nobody acts on what only it knows."""
+    is_short = sums.shortage is not None
+    attempt = run.progress.attempts
+    known = None if is_short else trail.push(attempt, sums.loss, sums.weight)
+    values = (
+        sums.weight,
+        known.total if known else 0.0,
+        known.weight if known else 0.0,
+        float(is_short),
+        float(wants_stop),
+        float(wants_save),
+    )
+    weight, total, terms, short, stop, save = run.gang.council.add(values).wait()
+    loss = total / terms if terms > 0 else None
+    return _Verdict(weight, loss, attempt - trail.lag, short > 0, stop > 0, save > 0)
+
+
+def _flush(run: Training, trail: LossTrail) -> _Verdict:
+    """The losses that are still on their way from a GPU; before anything depends on them."""
+    if trail.lag == 0:
+        return _Verdict(0.0, None, 0)
+    rest = trail.flush()
+    worst = next((known for known in rest if not math.isfinite(known.total)), None)
+    total = run.gang.council.add((worst.total if worst else 0.0,)).wait()[0]
+    return _Verdict(0.0, total, worst.attempt if worst else run.progress.attempts - 1)
+
+
+def _check_finite(run: Training, verdict: _Verdict) -> None:
+    if verdict.loss is None or math.isfinite(verdict.loss):
+        if verdict.loss is not None:
+            run.progress.last_loss = verdict.loss
+        return
+    raise NonFinite.at(run, verdict.loss_of, verdict.loss)
+
+
+def _set_lr(run: Training) -> float:
+    lr = run.contract.lr
+    factor = factor_at(
+        run.progress.step,
+        schedule=run.config.schedule,
+        warmup_steps=run.warmup_steps,
+        total_steps=run.limits.total_steps,
+        floor=min(1.0, run.config.min_lr / lr),
+    )
+    for group in run.work.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+    return factor
+
+
+def _tensors(run: Training) -> dict[str, Any]:
+    replica = run.work.replica
+    return {
+        **model_tensors(replica.bare),
+        **optimizer_tensors(replica.bare, run.work.optimizer),
+    }
+
+
+def _save(run: Training, *, is_best: bool) -> float:
+    """Save the state as it is now; returns the seconds the step has waited for it."""
+    began = time.perf_counter()
+    replica, council, optimizer = run.work.replica, run.gang.council, run.work.optimizer
+    replica.settle()
+    if not replica.is_sharded:
+        named = dict(replica.bare.named_parameters())
+        check_identical(named, council, f"at the checkpoint of step {run.progress.step}")
+    extra = {
+        "progress": run.progress.to_record(),
+        "contract": run.contract,
+        "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},
+        "scaler": run.work.scaler.state_dict() if run.work.scaler is not None else None,
+        "optimizer_scalars": optimizer_scalars(replica.bare, optimizer),
+        "param_groups": [{"initial_lr": g["initial_lr"]} for g in optimizer.param_groups],
+        "generators": council.gather(get_generators()),
+        "num_ranks": run.gang.num_ranks,
+    }
+    run.checkpoints.save(
+        Snapshot(
+            step=run.progress.step,
+            tensors=_tensors(run),
+            extra=extra,
+            best=run.progress.best if is_best else None,
+        )
+    )
+    return time.perf_counter() - began

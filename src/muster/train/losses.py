@@ -1,0 +1,47 @@
+"""The loss of each step as a number, without making the GPU wait for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LossOf(NamedTuple):
+    """One rank's sum of losses and of their weights in one attempt at a step."""
+
+    attempt: int
+    total: float
+    weight: float
+
+
+class LossTrail:
+    """Takes sums as tensors and gives them as numbers: at once on a CPU, two steps later on a GPU.
+
+    By then the copy is there, so that nothing waits. ``flush`` gives the rest.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.lag = 2 if device.type == "cuda" else 0
+        self._waiting: deque[tuple[int, Tensor, float, torch.cuda.Event]] = deque()
+
+    def push(self, attempt: int, total: Tensor | float, weight: float) -> LossOf | None:
+        """The loss that is ``lag`` attempts old; None while there is none."""
+        if self.lag == 0 or not isinstance(total, Tensor):
+            return LossOf(attempt, float(total), weight)
+        host = torch.empty((), dtype=total.dtype, pin_memory=True)
+        host.copy_(total, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._waiting.append((attempt, host, weight, event))
+        return self._pop() if len(self._waiting) > self.lag else None
+
+    def flush(self) -> list[LossOf]:
+        return [self._pop() for _ in range(len(self._waiting))]
+
+    def _pop(self) -> LossOf:
+        attempt, host, weight, event = self._waiting.popleft()
+        event.synchronize()
+        return LossOf(attempt, float(host), weight)

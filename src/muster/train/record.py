@@ -1,0 +1,139 @@
+"""What rank 0 writes down while training: metrics.jsonl, TensorBoard, the state of affairs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster.base.atomic_files import replacing
+from muster.base.run_folder import RunFolder
+
+_FLUSH_EVERY_S = 1.0
+_TENSORBOARD_EVERY_S = 0.25
+
+
+class StepLine(NamedTuple):
+    """What is recorded of one optimizer step. ``grad_norm`` is None where it is not known."""
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    lr: float
+    seconds: float
+    grad_norm: float | None
+
+    def record(self) -> dict[str, Any]:
+        values = {"kind": "train", **self._asdict()}
+        if self.grad_norm is None:
+            del values["grad_norm"]
+        return values
+
+
+class Record:
+    """One writer per run. After a resume nothing is in it twice: lines past the step are cut."""
+
+    def __init__(self, folder: RunFolder, step: int, *, with_tensorboard: bool) -> None:
+        self._path = folder.metrics
+        _cut_after(self._path, step)
+        self._lines: list[StepLine] = []
+        self._file = self._path.open("a", encoding="utf-8")
+        self._status = folder.status_json
+        self._flush_due_s = self._board_due_s = 0.0
+        self._board: Any = _open_tensorboard(folder.tensorboard, step) if with_tensorboard else None
+        self.has_tensorboard = self._board is not None
+
+    def step(self, values: StepLine) -> None:
+        """A line for one optimizer step; TensorBoard gets at most four a second.
+
+        Lines are put into words about once a second: many in a row cost far less than one by one.
+        """
+        self._lines.append(values)
+        now = time.monotonic()
+        if self._board is not None and now >= self._board_due_s:
+            self._board_due_s = now + _TENSORBOARD_EVERY_S
+            self._to_board("train", values.record())
+        if now >= self._flush_due_s:
+            self._flush_due_s = now + _FLUSH_EVERY_S
+            self.flush()
+
+    def evaluation(self, values: dict[str, Any]) -> None:
+        self._write_steps()
+        self._file.write(json.dumps({"kind": "evaluation", **values}) + "\n")
+        if self._board is not None:
+            self._to_board("evaluation", values)
+        self.flush()
+
+    def status(self, values: dict[str, Any]) -> None:
+        """The state of affairs, for whoever watches; a full disk does not stop a training."""
+        beside = self._status.with_suffix(".new")
+        with suppress(OSError):
+            beside.write_text(json.dumps(values))  # not synced: it is worth nothing after a crash
+            beside.replace(self._status)
+
+    def flush(self) -> None:
+        self._write_steps()
+        self._file.flush()
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        self._write_steps()
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+        self._status.unlink(missing_ok=True)
+
+    def _write_steps(self) -> None:
+        self._file.writelines(json.dumps(line.record()) + "\n" for line in self._lines)
+        self._lines.clear()
+
+    def _to_board(self, kind: str, values: dict[str, Any]) -> None:
+        step = values["step"]
+        for name, value in values.items():
+            if (
+                name not in ("step", "kind")
+                and isinstance(value, int | float)
+                and math.isfinite(value)
+            ):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+
+def _open_tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    # What an earlier start wrote beyond this step is hidden by TensorBoard.
+    return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Drop lines of later steps, and a torn last one."""
+    if not path.exists():
+        return
+    with (
+        path.open(encoding="utf-8") as lines,
+        replacing(path) as beside,
+        beside.open("w", encoding="utf-8") as kept,
+    ):
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):
+                if json.loads(line)["step"] <= step:
+                    kept.write(line)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics.jsonl; none when there is no such file."""
+    if not path.exists():
+        return []
+    found = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return found

@@ -1,0 +1,143 @@
+"""What a training shows and records on the way: lines for people, records for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from muster.base.clock import human_duration
+from muster.base.errors import UnknownNameError
+from muster.gang.memory import peak_memory_mib
+from muster.gang.meter import Tally
+from muster.train.record import Record, StepLine
+from muster.train.setup import Training
+
+_LINE_EVERY_S = 5.0
+_STATUS_EVERY_S = 0.5
+
+
+class Reporter:
+    """Every rank has one and calls it at the same places; only rank 0's speaks and writes."""
+
+    def __init__(self, record: Record | None, say: Callable[[str], None]) -> None:
+        self._record = record
+        self._say = say
+        self._line_due_s = self._status_due_s = 0.0
+        self._began_s = 0.0
+        self._steps_at_start = 0
+
+    def begin(self, run: Training) -> None:
+        self._began_s = time.monotonic()
+        self._line_due_s = self._began_s + _LINE_EVERY_S
+        self._steps_at_start = run.progress.step
+        todo = run.limits.total_steps - run.progress.step
+        self._say(
+            f"train      {run.num_parameters:,} parameters, {run.contract.num_samples:,} samples, "
+            f"{run.limits.steps_per_epoch} steps per epoch, {todo} to go"
+        )
+
+    def step(self, run: Training, loss: float | None, lr_factor: float, norm: Any) -> None:
+        if self._record is None:
+            return
+        progress = run.progress
+        if loss is not None and progress.step % run.config.log_every == 0:
+            on_gpu = run.gang.device.type == "cuda"  # where reading the norm would wait
+            line = StepLine(
+                step=progress.step,
+                epoch=progress.epoch,
+                samples=progress.samples,
+                loss=loss,
+                lr=run.contract.lr * lr_factor,
+                seconds=run.meter.step.seconds,
+                grad_norm=None if norm is None or on_gpu else float(norm),
+            )
+            self._record.step(line)
+        now = time.monotonic()
+        if now >= self._status_due_s:
+            self._status_due_s = now + _STATUS_EVERY_S
+            self._record.status(self._picture(run, run.meter.total, loss))
+        if now >= self._line_due_s:
+            self._line_due_s = now + _LINE_EVERY_S
+            self._say(self._line(run, run.meter.take_recent(), loss))
+
+    def evaluate(self, run: Training) -> bool:
+        """Evaluate on the validation data, on every rank; True when it is the best so far."""
+        evaluator = run.evaluators.get("val") or run.evaluators.get("test")
+        if evaluator is None:
+            return False
+        task, progress = run.work.task, run.progress
+        replica = run.work.replica
+        model = replica.wrapped if replica.is_sharded else replica.bare
+        replica.settle()
+        began = time.perf_counter()
+        metrics = evaluator(model, is_sharded=replica.is_sharded)
+        value = monitored(metrics, task.monitor, type(task).__name__)
+        is_best = progress.judge(value, higher_is_better=task.better == "higher")
+        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+        line = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+        progress.evaluations.append({**line, **numbers})
+        if self._record is not None:
+            seconds = time.perf_counter() - began
+            self._record.evaluation({**line, **numbers, "seconds": seconds})
+            shown = "  ".join(f"{k} {v:.4f}" for k, v in numbers.items())
+            train = "" if progress.last_loss is None else f"train loss {progress.last_loss:.4f}  "
+            self._say(
+                f"epoch {progress.epoch:>3}/{run.limits.epochs}  {train}{shown}"
+                f"{'  *best' if is_best else ''}"
+            )
+        return is_best
+
+    def flush(self) -> None:
+        if self._record is not None:
+            self._record.flush()
+
+    def close(self) -> None:
+        if self._record is not None:
+            self._record.close()
+
+    def _picture(self, run: Training, tally: Tally, loss: float | None) -> dict[str, Any]:
+        progress = run.progress
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "total_steps": run.limits.total_steps,
+            "epoch": progress.epoch,
+            "epochs": run.limits.epochs,
+            "loss": loss,
+            "best": progress.best,
+            "samples_per_s": tally.samples_per_s,
+            "eta_s": self._eta_s(run),
+            "data_wait": tally.share(tally.data_wait_s),
+            "communication": tally.share(tally.communication_s),
+            "memory_mib": peak_memory_mib(run.gang.device),
+        }
+
+    def _eta_s(self, run: Training) -> float | None:
+        done = run.progress.step - self._steps_at_start
+        if done <= 0:
+            return None
+        rate = done / (time.monotonic() - self._began_s)
+        return (run.limits.total_steps - run.progress.step) / rate
+
+    def _line(self, run: Training, tally: Tally, loss: float | None) -> str:
+        progress = run.progress
+        parts = [f"step {progress.step}/{run.limits.total_steps}"]
+        parts += [] if loss is None else [f"loss {loss:.4f}"]
+        if tally.samples_per_s is not None:
+            parts.append(f"{tally.samples_per_s:,.0f} samples/s")
+            parts.append(f"data {tally.share(tally.data_wait_s):.0%}")
+            if run.gang.num_ranks > 1:
+                parts.append(f"communication {tally.share(tally.communication_s):.0%}")
+        memory = peak_memory_mib(run.gang.device)
+        parts += [] if memory is None else [f"{memory:,.0f} MiB"]
+        eta = self._eta_s(run)
+        parts += [] if eta is None else [f"ETA {human_duration(eta)}"]
+        return " · ".join(parts)
+
+
+def monitored(metrics: dict[str, Any], name: str, task: str) -> float:
+    """The monitored metric; UnknownNameError where the task does not give it."""
+    if name not in metrics:
+        raise UnknownNameError(f"metric to monitor in {task}", name, metrics)
+    return float(metrics[name])

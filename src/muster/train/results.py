@@ -1,0 +1,105 @@
+"""What a finished training comes to: the best model evaluated once more, results, curves."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from muster.base.records import write_json
+from muster.gang.checkpoint import best_step, find_damage
+from muster.gang.checkpoint_files import find_steps, step_folder
+from muster.gang.memory import peak_memory_mib
+from muster.train import state
+from muster.train.curves import draw_curves
+from muster.train.record import read_metrics
+from muster.train.setup import Training
+
+
+def sum_up(run: Training, why: str) -> dict[str, Any]:
+    """Evaluate the best model on every split and write the results; the same on every rank.
+
+    The best checkpoint has the names of the bare model, so it is read into that, whatever the
+    strategy was.
+    """
+    chosen = _load_best(run)
+    metrics = {}
+    for split, evaluator in run.evaluators.items():
+        replica = run.work.replica
+        model = replica.wrapped if replica.is_sharded else replica.bare
+        metrics[split] = evaluator(model, is_sharded=replica.is_sharded)
+    memory = run.gang.council.gather(peak_memory_mib(run.gang.device))
+    tally = run.meter.total
+    results: dict[str, Any] = {
+        "ended_because": why,
+        "metrics": metrics,
+        "best": {"metric": run.work.task.monitor, "value": run.progress.best, "step": chosen},
+        "final_loss": run.progress.last_loss,
+        "steps": run.progress.step,
+        "epochs": run.progress.epoch,
+        "samples": run.progress.samples,
+        "parameters": run.num_parameters,
+        "strategy": run.strategy,
+        "num_ranks": run.gang.num_ranks,
+        "device": run.gang.device.type,
+        "precision": str(run.work.precision),
+        "global_batch": run.contract.global_batch,
+        "micro_batch": run.plan.micro_batch,
+        "accumulation": run.plan.accumulation,
+        "lr": run.contract.lr,
+        "seed": run.contract.seed,
+        "measured": {
+            "steps": tally.steps,
+            "samples_per_s": tally.samples_per_s,
+            "data_wait_share": tally.share(tally.data_wait_s),
+            "communication_share": tally.share(tally.communication_s),
+            "checkpoint_share": tally.share(tally.checkpoint_s),
+            "peak_memory_mib": memory,
+            "machine": platform.node(),
+        },
+        "evaluations": run.progress.evaluations,
+        "torch": torch.__version__,
+    }
+    if run.gang.is_first:
+        write_json(run.folder.training_results, results)
+        title = f"{run.folder.name} · {run.strategy}, {run.gang.num_ranks} rank(s)"
+        lines = read_metrics(run.folder.metrics)
+        if any(line["kind"] == "train" for line in lines):
+            draw_curves(run.folder.curves, lines, run.work.task.monitor, title)
+    _finish(run)
+    return results
+
+
+def _finish(run: Training) -> None:
+    """The task's own last word, on rank 0, while the others wait on the store."""
+    if not run.work.replica.is_sharded and run.gang.is_first:
+        run.folder.model.mkdir(exist_ok=True)
+        model = run.work.replica.bare
+        device = run.gang.device
+        run.work.task.finish(model.cpu().eval(), str(run.folder.model))
+        model.to(device)
+        if not any(run.folder.model.iterdir()):
+            run.folder.model.rmdir()
+    run.gang.council.meet()
+
+
+def _load_best(run: Training) -> int | None:
+    """Bring the model to the best checkpoint, or leave it as it ended; returns the step."""
+    folder = run.folder.checkpoints
+    step = None
+    if run.gang.is_first:
+        step = best_step(folder)
+        if step is not None:
+            problem = "missing" if step not in find_steps(folder) else None
+            problem = problem or find_damage(step_folder(folder, step))
+            if problem is not None:
+                run.say(f"the best checkpoint, of step {step}, is damaged ({problem}); "
+                        "evaluating the last state instead")  # fmt: skip
+                step = None
+    step = run.gang.council.share(step)
+    if step is None:
+        return None
+    group = torch.distributed.group.WORLD if run.work.replica.is_sharded else None
+    state.load(step_folder(folder, step), run.work.replica.bare, None, {}, group)
+    return int(step)

@@ -1,0 +1,361 @@
+"""Everything that is decided before the first step, said as it is decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from muster.base.errors import PlanMismatchError, TargetError, UsageError
+from muster.base.run_folder import RunFolder
+from muster.gang.checkpoint import CheckpointWriter, newest_intact
+from muster.gang.checkpoint_files import read_extra, step_folder
+from muster.gang.data_order import DataOrder
+from muster.gang.memory import remembered_micro_batch
+from muster.gang.meter import Meter
+from muster.gang.precision import Precision, resolve_precision
+from muster.gang.process_group import Gang
+from muster.gang.seeding import MODEL, mix, seed_everything, set_generators
+from muster.train import state
+from muster.train.batches import BatchPlan, learning_rate, plan_batches
+from muster.train.config import TrainConfig
+from muster.train.evaluation import Evaluator
+from muster.train.feed import (
+    CpuMover,
+    CudaMover,
+    Feed,
+    FeedOptions,
+    Fetcher,
+    check_dataset,
+    draws_random_numbers,
+)
+from muster.train.loaders import choose_num_workers
+from muster.train.progress import Limits, Progress
+from muster.train.rehearsal import find_example, find_unused, rehearse
+from muster.train.step import Work
+from muster.train.strategy import make_replica, resolve_strategy
+from muster.train.task import Split, Task
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What must stay the same from start to start of one run, whatever the devices are."""
+
+    global_batch: int
+    lr: float
+    seed: int
+    num_samples: int
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Contract:
+        return Contract(**record)
+
+
+@dataclass(kw_only=True)
+class Training:
+    """One rank's training, ready for the loop."""
+
+    config: TrainConfig
+    gang: Gang
+    folder: RunFolder
+    say: Say
+    work: Work
+    feed: Feed
+    plan: BatchPlan
+    contract: Contract
+    limits: Limits
+    warmup_steps: int
+    evaluators: dict[str, Evaluator]
+    checkpoints: CheckpointWriter
+    progress: Progress
+    strategy: str
+    num_parameters: int
+    meter: Meter = field(default_factory=Meter)
+    is_balanced: bool = False
+
+
+def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say: Say) -> Training:
+    """Data, model, strategy, optimizer; then the state of the last intact checkpoint, if any.
+
+    Raises UsageError and TargetError for what cannot be meant, on every rank, and MusterError
+    where the ranks would not do the same.
+    """
+    name = type(task).__name__
+    council = gang.council
+    strategy, why = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
+    say(f"strategy   {strategy} ({why}) on {_devices(gang)}")
+    precision = resolve_precision(config.precision, gang.device)
+    say(f"precision  {precision}")
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+
+    dataset, num_samples = _training_data(task, name)
+    council.check_same("the number of training samples", num_samples)
+    resumed = council.share(newest_intact(folder.checkpoints, say) if gang.is_first else None)
+    extra = {} if resumed is None else read_extra(step_folder(folder.checkpoints, resumed))
+    contract, plan = _contract(config, gang, strategy, num_samples, extra, folder, say)
+    order = DataOrder(num_samples, config.seed)
+
+    seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
+    model = _build(task, name)
+    model.to(gang.device)
+    if config.sync_batchnorm:
+        model = _with_sync_batchnorm(model, gang)
+    _say_batchnorm(model, gang, plan, config, say)
+    example = find_example(dataset, num_samples, task.collate, gang.rank, gang.device)
+    own = find_unused(task, model, example, precision)
+    unused = sorted({name for names in council.gather(own) for name in names})
+    if unused and gang.num_ranks > 1:
+        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        say(f"note       the loss does not use {shown}; searching for such at every step (slower)")
+    if config.compile:
+        model.compile()  # in place: the names in checkpoints stay, and a wrapper calls it
+    replica = make_replica(strategy, model, gang, has_unused=bool(unused))
+    optimizer = task.optimizer(replica.bare, contract.lr, config.weight_decay)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    work = Work(
+        task=task,
+        replica=replica,
+        optimizer=optimizer,
+        precision=precision,
+        scaler=precision.scaler(),
+        example=example,
+    )
+    progress = _resume(work, extra, folder, resumed, say)
+    if gang.num_ranks > 1:
+        rehearse(work, council)
+
+    is_random = task.random_items
+    if is_random is None:
+        is_random = draws_random_numbers(dataset, num_samples)
+    fetcher = Fetcher(dataset, task.collate, config.seed, is_random=is_random)
+    num_workers = choose_num_workers(config.num_workers, fetcher, order, plan, gang, say)
+    is_cuda = gang.device.type == "cuda"
+    feed = Feed(
+        fetcher,
+        order,
+        gang.rank,
+        FeedOptions(num_workers=num_workers, pin_memory=is_cuda),
+        CudaMover(gang.device) if is_cuda else CpuMover(),
+    )
+    feed.at(progress.position, plan)
+    steps_per_epoch = math.ceil(num_samples / plan.global_batch)
+    return Training(
+        config=config,
+        gang=gang,
+        folder=folder,
+        say=say,
+        work=work,
+        feed=feed,
+        plan=plan,
+        contract=contract,
+        limits=Limits(
+            steps_per_epoch=steps_per_epoch,
+            epochs=config.epochs,
+            max_steps=config.max_steps,
+            patience=config.patience,
+            eval_frequency=config.eval_frequency,
+        ),
+        warmup_steps=round(config.warmup_epochs * steps_per_epoch),
+        evaluators=_evaluators(task, name, gang, precision, plan, num_workers),
+        checkpoints=CheckpointWriter(
+            folder.checkpoints,
+            rank=gang.rank,
+            num_ranks=gang.num_ranks,
+            is_sharded=replica.is_sharded,
+            keep=config.keep,
+        ),
+        progress=progress,
+        strategy=strategy,
+        num_parameters=sum(p.numel() for p in replica.bare.parameters()),
+    )
+
+
+def _devices(gang: Gang) -> str:
+    kind = gang.device.type
+    if kind == "cuda":
+        name = torch.cuda.get_device_name(gang.device)
+        return f"{max(gang.num_ranks, len(gang.devices))} x {name}"
+    threads = torch.get_num_threads()
+    many = f"{gang.num_ranks} ranks on the CPU" if gang.num_ranks > 1 else "the CPU"
+    return f"{many}, {threads} thread{'s' * (threads > 1)} each"
+
+
+def _training_data(task: Task, name: str) -> tuple[Dataset[Any], int]:
+    dataset = task.dataset("train")
+    if dataset is None:
+        raise TargetError(f"{name}.dataset('train') gives None: there is nothing to learn from.")
+    return dataset, check_dataset(dataset, "train", name)
+
+
+def _build(task: Task, name: str) -> nn.Module:
+    model = task.model()
+    if not isinstance(model, nn.Module):
+        raise TargetError(f"{name}.model() gave {type(model).__name__}, not a torch.nn.Module.")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise TargetError(f"{name}.model() has no parameter that can be trained.")
+    return model
+
+
+def _contract(
+    config: TrainConfig,
+    gang: Gang,
+    strategy: str,
+    num_samples: int,
+    extra: Mapping[str, Any],
+    folder: RunFolder,
+    say: Say,
+) -> tuple[Contract, BatchPlan]:
+    """The global batch and learning rate of this run, and how they are cut here and now."""
+    # In dp mode "per rank" means per device, so the same words mean the same batch.
+    num_shares = len(gang.devices) if strategy == "dp" else gang.num_ranks
+    planned = plan_batches(config, num_shares)
+    lr, sentence = learning_rate(config, planned)
+    contract = Contract(
+        global_batch=planned.global_batch, lr=lr, seed=config.seed, num_samples=num_samples
+    )
+    if extra:
+        contract = _kept(Contract.of(extra["contract"]), contract, config)
+    if contract.global_batch > num_samples:
+        raise UsageError(
+            f"The global batch of {contract.global_batch} is larger than the training data, "
+            f"{num_samples} samples.",
+            hint="use a smaller --batch-size or --global-batch, or fewer devices.",
+        )
+    plan = planned
+    if contract.global_batch != planned.global_batch:
+        micro = min(planned.micro_batch, math.ceil(contract.global_batch / num_shares))
+        plan = BatchPlan(
+            global_batch=contract.global_batch,
+            micro_batch=micro,
+            accumulation=1,
+            shares=planned.shares,
+        ).with_micro_batch(micro)
+    fits = remembered_micro_batch(folder.memory_json)
+    if fits is not None and fits < plan.micro_batch:
+        plan = plan.with_micro_batch(fits)
+        say(f"memory     micro-batches of {fits}, which was found to fit in an earlier start")
+    if strategy == "dp":
+        say(f"batch      {plan}, in one process")
+        plan = _for_one_process(plan)
+    else:
+        say(f"batch      {plan}")
+    say(
+        f"lr         {contract.lr:g} ({sentence})"
+        if contract.lr != lr
+        else f"lr         {sentence}"
+    )
+    return contract, plan
+
+
+def _for_one_process(plan: BatchPlan) -> BatchPlan:
+    """The plan of dp mode: one process gets what all the devices would have got."""
+    micro = plan.micro_batch * plan.num_ranks
+    whole = BatchPlan(
+        global_batch=plan.global_batch, micro_batch=micro, accumulation=1, shares=(1.0,)
+    )
+    return whole.with_micro_batch(micro)
+
+
+def _kept(before: Contract, now: Contract, config: TrainConfig) -> Contract:
+    """The contract a run began with; PlanMismatchError when it is asked to be another one."""
+    differences = []
+    if before.num_samples != now.num_samples:
+        differences.append(f"{before.num_samples} training samples, now {now.num_samples}")
+    if before.seed != now.seed:
+        differences.append(f"--seed {before.seed}, now {now.seed}")
+    if config.global_batch is not None and before.global_batch != now.global_batch:
+        differences.append(f"--global-batch {before.global_batch}, now {now.global_batch}")
+    if config.lr is not None and before.lr != now.lr:
+        differences.append(f"--lr {before.lr:g}, now {now.lr:g}")
+    if differences:
+        raise PlanMismatchError(
+            "This run began with other settings: " + "; ".join(differences) + ".",
+            hint="choose another --run-dir for the new settings; this one is untouched.",
+        )
+    return before
+
+
+def _with_sync_batchnorm(model: nn.Module, gang: Gang) -> nn.Module:
+    if gang.device.type != "cuda":
+        raise UsageError(
+            "--sync-batchnorm works on GPUs only: torch has no such layer for the CPU.",
+            hint="leave it out, or use a normalisation that does not depend on the batch.",
+        )
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    converted: nn.Module = convert(model)
+    return converted
+
+
+def _say_batchnorm(
+    model: nn.Module, gang: Gang, plan: BatchPlan, config: TrainConfig, say: Say
+) -> None:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if not any(isinstance(module, kinds) for module in model.modules()):
+        return
+    if gang.num_ranks > 1 and not config.sync_batchnorm:
+        say("batchnorm  statistics of each rank's own micro-batch; running ones are rank 0's")
+    if plan.micro_batch < 16:
+        say(
+            f"warning    BatchNorm over micro-batches of {plan.micro_batch} samples is noisy; "
+            "16 or more, or another normalisation, is better"
+        )
+
+
+def _resume(
+    work: Work, extra: Mapping[str, Any], folder: RunFolder, resumed: int | None, say: Say
+) -> Progress:
+    if resumed is None:
+        return Progress()
+    checkpoint = step_folder(folder.checkpoints, resumed)
+    group = torch.distributed.group.WORLD if work.replica.is_sharded else None
+    state.load(checkpoint, work.replica.bare, work.optimizer, extra["optimizer_scalars"], group)
+    if work.scaler is not None and extra.get("scaler"):
+        work.scaler.load_state_dict(extra["scaler"])
+    for group_, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):
+        group_["initial_lr"] = values["initial_lr"]
+    progress = Progress.from_record(extra["progress"])
+    _restore_generators(extra, work.replica.gang)
+    say(
+        f"resume     from step {progress.step} (epoch {progress.epoch + 1}, "
+        f"{progress.offset:,} samples into it)"
+    )
+    return progress
+
+
+def _restore_generators(extra: Mapping[str, Any], gang: Gang) -> None:
+    """Python's and numpy's generators of this rank, where the number of ranks is the same."""
+    kept = extra.get("generators", [])
+    if len(kept) == gang.num_ranks:
+        set_generators(kept[gang.rank])
+
+
+def _evaluators(
+    task: Task, name: str, gang: Gang, precision: Precision, plan: BatchPlan, num_workers: int
+) -> dict[str, Evaluator]:
+    found: dict[str, Evaluator] = {}
+    splits: tuple[Split, ...] = ("val", "test")
+    for split in splits:
+        dataset = task.dataset(split)
+        if dataset is None:
+            continue
+        count = check_dataset(dataset, split, name)
+        gang.council.check_same(f"the number of {split} samples", count)
+        found[split] = Evaluator(
+            task,
+            dataset,
+            count,
+            gang,
+            precision,
+            batch_size=max(plan.micro_batch, 1) * 2,
+            num_workers=num_workers,
+        )
+    return found

@@ -1,0 +1,166 @@
+"""One optimizer step: micro-batches, one synchronisation, one agreement, one update."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from muster.base.errors import TargetError
+from muster.gang.memory import free_cached, is_out_of_memory
+from muster.gang.meter import Meter
+from muster.gang.precision import Precision
+from muster.gang.sync import restored
+from muster.train.feed import Batch, Feed, Window
+from muster.train.strategy import Replica
+from muster.train.task import Loss, Task
+
+
+class Sums(NamedTuple):
+    """What one rank's micro-batches came to. ``loss`` and ``weight`` are sums."""
+
+    loss: Tensor | float
+    weight: float
+    shortage: BaseException | None = None
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What a step needs; made once. ``example``: a small batch for ranks that have none."""
+
+    task: Task
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    scaler: torch.amp.GradScaler | None
+    example: Batch
+    _scale: float = 1.0
+    _scales: dict[Any, Tensor] = field(default_factory=dict)
+
+    def scale_by(self, scale: float) -> None:
+        """What each term of the loss counts for in ``backward``."""
+        if scale != self._scale:
+            self._scale = scale
+            self._scales.clear()
+
+    def backward(self, losses: Tensor) -> None:
+        """Gradients of scale x sum of ``losses``, added to those that are there.
+
+        The scale enters as the gradient of the losses, which saves the two operations (and their
+        backwards) that adding and multiplying would take.
+        """
+        key = (losses.shape, losses.dtype)
+        scale = self._scales.get(key)
+        if scale is None:
+            scale = torch.full(losses.shape, self._scale, dtype=losses.dtype, device=losses.device)
+            self._scales[key] = scale
+        if self.scaler is not None:
+            scale = self.scaler.scale(scale)
+        losses.backward(scale)  # type: ignore[no-untyped-call]
+
+
+def accumulate(work: Work, feed: Feed, window: Window, meter: Meter) -> Sums:
+    """Forward and backward of every micro-batch; gradients are synchronised in the last one.
+
+    The gradient is that of (sum of losses) / (planned samples of the global batch), added over
+    the ranks. When memory runs out, this rank still takes part in the collectives that the
+    others wait in, and says so in ``shortage``.
+    """
+    work.optimizer.zero_grad(set_to_none=True)
+    work.replica.begin_window()
+    try:
+        return _all_rounds(work, feed, window, meter)
+    except Exception as error:
+        if not is_out_of_memory(error) or not work.replica.can_recover:
+            raise
+        shortage: BaseException = error.with_traceback(None)
+    # Outside the handler: the failed graph's tensors are free by now.
+    work.optimizer.zero_grad(set_to_none=True)
+    free_cached(work.replica.gang.device)
+    work.replica.release_others()
+    return Sums(0.0, 0.0, shortage)
+
+
+def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter) -> Sums:
+    total: Tensor | float = 0.0
+    weight = 0.0
+    scale = 1.0 / window.planned
+    step = meter.step
+    for index in range(window.rounds):
+        began = time.perf_counter()
+        batch = feed.take()
+        step.data_wait_s += time.perf_counter() - began
+        is_last = index == window.rounds - 1
+        if batch.size == 0:
+            _stand_in(work, is_last=is_last)
+            continue
+        with work.replica.synchronised(is_last):
+            with work.precision.autocast():
+                losses = work.task.loss(work.replica.wrapped, batch.data)
+                losses, terms = check_loss(losses, batch.size, work.task)
+            work.scale_by(scale)  # here: a round without a sample has set it to 0
+            work.backward(losses)
+        total = total + losses.detach().sum()
+        weight += terms
+    started = work.replica.communication_started_s()
+    if started is not None:
+        step.communication_s += max(0.0, time.perf_counter() - started)
+    return Sums(total, weight)
+
+
+def _stand_in(work: Work, *, is_last: bool) -> None:
+    """Take part in the others' collectives without a sample of one's own: weight 0."""
+    if work.replica.gang.num_ranks == 1 or not (is_last or work.replica.is_sharded):
+        return
+    with restored(work.replica.buffers), work.replica.synchronised(is_last):
+        with work.precision.autocast():
+            losses = work.task.loss(work.replica.wrapped, work.example.data)
+            losses, _ = check_loss(losses, work.example.size, work.task)
+        work.scale_by(0.0)
+        work.backward(losses)
+
+
+def check_loss(loss: Any, count: int, task: Task) -> tuple[Tensor, float]:
+    """A task's loss as terms to add up, scalar or [n], and how many terms they stand for.
+
+    Raises TargetError where it is neither of the two forms.
+    """
+    if isinstance(loss, Loss):
+        if loss.total.dim() == 0:
+            return loss.total, float(loss.weight)
+        loss = loss.total
+    elif isinstance(loss, Tensor) and loss.dim() == 1 and len(loss) == count:
+        return loss, float(count)
+    shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+    raise TargetError(
+        f"{type(task).__name__}.loss gave {shape} for a batch of {count} samples; a mean cannot "
+        "be weighted correctly over uneven batches.",
+        hint=f"give one loss per sample, shape ({count},), as with reduction='none'; or "
+        "muster.Loss(total, weight) for a sum over something else, such as tokens.",
+    )
+
+
+def update(work: Work, correction: float, max_grad_norm: float | None) -> tuple[Any, bool]:
+    """Apply the synchronised gradient once; returns its norm (if clipped) and whether it was used.
+
+    ``correction``: what the gradient is multiplied by, where the terms of the loss were not the
+    planned number of samples. With fp16 a gradient that overflowed on any rank is in the sum on
+    all of them, so all skip the step together.
+    """
+    scaler, replica = work.scaler, work.replica
+    if scaler is not None:
+        scaler.unscale_(work.optimizer)
+    if correction != 1.0:
+        gradients = [p.grad for p in replica.parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, correction)
+    norm = replica.clip(max_grad_norm) if max_grad_norm is not None else None
+    if scaler is None:
+        work.optimizer.step()
+        return norm, True
+    before = scaler.get_scale()
+    scaler.step(work.optimizer)
+    scaler.update()
+    return norm, scaler.get_scale() >= before

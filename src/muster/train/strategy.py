@@ -1,0 +1,228 @@
+"""How the model is spread over the devices. The loop sees one interface for all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from muster.base.errors import UsageError
+from muster.gang.process_group import Gang
+from muster.gang.sync import GradientSync, share_buffers, share_parameters
+
+#: The name of "do not broadcast buffers before every forward" in this torch.
+_NO_BUFFERS: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if torch.__version__ >= (2, 13)  # type: ignore[operator]
+    else {"broadcast_buffers": False}
+)
+
+
+class Replica(ABC):
+    """A model ready to train on this rank.
+
+    ``bare``: what the task built, with the names checkpoints have; ``wrapped``: what is called.
+    ``is_sharded``: a rank has only its part of the parameters. ``can_recover``: a rank that runs
+    out of memory in mid-backward can release the others.
+    """
+
+    is_sharded = False
+    can_recover = True
+
+    def __init__(self, bare: nn.Module, gang: Gang) -> None:
+        self.bare = bare
+        self.wrapped: nn.Module = bare
+        self.gang = gang
+        self.parameters = list(bare.parameters())
+        self.buffers = list(bare.buffers())
+
+    @abstractmethod
+    def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Around forward *and* backward of a micro-batch; only the last one synchronises."""
+
+    def begin_window(self) -> None:  # noqa: B027
+        """Before the first micro-batch of an optimizer step."""
+
+    def release_others(self) -> None:  # noqa: B027
+        """After a failure in this rank's backward: take part in what the others wait for."""
+
+    def renew(self) -> None:  # noqa: B027
+        """After ``release_others`` on any rank: forget the step that was cut short."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Bring parameters and buffers into the form that is evaluated and saved."""
+
+    def communication_started_s(self) -> float | None:
+        """When the last collective of the last backward began (perf_counter)."""
+        return None
+
+    def num_collectives(self) -> int | None:
+        """How many collectives backwards have started; None where that is not counted."""
+        return None
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the global gradient, which every rank holds; returns its norm before."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+
+
+class SingleReplica(Replica):
+    """One device, nothing to synchronise."""
+
+    def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+class DataParallelReplica(Replica):
+    """One process that copies the model to every GPU at every step; to compare, not to use."""
+
+    def __init__(self, bare: nn.Module, gang: Gang) -> None:
+        super().__init__(bare, gang)
+        if gang.device.type == "cuda":
+            ids = [device.index for device in gang.devices]
+            self.wrapped = DataParallel(bare, device_ids=ids, output_device=ids[0])
+
+    def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+class DistributedReplica(Replica):
+    """DistributedDataParallel: every rank has the whole model, gradients are added."""
+
+    def __init__(self, bare: nn.Module, gang: Gang, *, has_unused: bool) -> None:
+        super().__init__(bare, gang)
+        self._has_unused = has_unused
+        self._sync = GradientSync()
+        share_parameters(bare)
+        self.renew()
+
+    def renew(self) -> None:
+        # Buffers are shared by begin_window, once per step; not once per forward.
+        is_cuda = self.gang.device.type == "cuda"
+        wrapped = DistributedDataParallel(
+            self.bare,
+            device_ids=[self.gang.device.index] if is_cuda else None,
+            init_sync=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._has_unused,
+            **_NO_BUFFERS,
+        )
+        wrapped.register_comm_hook(None, self._sync.hook)
+        self.wrapped = wrapped
+
+    def begin_window(self) -> None:
+        self._sync.begin()
+        self.settle()
+
+    def settle(self) -> None:
+        if self.buffers:
+            share_buffers(self.buffers)
+
+    def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
+        if is_last:
+            self._sync.begin()
+            return nullcontext()
+        assert isinstance(self.wrapped, DistributedDataParallel)
+        context: AbstractContextManager[Any] = self.wrapped.no_sync()
+        return context
+
+    def release_others(self) -> None:
+        self._sync.finish_empty()
+
+    def communication_started_s(self) -> float | None:
+        return self._sync.last_start_s
+
+    def num_collectives(self) -> int | None:
+        return self._sync.num_calls
+
+
+class ShardedReplica(Replica):
+    """FSDP2: parameters, gradients and optimizer state are sharded over the ranks."""
+
+    is_sharded = True
+    can_recover = False
+
+    def __init__(self, bare: nn.Module, gang: Gang) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        share_parameters(bare)
+        mesh = init_device_mesh(gang.device.type, (gang.num_ranks,))
+        for child in _blocks(bare):
+            fully_shard(child, mesh=mesh)
+        sharded = fully_shard(bare, mesh=mesh)
+        assert isinstance(sharded, FSDPModule)
+        # The loss is divided by the global count already: gradients are added, not averaged.
+        self._sharded = [module for module in bare.modules() if isinstance(module, FSDPModule)]
+        for module in self._sharded:
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        super().__init__(bare, gang)
+
+    def begin_window(self) -> None:
+        if self.buffers:
+            share_buffers(self.buffers)
+
+    def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
+        return self._only_last(is_last)
+
+    @contextmanager
+    def _only_last(self, is_last: bool) -> Iterator[None]:
+        self.bare.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        yield
+
+    def settle(self) -> None:
+        self.begin_window()
+        for module in self._sharded:
+            module.reshard()
+
+    def clip(self, max_norm: float) -> Tensor:
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model (its layers), which are gathered one at a time."""
+    found: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) > 1:
+            found += [child for child in module if any(True for _ in child.parameters())]
+    return found
+
+
+def resolve_strategy(wanted: str, num_ranks: int, num_devices: int) -> tuple[str, str]:
+    """The strategy that is meant, and why; UsageError for what the devices cannot do."""
+    if wanted == "auto":
+        if num_ranks > 1:
+            return "ddp", f"auto: {num_ranks} ranks"
+        return "single", "auto: one device"
+    if wanted == "single" and num_ranks > 1:
+        raise UsageError(
+            f"--strategy single uses one device, and {num_ranks} ranks were started.",
+            hint="use --strategy ddp, or ask for one device.",
+        )
+    if wanted == "dp" and num_ranks > 1:
+        raise UsageError(
+            f"--strategy dp drives all devices from one process, and {num_ranks} ranks were "
+            "started.",
+            hint="start it without a launcher around it, or use --strategy ddp.",
+        )
+    if wanted in ("ddp", "fsdp") and num_ranks == 1:
+        return "single", f"{wanted} on one rank has nothing to synchronise"
+    if wanted == "dp":
+        return "dp", f"{num_devices} devices in one process: to compare; ddp is faster"
+    return wanted, "as given"
+
+
+def make_replica(name: str, model: nn.Module, gang: Gang, *, has_unused: bool) -> Replica:
+    makers: dict[str, Callable[[], Replica]] = {
+        "single": lambda: SingleReplica(model, gang),
+        "dp": lambda: DataParallelReplica(model, gang),
+        "ddp": lambda: DistributedReplica(model, gang, has_unused=has_unused),
+        "fsdp": lambda: ShardedReplica(model, gang),
+    }
+    return makers[name]()

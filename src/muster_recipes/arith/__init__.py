@@ -1,0 +1,1 @@
+"""Recipe ``arith``: a small language model that learns multi-step arithmetic from scratch."""

@@ -1,0 +1,1 @@
+"""Recipe ``digits``: the smallest real training task, an image classifier."""

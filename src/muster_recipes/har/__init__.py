@@ -1,0 +1,1 @@
+"""Recipe ``har``: human activity recognition from windows of inertial signals."""

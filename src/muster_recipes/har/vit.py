@@ -1,0 +1,74 @@
+"""A head on a frozen ViT that looks at line charts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from muster import UsageError
+from muster_recipes.har.charts import line_charts
+
+
+class VitHead(nn.Module):
+    """Signals [n, channels, 128] to logits [n, classes].
+
+    Each channel is a chart of its own; the ViT's class tokens of all channels side by side are the
+    input of the head, which is all that is trained.
+    """
+
+    def __init__(self, path: Path, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.encoder = _load(path)
+        self.encoder.requires_grad_(False)
+        self._size = int(self.encoder.config.image_size)
+        self._mean, self._std = _normalisation(path)
+        num_features = channels * int(self.encoder.config.hidden_size)
+        self.head = nn.Sequential(nn.LayerNorm(num_features), nn.Linear(num_features, num_classes))
+        self.train()
+
+    def train(self, mode: bool = True) -> VitHead:
+        """The encoder stays as it is used: without dropout."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, signals: Tensor) -> Tensor:
+        n, channels, _ = signals.shape
+        with torch.no_grad():
+            ink = line_charts(signals.flatten(0, 1), self._size)
+            paper = (1 - ink)[:, None].expand(-1, 3, -1, -1)
+            mean, std = (
+                torch.tensor(values, device=signals.device)[:, None, None]
+                for values in (self._mean, self._std)
+            )
+            seen = self.encoder(pixel_values=(paper - mean) / std).last_hidden_state[:, 0]
+        logits: Tensor = self.head(seen.reshape(n, channels * seen.shape[-1]))
+        return logits
+
+
+def _load(path: Path) -> Any:
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise UsageError(
+            "--encoder vit needs the package transformers, which is not installed.",
+            hint="pip install transformers, or use --encoder conv.",
+        ) from None
+    try:
+        return transformers.ViTModel.from_pretrained(
+            str(path), add_pooling_layer=False, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--encoder-path {path} cannot be loaded as a ViT: {error}") from None
+
+
+def _normalisation(path: Path) -> tuple[list[float], list[float]]:
+    """Means and deviations of the three colours the ViT was trained with; 0.5 if not said."""
+    file = path / "preprocessor_config.json"
+    said = json.loads(file.read_text()) if file.exists() else {}
+    return said.get("image_mean", [0.5] * 3), said.get("image_std", [0.5] * 3)

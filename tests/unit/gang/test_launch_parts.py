@@ -1,0 +1,149 @@
+"""The small parts of the launch: the spec on its way, logs, flags, places in a stack."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from muster.api.gangs import GangOptions
+from muster.base.errors import UsageError
+from muster.base.run_folder import RunFolder
+from muster.cli.commands import run
+from muster.cli.flags import DeviceFlags
+from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, ScriptFlags
+from muster.gang.beacon import BEACON, Beacon, read_place
+from muster.gang.spec import Entry, GangSpec, Script
+from muster.gang.tail import Tail, last_lines
+
+
+@pytest.mark.parametrize(
+    "program",
+    [Script(path="a b.py", args=("--x", "1\n2")), Entry(target="a.b:c", params={"lr": 0.1})],
+)
+def test_a_spec_crosses_unchanged(program: Script | Entry) -> None:
+    spec = GangSpec(
+        folder=RunFolder(Path("/r")), program=program, num_ranks=2, visible_devices=None
+    )
+    line = spec.to_line()
+    assert line.count(b"\n") == 1
+    assert GangSpec.from_line(line) == spec
+
+
+def test_names_of_programs() -> None:
+    assert Script(path="src/train.py").name == "train"
+    assert Script(path="package.train", is_module=True).name == "train"
+    assert Entry(target="package.work:train").name == "work"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words", "program"),
+    [
+        (["--gpus", "4", "train.py", "--lr", "1"], ["--gpus", "4"], ["train.py", "--lr", "1"]),
+        (["--all-ranks", "t.py", "--gpus", "2"], ["--all-ranks"], ["t.py", "--gpus", "2"]),
+        (["--dry_run", "--gpus=2", "t.py"], ["--dry_run", "--gpus=2"], ["t.py"]),
+        (["-m", "a.b", "-m", "x"], ["-m"], ["a.b", "-m", "x"]),
+        (["--no-python", "--", "sh", "-c"], ["--no-python"], ["sh", "-c"]),
+        (["--gpus", "2"], ["--gpus", "2"], []),
+    ],
+)
+def test_flags_after_the_script_are_its_own(
+    argv: list[str], words: list[str], program: list[str]
+) -> None:
+    assert run.split(argv) == (words, program)
+
+
+def test_the_switches_are_those_of_the_flags() -> None:
+    import dataclasses
+
+    kinds = (ScriptFlags, DeviceFlags, GangFlags, NodeFlags, GangRunFlags)
+    switches = {
+        field.name.replace("_", "-")
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if isinstance(field.default, bool)
+    }
+    assert switches <= run.SWITCHES
+    valued = {f.name.replace("_", "-") for k in kinds for f in dataclasses.fields(k)} - switches
+    assert not valued & run.SWITCHES
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_restarts": -1}, "--max-restarts -1 is too small"),
+        ({"num_ranks": 2, "gpu_ids": "0"}, "--nproc-per-node 2 and a choice of devices"),
+        ({"num_nodes": 2, "node_rank": 2}, "--node-rank 2 is not below --nodes 2"),
+        ({"num_nodes": 2}, "--nodes 2 needs a place to meet"),
+        ({"min_nodes": 2}, "--min-nodes 2 is not between"),
+    ],
+)
+def test_options_that_make_no_sense(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        GangOptions(**values)  # type: ignore[arg-type]
+
+
+def test_a_tail_hears_whole_lines_and_hides_tracebacks(tmp_path: Path) -> None:
+    path, heard = tmp_path / "log", []
+    path.write_bytes(b"of an earlier run\n")
+    limits: list[int] = []
+    tail = Tail(path, heard.append, lambda: limits[0] if limits else None)
+    with path.open("ab") as log:
+        log.write(b"one\ntw")
+        log.flush()
+        tail.read()
+        assert heard == ["one"]
+        log.write(b"o\n10%\r20%\r\n")
+        limits.append(log.tell())
+        log.write(b"Traceback\n")
+        log.flush()
+    tail.read()
+    assert heard == ["one", "two", "20%"]
+    limits.clear()
+    tail.skip_to(path.stat().st_size)
+    with path.open("ab") as log:
+        log.write(b"again, without end")
+    tail.read(is_last=True)
+    assert heard[-1] == "again, without end"
+
+
+def test_the_last_lines_of_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert last_lines(path, 3) == ()
+    path.write_text("old\none\n\ntwo\nthree\n")
+    assert last_lines(path, 2) == ("two", "three")
+    assert last_lines(path, 9, start=4) == ("one", "two", "three")
+
+
+def _frame_of(path: str, name: str) -> types.FrameType:
+    """A frame of a function with this file and name, called from here."""
+    space: dict[str, types.FrameType] = {}
+    code = f"import sys\ndef {name}():\n    global frame\n    frame = sys._getframe()\n{name}()"
+    exec(compile(code, path, "exec"), space)
+    return space["frame"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "place"),
+    [
+        ("/v/torch/distributed/distributed_c10d.py", "all_reduce", ("", "all-reduce")),
+        ("/v/torch/distributed/distributed_c10d.py", "barrier", ("", "barrier")),
+        ("/v/torch/autograd/graph.py", "_engine_run_backward", ("backward", "")),
+        ("/v/torch/utils/data/_utils/fetch.py", "fetch", ("data loader", "")),
+        ("/v/torch/optim/sgd.py", "step", ("optimizer", "")),
+        ("/v/torch/serialization.py", "save", ("checkpoint", "")),
+        ("/home/me/train.py", "load", ("train.py:4 in load", "")),
+    ],
+)
+def test_a_stack_says_where_a_rank_is(path: str, name: str, place: tuple[str, str]) -> None:
+    assert read_place(_frame_of(path, name)) == place
+
+
+def test_a_beacon_is_plain_attributes() -> None:
+    beacon = Beacon()
+    assert (beacon.step, beacon.phase, beacon.collective) == (-1, "", "")
+    assert isinstance(BEACON, Beacon) and not hasattr(beacon, "__dict__")
+    assert read_place(None) == ("", "")
+    assert sys.getsizeof(beacon) < 100

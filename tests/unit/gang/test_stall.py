@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.gang.stall import Beat, Verdict, Watch, name_ranks
+
+LIMIT = 20.0
+
+
+def beat(rank: int, **values: Any) -> Beat:
+    return Beat(rank=rank, count=0, is_ready=True, **values)
+
+
+def watch_still(
+    beats: list[Beat], seconds: float, cpu_share: dict[int, float] | None = None
+) -> list[Verdict]:
+    """What is said while all ranks go on beating from where they are, up to the first end."""
+    watch, said = Watch(len(beats), LIMIT), []
+    for second in range(int(seconds) + 1):
+        for item in beats:
+            cpu_s = second * (cpu_share or {}).get(item.rank, 0.0)
+            watch.hear(replace(item, count=second + 1, cpu_s=cpu_s), float(second))
+        verdict = watch.judge(float(second))
+        if verdict is not None:
+            said.append(verdict)
+            if verdict.is_final:
+                break
+    return said
+
+
+WAIT = {"collective": "all-reduce", "step": 456}
+DATA = {"phase": "data", "step": 456}
+
+
+@pytest.mark.parametrize(
+    ("places", "culprits", "text"),
+    [
+        (
+            [WAIT, WAIT, WAIT, DATA],
+            (3,),
+            "rank 3 is in the data loader at step 456; ranks 0-2 wait in all-reduce",
+        ),
+        (
+            [{"phase": "backward"}, {"phase": "train.py:12 in load"}],
+            (1,),
+            "rank 1 is at train.py:12 in load; rank 0 waits in backward",
+        ),
+        (
+            [WAIT, DATA, DATA, {"phase": "optimizer", "step": 457}],
+            (1, 2, 3),
+            "ranks 1-2 are in the data loader at step 456; rank 3 is in the optimizer "
+            "at step 457; rank 0 waits in all-reduce",
+        ),
+        (
+            [{"collective": "all-reduce", "num_collectives": 8}, {"collective": "broadcast"}],
+            (0, 1),
+            "all ranks wait for each other (mismatched collectives?): rank 0 waits in all-reduce "
+            "(their number 8); rank 1 waits in broadcast",
+        ),
+    ],
+)
+def test_who_holds_the_others_up(
+    places: list[dict[str, Any]], culprits: tuple[int, ...], text: str
+) -> None:
+    beats = [beat(rank, **place) for rank, place in enumerate(places)]
+    [verdict] = watch_still(beats, 30)
+    assert verdict == Verdict(culprits=culprits, text=text)
+    assert watch_still(beats, LIMIT - 1) == []
+
+
+def test_a_busy_rank_is_named_once_and_ended_much_later() -> None:
+    beats = [beat(0, **WAIT), beat(1, phase="forward", step=3)]
+    remark, verdict = watch_still(beats, 300, {1: 0.9})
+    assert not remark.is_final and remark.text.endswith("(busy, so left alone for now)")
+    assert verdict.is_final and verdict.culprits == (1,)
+    assert len(watch_still(beats, 10 * LIMIT - 1, {1: 0.9})) == 1
+
+
+def test_a_checkpoint_is_given_the_same_time() -> None:
+    beats = [beat(0, phase="checkpoint"), beat(1, collective="barrier")]
+    assert [verdict.is_final for verdict in watch_still(beats, 100)] == [False]
+
+
+def test_spinning_in_a_collective_is_not_idle() -> None:
+    beats = [beat(0, **WAIT), beat(1, **WAIT)]
+    assert [v.is_final for v in watch_still(beats, 60, {0: 1.0, 1: 1.0})] == [False]
+
+
+def test_nobody_waiting_is_only_remarked() -> None:
+    beats = [beat(0, phase="train.py:1 in f"), beat(1, phase="train.py:1 in f")]
+    [remark] = watch_still(beats, 1000)
+    assert not remark.is_final
+    assert remark.text == "no rank has moved for 20 s: ranks 0-1 are at train.py:1 in f"
+
+
+def test_before_the_process_group_nothing_but_silence_is_judged() -> None:
+    beats = [replace(beat(0, **WAIT), is_ready=False), replace(beat(1, **DATA), is_ready=False)]
+    assert watch_still(beats, 500) == []
+    watch = Watch(2, LIMIT)
+    watch.hear(replace(beats[0], count=1), 0.0)
+    assert watch.judge(1.0) is None
+    for second in range(2, 22):
+        verdict = watch.judge(float(second))
+    assert verdict is not None and verdict.culprits == (0,)
+
+
+def test_a_silent_rank() -> None:
+    watch = Watch(3, LIMIT)
+    verdict = None
+    for second in range(30):
+        for rank in range(3):
+            if rank != 2 or second < 5:
+                place = DATA if rank == 2 else WAIT
+                watch.hear(replace(beat(rank, **place), count=second + 1), float(second))
+        verdict = watch.judge(float(second))
+        if verdict:
+            break
+    assert verdict is not None and verdict.is_final and verdict.culprits == (2,)
+    assert verdict.text == (
+        "rank 2 has been silent for 16 s (stopped, or something holds the interpreter), "
+        "last seen in the data loader at step 456; ranks 0-1 wait in all-reduce"
+    )
+
+
+def test_a_rank_that_has_ended_is_not_silent() -> None:
+    watch = Watch(2, LIMIT)
+    watch.hear(beat(0, phase="data"), 0.0)
+    watch.hear(beat(1, phase="data"), 0.0)
+    watch.forget(0)
+    watch.hear(replace(beat(1, phase=""), count=1, has_ended=True), 1.0)
+    for second in range(2, 60):
+        assert watch.judge(float(second)) is None
+
+
+def test_time_in_which_the_watchdog_did_not_run_is_not_held_against_anyone() -> None:
+    watch = Watch(1, LIMIT)
+    watch.hear(beat(0), 0.0)
+    assert watch.judge(1.0) is None
+    assert watch.judge(1000.0) is None  # the machine was asleep
+    assert watch.judge(1004.0) is None
+
+
+@given(st.lists(st.sampled_from([WAIT, DATA, {"phase": "forward"}]), min_size=1, max_size=8))
+def test_a_gang_that_moves_is_never_blamed(places: list[dict[str, Any]]) -> None:
+    watch = Watch(len(places), LIMIT)
+    for second in range(200):
+        for rank, place in enumerate(places):
+            step = second // 10 if rank == 0 else 0
+            item = replace(beat(rank, **place), count=second + 1, step=step)
+            watch.hear(item, float(second))
+        assert watch.judge(float(second)) is None
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_folded_ranks_say_exactly_who(ranks: set[int]) -> None:
+    text = name_ranks(ranks)
+    word, _, listing = text.partition(" ")
+    assert word == ("rank" if len(ranks) == 1 else "ranks")
+    named: set[int] = set()
+    for part in listing.split(", "):
+        first, _, last = part.partition("-")
+        named |= set(range(int(first), int(last or first) + 1))
+    assert named == ranks
