@@ -313,9 +313,9 @@ print("total", total.item())
         started(tmp_path, "--devices", "cpu:2", "train.py", "1") as one,
         started(tmp_path, "--devices", "cpu:2", "train.py", "10") as two,
     ):
-        out_one, _ = one.communicate(timeout=60)
-        out_two, _ = two.communicate(timeout=60)
-    assert (one.returncode, two.returncode) == (0, 0)
+        out_one, words_one = one.communicate(timeout=60)
+        out_two, words_two = two.communicate(timeout=60)
+    assert (one.returncode, two.returncode) == (0, 0), words_one + words_two
     assert "[0] total 2.0" in out_one and "[0] total 20.0" in out_two
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
