@@ -45,6 +45,7 @@ from muster.gang.checkpoint_files import (
 from muster.gang.staging import Staging
 
 Tensors = Mapping[str, Tensor]
+_ASIDE = ".aside-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,23 +160,47 @@ class CheckpointWriter:
         write_atomic(beside / EXTRA, to_json(snapshot.extra))
         write_atomic(beside / MANIFEST, to_json(checksums(beside)))
         sync_folder(beside)
-        if final.exists():  # written by a start that was killed after it; the same state
-            shutil.rmtree(final)
+        aside = self.folder / f"{_ASIDE}{final.name}"
+        if final.exists():  # damaged, or the same state again: kept until the new one has its name
+            os.replace(final, aside)
         os.replace(beside, final)
         sync_folder(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
         if snapshot.best is not None:
             record = {"step": snapshot.step, "value": snapshot.best}
             write_json(self.folder / "best.json", record)
         write_json(self.folder / "latest.json", {"step": snapshot.step})
-        self._forget_old()
+        self._forget_old(snapshot.step)
         if self._on_commit is not None:
             self._on_commit(final)
 
-    def _forget_old(self) -> None:
+    def _forget_old(self, newest: int) -> None:
+        """Keep the last ones up to ``newest``. Later ones are damaged, or they would have been
+        gone on from; they do not count, and are replaced when the training gets there."""
         best = best_step(self.folder)
-        for step in find_steps(self.folder)[self._keep :]:
+        steps = [step for step in find_steps(self.folder) if step <= newest]
+        for step in steps[self._keep :]:
             if step != best:
                 shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Give back the name of a checkpoint whose replacement was killed between two renames."""
+    for aside in folder.glob(f"{_ASIDE}*"):
+        final = folder / aside.name[len(_ASIDE) :]
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.replace(aside, final)
+
+
+def agree_on_best(folder: Path, step: int | None, value: float | None) -> None:
+    """Let the record of the best checkpoint say what the training that goes on takes for best.
+
+    A kill between a checkpoint's rename and that record leaves it one behind.
+    """
+    if step is not None and step != best_step(folder) and step_folder(folder, step).exists():
+        write_json(folder / "best.json", {"step": step, "value": value})
 
 
 def best_step(folder: Path) -> int | None:

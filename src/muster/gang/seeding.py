@@ -50,6 +50,12 @@ def seed_sample(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed every generator that a step may draw from."""
+    seed_sample(seed)
+    seed_torch(seed, device)
+
+
 def get_generators() -> dict[str, Any]:
     """Python's and numpy's generators as JSON values; torch's are functions of the step."""
     version, internal, gauss = random.getstate()

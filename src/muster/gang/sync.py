@@ -21,9 +21,13 @@ class GradientSync:
     the layout of the buckets, so that a rank that has run out of memory in the middle of a
     backward can still take part in the collectives the others are waiting in (``finish_empty``),
     and it knows whether it was called at all: a training that goes around its wrapper is seen.
+
+    ``num_searched``: parameters of a model whose unused ones are searched for, else 0; torch then
+    adds up, after the buckets, one number per parameter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_searched: int = 0) -> None:
+        self._num_searched = num_searched
         self.num_calls = 0
         self.num_started = 0
         self.last_start_s = 0.0
@@ -58,6 +62,9 @@ class GradientSync:
         for index in range(self.num_started, len(self._layout)):
             numel, dtype, device = self._layout[index]
             dist.all_reduce(torch.zeros(numel, dtype=dtype, device=device))
+        if self._num_searched and self._layout:
+            _, _, device = self._layout[0]
+            dist.all_reduce(torch.zeros(self._num_searched, dtype=torch.int32, device=device))
         self.num_started = len(self._layout)
 
 

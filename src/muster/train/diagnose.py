@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from muster.base.errors import EXIT_SOME_FAILED, MusterError
 from muster.gang.checkpoint_files import find_steps
@@ -18,22 +22,50 @@ _BIGGER = "use --strategy fsdp on more GPUs, --precision bf16, a smaller model o
 
 
 class NonFinite(MusterError):
-    """The loss is infinite or not a number."""
+    """The loss or a parameter is infinite or not a number."""
 
     exit_code = EXIT_SOME_FAILED
 
     @staticmethod
     def at(run: Training, attempt: int, loss: float) -> NonFinite:
         """The error for a loss that stopped being a number in ``attempt``, with the first cause."""
-        steps = find_steps(run.folder.checkpoints)
-        kept = f"the checkpoint of step {steps[0]} is kept" if steps else "there is no checkpoint"
         return NonFinite(
             f"The loss became {loss} in step {attempt + 1} (epoch {run.progress.epoch + 1}). "
-            f"{_first_bad(run.work.replica.bare)} {kept.capitalize()}.",
-            hint="a lower --lr, a warm-up or --max-grad-norm helps most often; then look for a "
-            "division or logarithm in the loss, and for such values in the data. The same "
-            "command goes on from the checkpoint.",
+            f"{_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
+            hint=_REMEDIES,
         )
+
+    @staticmethod
+    def after(run: Training) -> NonFinite:
+        """The error for parameters that a step has spoilt, while its loss was a number."""
+        return NonFinite(
+            f"Parameters are no longer finite after step {run.progress.step} (epoch "
+            f"{run.progress.epoch + 1}), whose loss was {run.progress.last_loss}: a gradient was "
+            f"not. {_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
+            hint=_REMEDIES,
+        )
+
+
+_REMEDIES = (
+    "a lower --lr, a warm-up or --max-grad-norm helps most often; then look for a division, root "
+    "or logarithm in the loss, and for such values in the data. The same command goes on from the "
+    "checkpoint."
+)
+
+
+def _what_is_kept(run: Training) -> str:
+    steps = find_steps(run.folder.checkpoints)
+    return f"The checkpoint of step {steps[0]} is kept." if steps else "There is no checkpoint."
+
+
+def are_finite(parameters: Sequence[Tensor]) -> bool:
+    """Whether this rank's part of ``parameters`` has no infinity and no NaN."""
+    parts = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    parts = [part.detach() for part in parts if part.numel()]
+    if not parts:
+        return True
+    largest = torch._foreach_norm(parts, torch.inf)
+    return all(math.isfinite(value) for value in torch.stack(largest).tolist())
 
 
 def _first_bad(model: torch.nn.Module) -> str:

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from muster.base.errors import TargetError
 from muster.gang.data_order import DataOrder, Position
-from muster.gang.seeding import DATA, Untouched, mix, seed_sample
+from muster.gang.seeding import DATA, Untouched, mix, seed_everything, seed_sample
 from muster.train.batches import BatchPlan
+from muster.train.task import Split, Task
 
 _IN_A_ROW = 4
 
@@ -51,7 +52,7 @@ class Fetcher(Dataset[Any]):
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
-        self._is_random = is_random
+        self.is_random = is_random
         self._many = getattr(dataset, "__getitems__", None)
 
     def __getitem__(self, order: Order) -> Batch:
@@ -59,7 +60,7 @@ class Fetcher(Dataset[Any]):
         return Batch(self._collate(samples) if samples else None, len(samples))
 
     def _samples(self, order: Order) -> Sequence[Any]:
-        if self._is_random:
+        if self.is_random:
             found = []
             for index in order.indices:
                 seed_sample(mix(self._seed, DATA, order.epoch, index))
@@ -124,7 +125,10 @@ class FeedOptions:
 
 
 class Feed:
-    """Windows one after the other; ``at`` moves to a position in constant time."""
+    """Windows one after the other; ``at`` moves to a position in constant time.
+
+    ``draws_here``: fetching draws from this process's generators.
+    """
 
     def __init__(
         self,
@@ -135,6 +139,7 @@ class Feed:
         mover: Mover,
     ) -> None:
         self._fetcher = fetcher
+        self.draws_here = fetcher.is_random and options.num_workers == 0
         self.order = order
         self._rank = rank
         self._options = options
@@ -250,6 +255,12 @@ def _record(data: Any, stream: torch.cuda.Stream) -> None:
     elif isinstance(data, list | tuple):
         for value in data:
             _record(value, stream)
+
+
+def open_dataset(task: Task, split: Split, seed: int) -> Dataset[Any] | None:
+    """The data set of a split; what is drawn to make it is the same on all ranks and starts."""
+    seed_everything(mix(seed, DATA, *split.encode()))
+    return task.dataset(split)
 
 
 def check_dataset(dataset: Any, split: str, task_name: str) -> int:

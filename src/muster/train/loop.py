@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from muster.gang.beacon import BEACON
 from muster.gang.checkpoint import Snapshot
-from muster.gang.seeding import STEP, get_generators, mix, seed_torch
+from muster.gang.seeding import STEP, get_generators, mix
 from muster.gang.stop import StopFlag
 from muster.gang.sync import check_identical
-from muster.train.diagnose import NonFinite
+from muster.train.diagnose import NonFinite, are_finite
 from muster.train.losses import LossTrail
 from muster.train.reporting import Reporter
 from muster.train.schedules import factor_at
@@ -34,8 +34,8 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
     Raises NonFinite when the loss is no longer a number; the last good checkpoint is kept then.
     """
     work, progress, limits, council = run.work, run.progress, run.limits, run.gang.council
-    device, rank, seed = run.gang.device, run.gang.rank, run.config.seed
-    meter, trail = run.meter, LossTrail(device)
+    rank, seed = run.gang.rank, run.config.seed
+    meter, trail = run.meter, LossTrail(run.gang.device)
     work.replica.wrapped.train()
     reporter.begin(run)
 
@@ -43,10 +43,8 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
         meter.begin_step()
         BEACON.step, BEACON.phase = progress.step, "data"
         lr_factor = _set_lr(run)
-        seed_torch(mix(seed, STEP, progress.attempts, rank), device)
-
         window = run.feed.window()
-        sums = accumulate(work, run.feed, window, meter)
+        sums = accumulate(work, run.feed, window, meter, mix(seed, STEP, progress.attempts, rank))
         BEACON.phase = "agreement"
         verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
         if verdict.shortage:
@@ -65,7 +63,8 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
             check_identical(dict(work.replica.bare.named_parameters()), council, "after step 1")
             run.checkpoints.prepare(_tensors(run))
         meter.end_step(window.planned)
-        reporter.step(run, verdict.loss, lr_factor, norm)
+        # A step that was skipped (fp16) gets no line: its number belongs to the next one.
+        reporter.step(run, verdict.loss if used else None, lr_factor, norm)
         rebalance(run)
 
         is_best = False
@@ -156,7 +155,14 @@ def _check_finite(run: Training, verdict: _Verdict) -> None:
         if verdict.loss is not None:
             run.progress.last_loss = verdict.loss
         return
+    _finish_writing(run)
     raise NonFinite.at(run, verdict.loss_of, verdict.loss)
+
+
+def _finish_writing(run: Training) -> None:
+    """Let the last good checkpoint become whole, so that every rank can name it."""
+    run.checkpoints.wait()
+    run.gang.council.meet()
 
 
 def _set_lr(run: Training) -> float:
@@ -186,6 +192,9 @@ def _save(run: Training, *, is_best: bool) -> float:
     began = time.perf_counter()
     replica, council, optimizer = run.work.replica, run.gang.council, run.work.optimizer
     replica.settle()
+    if council.any(not are_finite(replica.parameters)):
+        _finish_writing(run)
+        raise NonFinite.after(run)
     if not replica.is_sharded:
         named = dict(replica.bare.named_parameters())
         check_identical(named, council, f"at the checkpoint of step {run.progress.step}")

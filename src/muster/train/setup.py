@@ -13,14 +13,14 @@ from torch.utils.data import Dataset
 
 from muster.base.errors import PlanMismatchError, TargetError, UsageError
 from muster.base.run_folder import RunFolder
-from muster.gang.checkpoint import CheckpointWriter, newest_intact
+from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
 from muster.gang.checkpoint_files import read_extra, step_folder
 from muster.gang.data_order import DataOrder
 from muster.gang.memory import remembered_micro_batch
 from muster.gang.meter import Meter
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
-from muster.gang.seeding import MODEL, mix, seed_everything, set_generators
+from muster.gang.seeding import MODEL, STEP, mix, seed_everything, set_generators
 from muster.train import state
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
@@ -33,6 +33,7 @@ from muster.train.feed import (
     Fetcher,
     check_dataset,
     draws_random_numbers,
+    open_dataset,
 )
 from muster.train.loaders import choose_num_workers
 from muster.train.progress import Limits, Progress
@@ -96,8 +97,10 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     if config.deterministic:
         torch.use_deterministic_algorithms(True)
 
-    dataset, num_samples = _training_data(task, name)
+    dataset, num_samples = _training_data(task, name, config.seed)
     council.check_same("the number of training samples", num_samples)
+    if gang.is_first:
+        put_back(folder.checkpoints)
     resumed = council.share(newest_intact(folder.checkpoints, say) if gang.is_first else None)
     extra = {} if resumed is None else read_extra(step_folder(folder.checkpoints, resumed))
     contract, plan = _contract(config, gang, strategy, num_samples, extra, folder, say)
@@ -148,6 +151,8 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     )
     feed.at(progress.position, plan)
     steps_per_epoch = math.ceil(num_samples / plan.global_batch)
+    evaluators = _evaluators(task, config, gang, precision, plan, num_workers)
+    _set_generators(extra, gang, config.seed)  # last: a task may draw in anything above
     return Training(
         config=config,
         gang=gang,
@@ -165,7 +170,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
             eval_frequency=config.eval_frequency,
         ),
         warmup_steps=round(config.warmup_epochs * steps_per_epoch),
-        evaluators=_evaluators(task, name, gang, precision, plan, num_workers),
+        evaluators=evaluators,
         checkpoints=CheckpointWriter(
             folder.checkpoints,
             rank=gang.rank,
@@ -189,8 +194,8 @@ def _devices(gang: Gang) -> str:
     return f"{many}, {threads} thread{'s' * (threads > 1)} each"
 
 
-def _training_data(task: Task, name: str) -> tuple[Dataset[Any], int]:
-    dataset = task.dataset("train")
+def _training_data(task: Task, name: str, seed: int) -> tuple[Dataset[Any], int]:
+    dataset = open_dataset(task, "train", seed)
     if dataset is None:
         raise TargetError(f"{name}.dataset('train') gives None: there is nothing to learn from.")
     return dataset, check_dataset(dataset, "train", name)
@@ -323,7 +328,8 @@ def _resume(
     for group_, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):
         group_["initial_lr"] = values["initial_lr"]
     progress = Progress.from_record(extra["progress"])
-    _restore_generators(extra, work.replica.gang)
+    if work.replica.gang.is_first:
+        agree_on_best(folder.checkpoints, progress.best_step, progress.best)
     say(
         f"resume     from step {progress.step} (epoch {progress.epoch + 1}, "
         f"{progress.offset:,} samples into it)"
@@ -331,23 +337,30 @@ def _resume(
     return progress
 
 
-def _restore_generators(extra: Mapping[str, Any], gang: Gang) -> None:
-    """Python's and numpy's generators of this rank, where the number of ranks is the same."""
+def _set_generators(extra: Mapping[str, Any], gang: Gang, seed: int) -> None:
+    """Python's and numpy's generators as this rank's checkpoint has them, or streams of its own."""
     kept = extra.get("generators", [])
     if len(kept) == gang.num_ranks:
         set_generators(kept[gang.rank])
+    else:
+        seed_everything(mix(seed, STEP, gang.rank))
 
 
 def _evaluators(
-    task: Task, name: str, gang: Gang, precision: Precision, plan: BatchPlan, num_workers: int
+    task: Task,
+    config: TrainConfig,
+    gang: Gang,
+    precision: Precision,
+    plan: BatchPlan,
+    num_workers: int,
 ) -> dict[str, Evaluator]:
     found: dict[str, Evaluator] = {}
     splits: tuple[Split, ...] = ("val", "test")
     for split in splits:
-        dataset = task.dataset(split)
+        dataset = open_dataset(task, split, config.seed)
         if dataset is None:
             continue
-        count = check_dataset(dataset, split, name)
+        count = check_dataset(dataset, split, type(task).__name__)
         gang.council.check_same(f"the number of {split} samples", count)
         found[split] = Evaluator(
             task,

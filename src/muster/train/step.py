@@ -13,6 +13,7 @@ from muster.base.errors import TargetError
 from muster.gang.memory import free_cached, is_out_of_memory
 from muster.gang.meter import Meter
 from muster.gang.precision import Precision
+from muster.gang.seeding import seed_all, seed_torch
 from muster.gang.sync import restored
 from muster.train.feed import Batch, Feed, Window
 from muster.train.strategy import Replica
@@ -62,17 +63,18 @@ class Work:
         losses.backward(scale)  # type: ignore[no-untyped-call]
 
 
-def accumulate(work: Work, feed: Feed, window: Window, meter: Meter) -> Sums:
+def accumulate(work: Work, feed: Feed, window: Window, meter: Meter, seed: int = 0) -> Sums:
     """Forward and backward of every micro-batch; gradients are synchronised in the last one.
 
     The gradient is that of (sum of losses) / (planned samples of the global batch), added over
     the ranks. When memory runs out, this rank still takes part in the collectives that the
-    others wait in, and says so in ``shortage``.
+    others wait in, and says so in ``shortage``. What a forward draws follows from ``seed``, the
+    same on no two ranks or steps, and the number of its round.
     """
     work.optimizer.zero_grad(set_to_none=True)
     work.replica.begin_window()
     try:
-        return _all_rounds(work, feed, window, meter)
+        return _all_rounds(work, feed, window, meter, seed)
     except Exception as error:
         if not is_out_of_memory(error) or not work.replica.can_recover:
             raise
@@ -84,14 +86,16 @@ def accumulate(work: Work, feed: Feed, window: Window, meter: Meter) -> Sums:
     return Sums(0.0, 0.0, shortage)
 
 
-def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter) -> Sums:
+def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int) -> Sums:
     total: Tensor | float = 0.0
     weight = 0.0
     scale = 1.0 / window.planned
-    step = meter.step
+    step, device = meter.step, work.replica.gang.device
     for index in range(window.rounds):
         began = time.perf_counter()
         batch = feed.take()
+        # After the batch: fetching may have drawn, and has done so for later batches as well.
+        (seed_all if feed.draws_here else seed_torch)(seed + index, device)
         step.data_wait_s += time.perf_counter() - began
         is_last = index == window.rounds - 1
         if batch.size == 0:

@@ -96,7 +96,8 @@ class DistributedReplica(Replica):
     def __init__(self, bare: nn.Module, gang: Gang, *, has_unused: bool) -> None:
         super().__init__(bare, gang)
         self._has_unused = has_unused
-        self._sync = GradientSync()
+        searched = [p for p in self.parameters if p.requires_grad] if has_unused else []
+        self._sync = GradientSync(len(searched))
         share_parameters(bare)
         self.renew()
 

@@ -23,7 +23,15 @@ from muster.gang.process_group import Gang
 from muster.gang.seeding import MODEL, mix, seed_everything
 from muster.train.batches import BatchPlan, plan_batches
 from muster.train.config import TrainConfig
-from muster.train.feed import CpuMover, CudaMover, Feed, FeedOptions, Fetcher, check_dataset
+from muster.train.feed import (
+    CpuMover,
+    CudaMover,
+    Feed,
+    FeedOptions,
+    Fetcher,
+    check_dataset,
+    open_dataset,
+)
 from muster.train.feed import draws_random_numbers as draws
 from muster.train.rehearsal import find_example, find_unused, rehearse
 from muster.train.step import Work, accumulate
@@ -57,7 +65,7 @@ def verify(
         raise UsageError("verify compares ranks, and --strategy dp has one.", hint="leave it out.")
     precision = resolve_precision(config.precision, gang.device)
     exact = dataclasses.replace(precision, dtype=None)
-    dataset: Any = task.dataset("train")
+    dataset: Any = open_dataset(task, "train", config.seed)
     num_samples = check_dataset(dataset, "train", name)
     plan = plan_batches(config, gang.num_ranks)
     plan = dataclasses.replace(plan, global_batch=min(plan.global_batch, num_samples))

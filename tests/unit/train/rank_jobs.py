@@ -1,0 +1,229 @@
+"""Real gloo ranks for tests: one spawn of processes that train many small jobs one by one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.base.run_folder import RunFolder
+from muster.train.config import TrainConfig
+from muster.train.record import read_metrics
+from muster.train.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One start of a training. Jobs of one ``folder`` go on with each other's checkpoints."""
+
+    name: str
+    ranks: int
+    task: Task
+    config: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    checkpoint_steps: int | None = None
+    before: Callable[[Path], None] | None = None
+
+    @property
+    def place(self) -> str:
+        return self.folder or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a job came to on one rank.
+
+    ``kinds``: the class of ``error`` and its bases. ``noted``: what the task has put into itself.
+    """
+
+    results: dict[str, Any] | None
+    error: str | None
+    kinds: list[str]
+    exit_code: int | None
+    trace: str
+    said: list[str]
+    noted: dict[str, Any]
+
+
+class Outcomes:
+    """All outcomes by job and rank."""
+
+    def __init__(self, root: Path, jobs: Sequence[Job]) -> None:
+        self.root = root
+        self._jobs = {job.name: job for job in jobs}
+
+    def of(self, name: str, rank: int = 0) -> Outcome:
+        path = self.root / f"{name}.{rank}.pickle"
+        assert path.exists(), f"{name} never ended on rank {rank}"
+        outcome: Outcome = pickle.loads(path.read_bytes())
+        return outcome
+
+    def folder(self, name: str) -> RunFolder:
+        return RunFolder(self.root / self._jobs[name].place)
+
+    def done(self, name: str, rank: int = 0) -> dict[str, Any]:
+        outcome = self.of(name, rank)
+        assert outcome.error is None, outcome.trace
+        assert outcome.results is not None, "it was asked to stop"
+        return outcome.results
+
+    def lines(self, name: str, kind: str = "train") -> list[dict[str, Any]]:
+        return [line for line in read_metrics(self.folder(name).metrics) if line["kind"] == kind]
+
+    def losses(self, name: str) -> list[float]:
+        self.done(name)
+        return [line["loss"] for line in self.lines(name)]
+
+    def weights(self, name: str) -> dict[str, Any]:
+        """The parameters and buffers at the end, from the last checkpoint."""
+        return last_weights(self.folder(name))
+
+
+def last_weights(folder: RunFolder) -> dict[str, Any]:
+    import torch
+
+    from muster.gang.checkpoint_files import find_steps, read_shapes, read_tensors, step_folder
+
+    checkpoint = step_folder(folder.checkpoints, find_steps(folder.checkpoints)[0])
+    tensors = {
+        name: torch.zeros(shape, dtype=kind)
+        for name, (shape, kind) in read_shapes(checkpoint).items()
+    }
+    read_tensors(checkpoint, tensors, process_group=None)
+    return tensors
+
+
+def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 150.0) -> Outcomes:
+    """Train all ``jobs``, each on its first ranks; returns when all have ended.
+
+    One process imports what ranks need and is then forked into them.
+    """
+    ports = _free_ports(len(jobs))
+    mother = multiprocessing.get_context("spawn").Process(
+        target=_be_mother, args=(root, list(jobs), ports, limit_s)
+    )
+    threads = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        mother.start()
+    finally:
+        if threads is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = threads
+    mother.join()
+    return Outcomes(root, jobs)
+
+
+def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) -> None:
+    import matplotlib.figure  # noqa: F401
+
+    import muster.train.entry  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=_be_rank, args=(rank, root, jobs, ports))
+        for rank in range(max(job.ranks for job in jobs))
+    ]
+    deadline = time.monotonic() + limit_s
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+    for rank in ranks:
+        if rank.is_alive():
+            rank.kill()
+            rank.join()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, and that are not given to clients on their own."""
+    found: list[int] = []
+    candidates = list(range(15_000, 32_000))
+    random.Random().shuffle(candidates)
+    for port in candidates:
+        with socket.socket() as attempt:
+            try:
+                attempt.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
+def _be_rank(rank: int, root: Path, jobs: list[Job], ports: list[int]) -> None:
+    import faulthandler
+    import warnings
+
+    import torch
+
+    # What the suite is started with: a warning is an error, on the ranks too.
+    warnings.simplefilter("error")
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    for job, port in zip(jobs, ports, strict=True):
+        if rank < job.ranks:
+            os.environ.update(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(job.ranks),
+                LOCAL_WORLD_SIZE=str(job.ranks),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+            outcome = _train(job, root)
+            beside = root / f".{job.name}.{rank}"
+            beside.write_bytes(pickle.dumps(outcome))
+            beside.rename(root / f"{job.name}.{rank}.pickle")
+
+
+def _train(job: Job, root: Path) -> Outcome:
+    from muster.gang.topology import read_topology
+    from muster.train.entry import train
+
+    place = RunFolder(root / job.place)
+    topology = read_topology()
+    assert topology is not None
+    if topology.rank == 0:
+        place.create()
+        if job.before is not None:
+            job.before(place.path)
+    said: list[str] = []
+    results, error, trace = None, None, ""
+    kinds: list[str] = []
+    exit_code = None
+    try:
+        results = train(
+            job.task,
+            TrainConfig.of(job.task.defaults, **{"tensorboard": False, **job.config}),
+            place,
+            topology,
+            said.append,
+            checkpoint_s=None,
+            checkpoint_steps=job.checkpoint_steps,
+        )
+    except Exception as problem:
+        error, trace = str(problem), traceback.format_exc()
+        kinds = [kind.__name__ for kind in type(problem).__mro__]
+        exit_code = getattr(problem, "exit_code", None)
+    noted = {k: v for k, v in vars(job.task).items() if isinstance(v, str | int | float)}
+    return Outcome(
+        results=results,
+        error=error,
+        kinds=kinds,
+        exit_code=exit_code,
+        trace=trace,
+        said=said,
+        noted=noted,
+    )
