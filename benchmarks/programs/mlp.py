@@ -112,8 +112,6 @@ def train_raw(args: argparse.Namespace, *, is_logging: bool = False) -> None:
             if step == args.steps:
                 break
         epoch += 1
-    if is_many:
-        torch.distributed.destroy_process_group()
 
 
 def train_accelerate(args: argparse.Namespace) -> None:
@@ -248,6 +246,10 @@ def main() -> None:
     torch.manual_seed(0)
     start_clock(args.clock, args.steps)
     peers[args.peer](args)
+    if torch.distributed.is_initialized():
+        # Not all peers leave together; gloo aborts in a rank whose peer has gone.
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,20 @@ import torch
 import torch.distributed as dist
 
 from muster.base.errors import MusterError
+from muster.gang.beacon import BEACON
+
+
+_COLLECTIVE = "an agreement"
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """What the watchdog is told while this rank waits for the others."""
+    BEACON.collective = _COLLECTIVE
+    try:
+        yield
+    finally:
+        BEACON.collective = ""
 
 
 class Pending:
@@ -22,7 +37,9 @@ class Pending:
     def wait(self) -> list[float]:
         if isinstance(self._values, list):
             return self._values
+        BEACON.collective = _COLLECTIVE  # once per step: no context manager here
         self._work.wait()
+        BEACON.collective = ""
         result: list[float] = self._values.tolist()
         return result
 
@@ -57,7 +74,8 @@ class Council:
         """Elementwise maximum over the ranks of an integer or float tensor on the CPU."""
         result = values.clone()
         if self._group is not None:
-            dist.all_reduce(result, dist.ReduceOp.MAX, group=self._group)
+            with _waiting():
+                dist.all_reduce(result, dist.ReduceOp.MAX, group=self._group)
         return result
 
     def gather(self, value: Any) -> list[Any]:
@@ -65,7 +83,8 @@ class Council:
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(values, value, group=self._group)
+        with _waiting():
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def share(self, value: Any) -> Any:
@@ -73,7 +92,8 @@ class Council:
         if self._group is None:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._group)
+        with _waiting():
+            dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
     def meet(self) -> None:

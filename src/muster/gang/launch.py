@@ -207,13 +207,12 @@ class _Supervision:
                 self._say(event["text"])
             case "stall":
                 self._stall = event["text"]
-                self._say(f"stalled: {self._stall}")
             case "failed":
                 self._note_failure(event["ends"])
                 for end in event["ends"]:
                     self._tails[end["rank"]].skip_to(end["log_size"])
                 if event["restarts_left"] > 0 and not self._stopped_by:
-                    for line in self._report:
+                    for line in self._report or self._stall_report():
                         self._say(line)
             case "done":
                 self._done = event
@@ -324,9 +323,7 @@ class _Supervision:
             report_lines, code = (*report_lines, f"log: {log}"), EXIT_SETUP
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
-            if self._stall and not report_lines:
-                stacks = folder.logs / "rank-*.stack"
-                report_lines = (f"stalled: {self._stall}", f"stacks: {stacks}")
+            report_lines = report_lines or self._stall_report()
         if code in (EXIT_OK, EXIT_INTERRUPTED) and _asks_for_more(self._spec):
             code = EXIT_REQUEUE
         return GangEnding(
@@ -336,6 +333,11 @@ class _Supervision:
             stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
             stall=self._stall,
         )
+
+    def _stall_report(self) -> tuple[str, ...]:
+        if not self._stall:
+            return ()
+        return f"stalled: {self._stall}", f"stacks: {self._spec.folder.logs / 'rank-*.stack'}"
 
     def _log_of_agent(self) -> tuple[str, ...]:
         return tuple(

@@ -41,11 +41,10 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
 
     while (over := limits.is_over(progress)) is None:
         meter.begin_step()
-        BEACON.step, BEACON.phase = progress.step, "data"
+        BEACON.step = progress.step
         lr_factor = _set_lr(run)
         window = run.feed.window()
         sums = accumulate(work, run.feed, window, meter, mix(seed, STEP, progress.attempts, rank))
-        BEACON.phase = "agreement"
         verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
         if verdict.shortage:
             shrink(run, window, sums.shortage)  # and the same step again

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from muster.base.errors import TargetError
+from muster.gang.beacon import BEACON
 from muster.gang.memory import free_cached, is_out_of_memory
 from muster.gang.meter import Meter
 from muster.gang.precision import Precision
@@ -60,6 +61,7 @@ class Work:
             self._scales[key] = scale
         if self.scaler is not None:
             scale = self.scaler.scale(scale)
+        BEACON.phase = "backward"
         losses.backward(scale)  # type: ignore[no-untyped-call]
 
 
@@ -92,6 +94,7 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
     scale = 1.0 / window.planned
     step, device = meter.step, work.replica.gang.device
     for index in range(window.rounds):
+        BEACON.phase = "data"
         began = time.perf_counter()
         batch = feed.take()
         # After the batch: fetching may have drawn, and has done so for later batches as well.
@@ -101,6 +104,7 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
         if batch.size == 0:
             _stand_in(work, is_last=is_last)
             continue
+        BEACON.phase = "forward"
         with work.replica.synchronised(is_last):
             with work.precision.autocast():
                 losses = work.task.loss(work.replica.wrapped, batch.data)
