@@ -13,7 +13,6 @@ import torch.distributed as dist
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 
-
 _COLLECTIVE = "an agreement"
 
 
