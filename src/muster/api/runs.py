@@ -91,7 +91,7 @@ class Run:
                 counts, retried = ledger.counts(), ledger.num_retried()
                 is_enqueued = ledger.meta("enqueued") is not None
         live = self._live() if is_running else None
-        running = int(live["num_running"]) if live else 0
+        running = int(live.get("num_running", 0)) if live else 0
         open_tasks = counts[TaskState.READY] + counts[TaskState.CLAIMED]
         return Status(
             name=self.folder.name,

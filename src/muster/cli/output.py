@@ -156,7 +156,7 @@ class Bar:
 
         self._progress = Progress(
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=20),
             TextColumn("{task.description}"),
             console=Console(),
             transient=True,

@@ -74,15 +74,17 @@ class TrainScreen:
 
 
 def _words(picture: dict[str, Any]) -> str:
-    parts = [f"epoch {min(picture['epoch'] + 1, picture['epochs'])}/{picture['epochs']}"]
+    """The most wanted first: a narrow terminal cuts the rest off."""
+    parts = [] if picture["eta_s"] is None else [f"ETA {human_duration(picture['eta_s'])}"]
+    parts.append(f"epoch {min(picture['epoch'] + 1, picture['epochs'])}/{picture['epochs']}")
     if picture["loss"] is not None:
         parts.append(f"loss {picture['loss']:.4f}")
     if picture["samples_per_s"] is not None:
         parts.append(f"{picture['samples_per_s']:,.0f} samples/s")
         parts.append(f"data {picture['data_wait']:.0%}")
         parts.append(f"comm {picture['communication']:.0%}")
+    if picture["mfu"] is not None:
+        parts.append(f"MFU {picture['mfu']:.0%}")
     if picture["memory_mib"] is not None:
         parts.append(f"{picture['memory_mib']:,.0f} MiB")
-    if picture["eta_s"] is not None:
-        parts.append(f"ETA {human_duration(picture['eta_s'])}")
     return " · ".join(parts)

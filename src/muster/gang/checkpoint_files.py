@@ -24,21 +24,24 @@ EXTRA, MANIFEST = "extra.json", "manifest.json"
 _METADATA = ".metadata"
 _PREFIX = "step-"
 _BLOCK = 1 << 22
-#: Where the classes of a checkpoint's ``.metadata`` may come from. It is a pickle, and a pickle
-#: may call anything it can name.
-_ALLOWED = (
-    "torch.distributed.checkpoint.",
-    "torch.distributed._shard.",
-    "torch.serialization",
-)
-_ALLOWED_NAMES = {
+#: All that a checkpoint's ``.metadata`` may name. It is a pickle, and a pickle may call anything
+#: it can name; so these are listed one by one, and ``a.b`` within a module is refused.
+_ALLOWED = {
     ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
     ("collections", "OrderedDict"),
     ("builtins", "set"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("pathlib", "PosixPath"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "contiguous_format"),
 }
 
 
@@ -119,6 +122,6 @@ class _MetadataReader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or module.startswith(_ALLOWED) or (module, name) in _ALLOWED_NAMES:
+        if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")

@@ -324,7 +324,9 @@ class _Supervision:
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
             report_lines = report_lines or self._stall_report()
-        if code in (EXIT_OK, EXIT_INTERRUPTED) and _asks_for_more(self._spec):
+        # Who pressed Ctrl-C does not want it to be started again at once, saved or not.
+        wants_an_end = self._stopped_by == signal.SIGINT
+        if code in (EXIT_OK, EXIT_INTERRUPTED) and not wants_an_end and _asks_for_more(self._spec):
             code = EXIT_REQUEUE
         return GangEnding(
             exit_code=code,

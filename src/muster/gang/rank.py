@@ -32,7 +32,7 @@ from muster.base.run_folder import RunFolder
 from muster.gang.beacon import Heart
 from muster.gang.topology import Topology, read_topology
 
-_OURS = ("/muster/gang/rank.py", "/muster/gang/nursery.py", "/muster/gang/agent.py", "<frozen ")
+_OURS = ("/muster/gang/", "/muster/train/", "<frozen ")
 _MAX_MESSAGE = 4000
 #: Kept, because the interpreter empties a module that nobody holds.
 _REPLACED_MAIN: list[ModuleType] = []

@@ -101,6 +101,9 @@ def train(
     """Train in this process as one rank; the results, or None when it was asked to stop."""
     with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
         speak = say if gang.is_first else _silent
+        if gang.is_first:
+            # The word of a start that was ended and started again is not this one's.
+            folder.ending_json.unlink(missing_ok=True)
         try:
             run = prepare(task, config, gang, folder, speak)
         except Exception as error:

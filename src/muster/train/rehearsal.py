@@ -5,7 +5,9 @@ What is wrong with a task shows here with names, instead of as a hang or a silen
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset
 
 from muster.base.errors import MusterError, TargetError
 from muster.gang.agreement import Council
+from muster.gang.flops import count_flops
 from muster.gang.precision import Precision
 from muster.gang.seeding import Untouched
 from muster.gang.sync import check_identical, restored
@@ -46,21 +49,37 @@ def find_example(
 
 def find_unused(task: Task, model: nn.Module, example: Batch, precision: Precision) -> list[str]:
     """Names of parameters that the loss of ``example`` does not depend on. Leaves no trace."""
-    with ExitStack() as stack:
-        stack.enter_context(Untouched())
-        stack.enter_context(restored(model.buffers()))
-        model.train()
-        with precision.autocast():
-            losses, _ = check_loss(task.loss(model, example.data), example.size, task)
-        _check_depends(task, losses)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
-        unused = [
+    with _traceless(model):
+        _forward_backward(task, model, example, precision)
+        return [
             name
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and parameter.grad is None
         ]
+
+
+def find_flops(task: Task, model: nn.Module, example: Batch, precision: Precision) -> float | None:
+    """Floating-point operations of forward and backward per sample of ``example``, where they can
+    be counted. Leaves no trace."""
+    with _traceless(model):
+        run = partial(_forward_backward, task, model, example, precision)
+        total = count_flops(model, run)
+    return None if total is None else total / example.size
+
+
+@contextmanager
+def _traceless(model: nn.Module) -> Iterator[None]:
+    with Untouched(), restored(model.buffers()):
+        model.train()
+        yield
         model.zero_grad(set_to_none=True)
-    return unused
+
+
+def _forward_backward(task: Task, model: nn.Module, example: Batch, precision: Precision) -> None:
+    with precision.autocast():
+        losses, _ = check_loss(task.loss(model, example.data), example.size, task)
+    _check_depends(task, losses)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _check_depends(task: Task, losses: torch.Tensor) -> None:

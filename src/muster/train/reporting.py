@@ -110,6 +110,7 @@ class Reporter:
             "eta_s": self._eta_s(run),
             "data_wait": tally.share(tally.data_wait_s),
             "communication": tally.share(tally.communication_s),
+            "mfu": run.utilisation(tally),
             "memory_mib": peak_memory_mib(run.gang.device),
         }
 
@@ -129,6 +130,8 @@ class Reporter:
             parts.append(f"data {tally.share(tally.data_wait_s):.0%}")
             if run.gang.num_ranks > 1:
                 parts.append(f"communication {tally.share(tally.communication_s):.0%}")
+        mfu = run.utilisation(tally)
+        parts += [] if mfu is None else [f"MFU {mfu:.0%}"]
         memory = peak_memory_mib(run.gang.device)
         parts += [] if memory is None else [f"{memory:,.0f} MiB"]
         eta = self._eta_s(run)

@@ -55,6 +55,8 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
             "data_wait_share": tally.share(tally.data_wait_s),
             "communication_share": tally.share(tally.communication_s),
             "checkpoint_share": tally.share(tally.checkpoint_s),
+            "mfu": run.utilisation(tally),
+            "flops_per_sample": run.flops.per_sample if run.flops is not None else None,
             "peak_memory_mib": memory,
             "machine": platform.node(),
         },

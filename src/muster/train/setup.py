@@ -16,8 +16,9 @@ from muster.base.run_folder import RunFolder
 from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
 from muster.gang.checkpoint_files import read_extra, step_folder
 from muster.gang.data_order import DataOrder
+from muster.gang.flops import Flops, card_name, peak_flops
 from muster.gang.memory import remembered_micro_batch
-from muster.gang.meter import Meter
+from muster.gang.meter import Meter, Tally
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
 from muster.gang.seeding import MODEL, STEP, mix, seed_everything, set_generators
@@ -26,6 +27,7 @@ from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
 from muster.train.evaluation import Evaluator
 from muster.train.feed import (
+    Batch,
     CpuMover,
     CudaMover,
     Feed,
@@ -37,7 +39,7 @@ from muster.train.feed import (
 )
 from muster.train.loaders import choose_num_workers
 from muster.train.progress import Limits, Progress
-from muster.train.rehearsal import find_example, find_unused, rehearse
+from muster.train.rehearsal import find_example, find_flops, find_unused, rehearse
 from muster.train.step import Work
 from muster.train.strategy import make_replica, resolve_strategy
 from muster.train.task import Split, Task
@@ -77,9 +79,16 @@ class Training:
     checkpoints: CheckpointWriter
     progress: Progress
     strategy: str
+    flops: Flops | None
     num_parameters: int
     meter: Meter = field(default_factory=Meter)
     is_balanced: bool = False
+
+    def utilisation(self, tally: Tally) -> float | None:
+        """MFU, where the card's peak and the model's operations are known."""
+        if self.flops is None:
+            return None
+        return self.flops.utilisation(tally.samples_per_s, self.gang.num_ranks)
 
 
 def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say: Say) -> Training:
@@ -118,6 +127,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     if unused and gang.num_ranks > 1:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         say(f"note       the loss does not use {shown}; searching for such at every step (slower)")
+    flops = _flops(task, model, example, precision, gang)
     if config.compile:
         model.compile()  # in place: the names in checkpoints stay, and a wrapper calls it
     replica = make_replica(strategy, model, gang, has_unused=bool(unused))
@@ -180,6 +190,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
         ),
         progress=progress,
         strategy=strategy,
+        flops=flops,
         num_parameters=sum(p.numel() for p in replica.bare.parameters()),
     )
 
@@ -187,11 +198,19 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
 def _devices(gang: Gang) -> str:
     kind = gang.device.type
     if kind == "cuda":
-        name = torch.cuda.get_device_name(gang.device)
+        name = card_name(gang.device)
         return f"{max(gang.num_ranks, len(gang.devices))} x {name}"
     threads = torch.get_num_threads()
     many = f"{gang.num_ranks} ranks on the CPU" if gang.num_ranks > 1 else "the CPU"
     return f"{many}, {threads} thread{'s' * (threads > 1)} each"
+
+
+def _flops(
+    task: Task, model: nn.Module, example: Batch, precision: Precision, gang: Gang
+) -> Flops | None:
+    peak = peak_flops(card_name(gang.device), precision.name)
+    per_sample = None if peak is None else find_flops(task, model, example, precision)
+    return None if peak is None or per_sample is None else Flops(per_sample, peak)
 
 
 def _training_data(task: Task, name: str, seed: int) -> tuple[Dataset[Any], int]:

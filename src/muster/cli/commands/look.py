@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from muster.api.gangs import last_ending
 from muster.api.runs import Run, find_runs, open_run
+from muster.api.training_state import training_state
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE
 from muster.cli import output
@@ -75,12 +77,19 @@ def status(argv: list[str]) -> int:
     flags = parse(_Look, argv, "status", "How far a run is, also while it runs.")
     run = open_run(flags.run)
     found = run.status()
-    if flags.json:
-        output.say_json(asdict(found))
-        return 0
     state = "running" if found.is_running else _state(run, found.counts)
+    trained = None
+    if _is_gang(run):
+        trained = training_state(run.folder, is_running=found.is_running)
+    if flags.json:
+        output.say_json({**asdict(found), "state": state, "training": trained})
+        return 0
     output.say(f"{found.name}: {state}")
     if _is_gang(run):
+        if trained is not None:
+            output.say(f"  {_training_words(trained)}")
+        if state == "saved":
+            output.say(f"  go on: muster resume {run.path}")
         output.say(f"  logs: {run.folder.logs}/rank-*.log")
         return 0
     shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
@@ -151,6 +160,25 @@ def cancel(argv: list[str]) -> int:
         how = "asked its coordinator to cancel" if asked else "cancelled"
         output.say(f"{run.folder.name}: {how} what has not ended")
     return 0
+
+
+def _training_words(trained: Mapping[str, Any]) -> str:
+    """One line from a live picture, from results or from a recorded step."""
+    if "metrics" in trained:
+        parts = [f"{trained['steps']:,} steps, {trained['epochs']} epochs"]
+        for split, metrics in trained["metrics"].items():
+            shown = [f"{k} {v:.4f}" for k, v in metrics.items() if isinstance(v, int | float)]
+            parts.append(f"{split} {', '.join(shown)}")
+        return " · ".join(parts)
+    total = trained.get("total_steps")
+    parts = [f"step {trained['step']:,}" + (f" of {total:,}" if total else "")]
+    parts += [f"epoch {trained['epoch'] + 1}"]
+    parts += [f"loss {trained['loss']:.4f}"] if trained.get("loss") is not None else []
+    if trained.get("samples_per_s") is not None:
+        parts.append(f"{trained['samples_per_s']:,.0f} samples/s")
+    if trained.get("eta_s") is not None:
+        parts.append(f"{human_duration(trained['eta_s'])} to go")
+    return " · ".join(parts)
 
 
 def _is_gang(run: Run) -> bool:

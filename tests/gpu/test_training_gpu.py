@@ -1,0 +1,131 @@
+"""Trainings on a CUDA device: against the CPU, resumed, short of memory, in every precision."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+TASK = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import muster
+
+
+@dataclass
+class Curve(muster.Task):
+    dropout: float = 0.0
+    double: bool = True
+    stop_at: int = 0
+    hungry_mib: int = 0
+
+    def model(self):
+        self.count = 0
+        kind = torch.float64 if self.double else torch.float32
+        return nn.Sequential(
+            nn.Linear(8, 64, dtype=kind), nn.Tanh(), nn.Dropout(self.dropout),
+            nn.Linear(64, 1, dtype=kind),
+        )
+
+    def dataset(self, split):
+        if split == "test":
+            return None
+        stream = torch.Generator().manual_seed(len(split))
+        x = torch.randn(200, 8, generator=stream, dtype=torch.float64)
+        x = x if self.double else x.float()
+        return TensorDataset(x, torch.sin(x.sum(1)))
+
+    def loss(self, model, batch):
+        x, y = batch
+        if model.training:
+            self.count += 1
+            if self.stop_at and self.count == self.stop_at:
+                import os, signal
+                os.kill(os.getpid(), signal.SIGTERM)
+        if self.hungry_mib:  # memory in proportion to the samples
+            torch.empty(len(x), self.hungry_mib << 20, dtype=torch.uint8, device=x.device)
+        return (model(x)[:, 0] - y).square()
+
+    def score(self, model, batch):
+        x, y = batch
+        return {"loss": (model(x)[:, 0] - y).square()}
+"""
+
+
+@pytest.fixture(autouse=True)
+def cuda_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def train(folder: Path, run: str, *flags: str, code: int = 0) -> tuple[list[float], dict[str, Any]]:
+    """Losses of all steps and the results of ``muster train``."""
+    (folder / "curve.py").write_text(TASK)
+    command = [
+        *(sys.executable, "-m", "muster", "train", "curve.py:Curve", "--run-dir", run),
+        *("--epochs", "4", "--batch-size", "16", "--lr", "0.01", "--no-tensorboard", *flags),
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    lines = map(json.loads, (folder / run / "metrics.jsonl").read_text().splitlines())
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    path = folder / run / "training_results.json"
+    results = {"said": done.stdout, **(json.loads(path.read_text()) if path.exists() else {})}
+    return losses, results
+
+
+def test_float64_on_the_gpu_is_float64_on_the_cpu(tmp_path: Path) -> None:
+    on_gpu, found = train(tmp_path, "gpu", "--devices", "1", "--precision", "fp32")
+    on_cpu, _ = train(tmp_path, "cpu", "--devices", "cpu:1")
+    assert found["device"] == "cuda"
+    assert on_gpu == pytest.approx(on_cpu, rel=1e-10)
+
+
+def test_a_stopped_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    flags = ("--devices", "1", "--deterministic", "--dropout", "0.3")
+    whole, _ = train(tmp_path, "whole", *flags)
+    train(tmp_path, "again", *flags, "--stop-at", "21", code=75)
+    again, _ = train(tmp_path, "again", *flags)
+    assert again == whole
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_every_precision_learns_what_fp32_learns(precision: str, tmp_path: Path) -> None:
+    if precision != "fp16" and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip(f"this card has no {precision}")
+    flags = ("--devices", "1", "--no-double", "--epochs", "20")
+    exact, _ = train(tmp_path, "fp32", *flags, "--precision", "fp32")
+    rounded, found = train(tmp_path, precision, *flags, "--precision", precision)
+    assert found["precision"].startswith(precision)
+    assert rounded[-1] == pytest.approx(exact[-1], rel=0.1, abs=0.01)
+
+
+def test_cuda_memory_that_runs_out_halves_the_micro_batch(tmp_path: Path) -> None:
+    """16 samples ask for twice the card's memory; what fits is the same training."""
+    total_mib = torch.cuda.get_device_properties(0).total_memory >> 20
+    hungry = ("--hungry-mib", str(total_mib // 8))
+    flags = ("--devices", "1", "--precision", "fp32", "--global-batch", "16")
+    plain, _ = train(tmp_path, "plain", *flags)
+    short, found = train(tmp_path, "short", *flags, *hungry)
+    assert found["micro_batch"] < 16
+    assert found["global_batch"] == 16
+    assert short == pytest.approx(plain, rel=1e-10)
+    assert "memory     ran out" in found["said"]
+
+
+def test_loader_processes_and_pinned_copies_change_nothing(tmp_path: Path) -> None:
+    flags = ("--devices", "1", "--precision", "fp32")
+    here, _ = train(tmp_path, "here", *flags, "--num-workers", "0")
+    there, _ = train(tmp_path, "there", *flags, "--num-workers", "2")
+    assert there == here

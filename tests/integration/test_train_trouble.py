@@ -1,0 +1,185 @@
+"""Trainings in trouble, as their user meets them: stalls, signals, errors, a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import psutil
+import pytest
+from tests.conftest import MusterCli
+
+TASK = """
+import os, time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import muster
+
+
+class Points(Dataset):
+    def __init__(self, task):
+        self.task, self.x, self.fetched = task, torch.randn(320, 4), 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.fetched += 1
+        if self.task.sleep_after and self.fetched > self.task.sleep_after:
+            if os.environ.get("RANK") == "1":
+                time.sleep(600)
+        return self.x[index], self.x[index].sum()
+
+
+@dataclass
+class Slow(muster.Task):
+    pause: float = 0.02
+    sleep_after: int = 0
+    fail_after: int = 0
+
+    def model(self):
+        self.calls = 0
+        return nn.Linear(4, 1)
+
+    def dataset(self, split):
+        return Points(self) if split == "train" else None
+
+    def loss(self, model, batch):
+        time.sleep(self.pause)
+        self.calls += 1
+        if self.fail_after and self.calls > self.fail_after and os.environ.get("RANK") == "1":
+            raise KeyError("no such column: heart_rate")
+        return (model(batch[0])[:, 0] - batch[1]).square()
+
+    def score(self, model, batch):
+        return {"loss": self.loss(model, batch)}
+"""
+
+WORDS = ("train", "slow.py:Slow", "--run-dir", "run", "--batch-size", "8", "--no-tensorboard")
+
+
+@pytest.fixture(autouse=True)
+def task(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(TASK)
+
+
+def num_lines(folder: Path) -> int:
+    path = folder / "run" / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_for_lines(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 40
+    while num_lines(folder) < count:
+        assert time.monotonic() < deadline, "the training does not get there"
+        time.sleep(0.05)
+
+
+def steps(folder: Path) -> list[int]:
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines if json.loads(line)["kind"] == "train"]
+
+
+def test_a_sleeping_loader_is_named_with_its_step_and_who_waits(muster_cli: MusterCli) -> None:
+    done = muster_cli(
+        *WORDS, "--devices", "cpu:2", "--num-workers", "0", "--sleep-after", "80",
+        "--stall-timeout", "3", "--max-restarts", "0",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "stalled: rank 1 is in the data loader at step " in done.stderr
+    assert "; rank 0 waits in backward" in done.stderr
+    assert done.stderr.count("stalled: ") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_path: Path) -> None:
+    """Stopped once: after the restart from the checkpoint it reaches the end."""
+    command = [
+        *(sys.executable, "-m", "muster", *WORDS, "--devices", "cpu:2"),
+        *("--max-steps", "300", "--checkpoint-interval", "5steps", "--stall-timeout", "3"),
+        *("--max-restarts", "1", "--epochs", "99"),
+    ]
+    launcher = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_lines(tmp_path, 20)
+    time.sleep(2.5)  # so that a beat has told where it is
+    # The ranks are the processes without children.
+    family = psutil.Process(launcher.pid).children(recursive=True)
+    leaves = [p for p in family if not p.children() and "warden" not in " ".join(p.cmdline())]
+    os.kill(leaves[-1].pid, signal.SIGSTOP)
+    out, error = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, out + error
+    assert "has been silent for" in error and "restart 1 of 1" in error
+    assert steps(tmp_path) == list(range(1, 301))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
+    number: signal.Signals, tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "60", "--epochs", "9")
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "muster", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_lines(tmp_path, 10)
+    launcher.send_signal(number)
+    out, error = launcher.communicate(timeout=40)
+    assert launcher.returncode == 75, out + error
+    done_before = steps(tmp_path)
+    assert 10 <= len(done_before) < 60
+    state = muster_cli("status", "run").stdout
+    assert f"run: saved\n  step {done_before[-1]} · epoch" in state
+    assert "muster resume run" in state
+    again = muster_cli("resume", "run")
+    assert again.returncode == 0, again.stderr
+    assert f"resume     from step {done_before[-1]} " in again.stdout
+    assert steps(tmp_path) == list(range(1, 61))
+
+
+def test_an_exception_of_one_rank_is_told_once_in_ten_lines(muster_cli: MusterCli) -> None:
+    done = muster_cli(*WORDS, "--devices", "cpu:2", "--fail-after", "5")
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("muster: ") :].strip().splitlines()
+    assert len(report) <= 10, done.stderr
+    assert "rank 1 of 2 failed: KeyError" in report[0]
+    assert "/muster/train/" not in done.stderr, "its user wrote none of that"
+    assert done.stderr.count("failed: KeyError: 'no such column: heart_rate'") == 1
+    assert "slow.py" in done.stderr and "rank-1.log" in done.stderr
+    assert "restart" not in done.stderr, "it would only come again"
+
+
+def test_a_terminal_shows_rate_and_time_to_go_and_ctrl_c_saves(
+    tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    words = ["-m", "muster", *WORDS, "--devices", "cpu:2", "--max-steps", "400", "--epochs", "99"]
+    child = pexpect.spawn(
+        sys.executable, words, cwd=str(tmp_path), dimensions=(30, 140), encoding="utf-8", timeout=40
+    )
+    child.expect("global batch 16")
+    child.expect(r"\d+/400.*ETA \d.* · epoch \d+/99 · loss \d")
+    child.expect(r"samples/s · data \d+% · comm \d+%")
+    during = muster_cli("status", "run")
+    assert re.search(r"run: running\n  step \d+ of 400 · epoch \d", during.stdout), during
+    child.sendintr()
+    child.expect("saved")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    again = muster_cli("resume", "run", "--max-steps", "30", "--dry-run")
+    assert again.returncode == 0, again.stderr

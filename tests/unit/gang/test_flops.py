@@ -1,0 +1,49 @@
+"""Operations against the textbook's count, and MFU by its definition."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from muster.gang.flops import Flops, count_flops, peak_flops
+
+
+def test_a_products_operations_are_two_per_multiply_and_add() -> None:
+    """Forward 2*n*i*o; backward twice that, without the first layer's gradient of its input."""
+    n, sizes = 5, (16, 32, 10)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+    x = torch.randn(n, 16)
+    forward = sum(2 * n * i * o for i, o in pairwise(sizes))
+    backward = 2 * forward - 2 * n * 16 * 32
+    assert count_flops(model, lambda: model(x).sum().backward()) == forward + backward
+
+
+def test_recurrent_layers_are_not_guessed_at() -> None:
+    model = nn.LSTM(4, 4)
+    assert count_flops(model, lambda: model(torch.randn(3, 1, 4))) is None
+
+
+def test_utilisation_is_of_all_cards() -> None:
+    flops = Flops(per_sample=6e9, peak=100e12)
+    assert flops.utilisation(10_000, 1) == pytest.approx(0.6)
+    assert flops.utilisation(10_000, 4) == pytest.approx(0.15)
+    assert flops.utilisation(None, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989.4e12),
+        ("NVIDIA H100 PCIe", "fp16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("Tesla T4", "bf16", None),
+        ("NVIDIA GB200", "bf16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("", "fp32", None),
+    ],
+)
+def test_peaks_of_the_data_sheets(card: str, precision: str, peak: float | None) -> None:
+    assert peak_flops(card, precision) == peak
