@@ -7,7 +7,9 @@ First a 784-512-512-10 network, 128 samples per rank, gloo, one thread per rank;
 one process, where all that is left is what a step costs besides torch. Everyone has the same model,
 TensorDataset, collate, AdamW, and no loader processes. muster writes a line of metrics at every
 step, which is its default (and TensorBoard); the peers' loggers are off, and the raw loop reads no
-loss. "raw, logging" is the same loop with ``loss.item()`` and one JSON line per step.
+loss. muster takes a batch of a plain TensorDataset at once, where the loader of the others fetches
+its samples one by one; "item by item" is muster without that. "raw, logging" is the same loop with
+``loss.item()`` and one JSON line per step.
 
 Ratios are taken within a round, in which all run one after the other, and their median is shown.
 samples/s are those of the steady part. "typical" is the median over blocks of 16 steps: pauses
@@ -39,6 +41,7 @@ NAMES = {
     "raw": "raw loop",
     "raw-log": "raw loop, logging",
     "muster": "muster",
+    "muster-items": "muster, item by item",
     "muster-quiet": "muster, no metrics",
     "accelerate": "Accelerate",
     "fabric": "Lightning Fabric",
@@ -76,7 +79,10 @@ def command_for(peer: str, case: Case, folder: Path) -> list[str]:
     shape = ["--inputs", str(case.inputs), "--hidden", str(case.hidden)]
     shape += ["--samples", str(case.samples), "--clock", clock]
     if peer.startswith("muster"):
-        quiet = ["--log-every", "1000000", "--no-tensorboard"] if peer == "muster-quiet" else []
+        quiet = {
+            "muster-quiet": ["--log-every", "1000000", "--no-tensorboard"],
+            "muster-items": ["--items"],
+        }.get(peer, [])
         return [
             *(sys.executable, "-m", "muster", "train", f"{PROGRAM}:Mlp"),
             *("--devices", f"cpu:{case.ranks}", "--batch-size", str(case.batch)),

@@ -45,6 +45,10 @@ def make_data(inputs: int, count: int) -> TensorDataset:
     )
 
 
+class Items(TensorDataset):
+    """The same as a data set that can only give one sample at a time."""
+
+
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
 
@@ -70,13 +74,17 @@ class Mlp(muster.Task):
     samples: int = 12_800
     clock: str = ""
     clock_steps: int = 0
+    items: bool = False
 
     def model(self) -> nn.Module:
         start_clock(self.clock, self.clock_steps)
         return make_model(self.inputs, self.hidden)
 
     def dataset(self, split: muster.Split) -> TensorDataset | None:
-        return make_data(self.inputs, self.samples) if split == "train" else None
+        data = make_data(self.inputs, self.samples)
+        if self.items:
+            data = Items(*data.tensors)
+        return data if split == "train" else None
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")

@@ -14,6 +14,11 @@ from muster.base.run_folder import RunFolder
 
 _FLUSH_EVERY_S = 1.0
 _TENSORBOARD_EVERY_S = 0.25
+_WITHOUT_NORM = (
+    '{"kind": "train", "step": %d, "epoch": %d, "samples": %d, "loss": %r, "lr": %r, "seconds": %r'
+    "}\n"
+)
+_WITH_NORM = _WITHOUT_NORM[:-2] + ', "grad_norm": %r}\n'
 
 
 class StepLine(NamedTuple):
@@ -32,6 +37,14 @@ class StepLine(NamedTuple):
         if self.grad_norm is None:
             del values["grad_norm"]
         return values
+
+
+def _words(line: StepLine) -> str:
+    """One line of JSON. Formatted by hand, which takes a quarter of the time; it is every step."""
+    norm = line.grad_norm
+    if norm is None:
+        return _WITHOUT_NORM % line[:-1]
+    return (_WITH_NORM % line) if math.isfinite(norm) else json.dumps(line.record()) + "\n"
 
 
 class Record:
@@ -89,7 +102,7 @@ class Record:
         self._status.unlink(missing_ok=True)
 
     def _write_steps(self) -> None:
-        self._file.writelines(json.dumps(line.record()) + "\n" for line in self._lines)
+        self._file.writelines(map(_words, self._lines))
         self._lines.clear()
 
     def _to_board(self, kind: str, values: dict[str, Any]) -> None:

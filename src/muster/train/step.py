@@ -89,7 +89,7 @@ def accumulate(work: Work, feed: Feed, window: Window, meter: Meter, seed: int =
 
 
 def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int) -> Sums:
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     weight = 0.0
     scale = 1.0 / window.planned
     step, device = meter.step, work.replica.gang.device
@@ -111,12 +111,13 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
                 losses, terms = check_loss(losses, batch.size, work.task)
             work.scale_by(scale)  # here: a round without a sample has set it to 0
             work.backward(losses)
-        total = total + losses.detach().sum()
+        part = losses.detach().sum()
+        total = part if total is None else total + part
         weight += terms
     started = work.replica.communication_started_s()
     if started is not None:
         step.communication_s += max(0.0, time.perf_counter() - started)
-    return Sums(total, weight)
+    return Sums(0.0 if total is None else total, weight)
 
 
 def _stand_in(work: Work, *, is_last: bool) -> None:
