@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from muster.gang.flops import Flops, count_flops, peak_flops
+from muster.gang.flops import Flops, count_flops
 
 
 def test_a_products_operations_are_two_per_multiply_and_add() -> None:
@@ -31,19 +31,3 @@ def test_utilisation_is_of_all_cards() -> None:
     assert flops.utilisation(10_000, 1) == pytest.approx(0.6)
     assert flops.utilisation(10_000, 4) == pytest.approx(0.15)
     assert flops.utilisation(None, 1) is None
-
-
-@pytest.mark.parametrize(
-    ("card", "precision", "peak"),
-    [
-        ("NVIDIA H200", "bf16", 989.4e12),
-        ("NVIDIA H100 PCIe", "fp16", 756e12),
-        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
-        ("Tesla T4", "bf16", None),
-        ("NVIDIA GB200", "bf16", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("", "fp32", None),
-    ],
-)
-def test_peaks_of_the_data_sheets(card: str, precision: str, peak: float | None) -> None:
-    assert peak_flops(card, precision) == peak
