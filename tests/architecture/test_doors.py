@@ -19,8 +19,15 @@ DOORS = {
     "sqlite3": ("muster/farm/ledger/",),
     "ray": ("muster/farm/executors/ray.py",),
     "submitit": ("muster/farm/executors/slurm.py", "muster/gang/slurm.py"),
-    "torch": ("muster_recipes/", "muster/gang/", "muster/train/", "muster/rl/", "muster/pipeline/"),
-    "matplotlib": ("muster_recipes/", "muster/train/curves.py"),
+    "torch": (
+        "muster_recipes/",
+        "muster/gang/",
+        "muster/train/",
+        "muster/rl/",
+        "muster/pipeline/",
+        "muster/doctor/probes/",
+    ),
+    "matplotlib": ("muster_recipes/", "muster/train/curves.py", "muster/monitor/figure.py"),
     "muster.gang": ("muster/gang/", "muster/train/", "muster/rl/", "muster/api/"),
 }
 #: Inside an allowed folder, and yet not allowed: they run where torch may not be loaded.

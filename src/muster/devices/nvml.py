@@ -22,20 +22,20 @@ _MIB = 1024 * 1024
 _MEMORY_V2 = 40 | 2 << 24
 
 
-class _Unavailable(Exception):
+class Unavailable(Exception):
     """NVML cannot be used at all; the text is for the user."""
 
 
 def read_inventory() -> Inventory:
     """Every GPU of this host, and for a GPU cut by MIG its instances in its place."""
     try:
-        library = _open()
-    except _Unavailable as error:
+        library = open_library()
+    except Unavailable as error:
         return Inventory(problem=str(error))
     devices: list[Device] = []
-    for index in range(_Reader(library).read("nvmlDeviceGetCount") or 0):
+    for index in range(Reader(library).read("nvmlDeviceGetCount") or 0):
         devices.extend(_read_gpu(library, index))
-    system = _Reader(library)
+    system = Reader(library)
     version = system.read("nvmlSystemGetCudaDriverVersion")
     return Inventory(
         devices=tuple(devices),
@@ -51,12 +51,12 @@ def process_memory_mib(uuids: Iterable[str]) -> dict[str, dict[int, int | None]]
     A device whose processes cannot be read is left out, which is not the same as an empty one.
     """
     try:
-        library = _open()
-    except _Unavailable:
+        library = open_library()
+    except Unavailable:
         return {}
     result: dict[str, dict[int, int | None]] = {}
     for uuid in uuids:
-        reader = _Reader(library)
+        reader = Reader(library)
         handle = reader.read("nvmlDeviceGetHandleByUUID", uuid)
         memory = None if handle is None else _memory_by_pid(reader, handle)
         if memory is not None:
@@ -65,19 +65,19 @@ def process_memory_mib(uuids: Iterable[str]) -> dict[str, dict[int, int | None]]
 
 
 @functools.cache
-def _open() -> Any:
+def open_library() -> Any:
     """The initialised library; a failure is not cached, so a later call tries again."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
-        raise _Unavailable(
+        raise Unavailable(
             "The package nvidia-ml-py is not installed, so the GPUs of this host cannot be listed. "
             "Install it with: pip install nvidia-ml-py"
         ) from None
     try:
         library.nvmlInit()
     except library.NVMLError as error:
-        raise _Unavailable(_why_no_driver(library, error)) from None
+        raise Unavailable(_why_no_driver(library, error)) from None
     return library
 
 
@@ -100,7 +100,7 @@ def _why_no_driver(library: Any, error: Any) -> str:
     return f"The NVIDIA driver does not start ({error}), so no GPU can be used. Try nvidia-smi."
 
 
-class _Reader:
+class Reader:
     """Calls into NVML for one device; remembers the first answer that means it is broken."""
 
     def __init__(self, library: Any) -> None:
@@ -126,7 +126,7 @@ class _Reader:
 
 
 def _read_gpu(library: Any, index: int) -> list[Device]:
-    reader = _Reader(library)
+    reader = Reader(library)
     handle = reader.read("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         reason = _lost(index, reader.broken or reader.last_error)
@@ -141,11 +141,11 @@ def _read_gpu(library: Any, index: int) -> list[Device]:
     for position in range(reader.read("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         instance = reader.read("nvmlDeviceGetMigDeviceHandleByIndex", handle, position)
         if instance is not None:
-            instances.append(_read_device(_Reader(library), instance, index, parent=gpu))
+            instances.append(_read_device(Reader(library), instance, index, parent=gpu))
     return instances or [_without_instances(gpu)]
 
 
-def _read_device(reader: _Reader, handle: Any, index: int, parent: Device | None) -> Device:
+def _read_device(reader: Reader, handle: Any, index: int, parent: Device | None) -> Device:
     uuid = reader.read("nvmlDeviceGetUUID", handle)
     name = reader.read("nvmlDeviceGetName", handle)
     total_mib, used_mib = _memory(reader, handle)
@@ -172,7 +172,7 @@ def _read_device(reader: _Reader, handle: Any, index: int, parent: Device | None
     )
 
 
-def _memory(reader: _Reader, handle: Any) -> tuple[int | None, int | None]:
+def _memory(reader: Reader, handle: Any) -> tuple[int | None, int | None]:
     # The second version keeps the driver's own reserve apart. The first counts it as used, some
     # hundred MiB on large GPUs, and an idle GPU would look busy.
     info = reader.read("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
@@ -181,7 +181,7 @@ def _memory(reader: _Reader, handle: Any) -> tuple[int | None, int | None]:
     return (None, None) if info is None else (info.total // _MIB, info.used // _MIB)
 
 
-def _memory_by_pid(reader: _Reader, handle: Any) -> dict[int, int | None] | None:
+def _memory_by_pid(reader: Reader, handle: Any) -> dict[int, int | None] | None:
     """None if no list of processes can be read at all."""
     lists = []
     for kind in ("Compute", "Graphics"):

@@ -54,6 +54,6 @@ def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     def fail() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    nvml._open.cache_clear()
+    nvml.open_library.cache_clear()
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert MemorySampler(Settings()).used_by([41], ["GPU-a"]) is None
