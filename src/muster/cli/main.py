@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.verify:main",
         "compare a task's gradients on one rank, on several, with accumulation",
     ),
+    "launch": ("muster.cli.commands.launch:main", "be asked, and led to the right command"),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
     "list": ("muster.cli.commands.look:list_runs", "the runs here, the newest first"),

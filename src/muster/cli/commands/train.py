@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from muster.api.early import AgentHandle, read_topology, start_agent
-
-if TYPE_CHECKING:
-    pass
 
 _HELP = """Train one model on every device, with the same result as on one.
 

@@ -1,0 +1,120 @@
+"""``muster launch``: asks what is not given, shows the command, asks once, runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from muster.base.errors import EXIT_INTERRUPTED
+from muster.base.settings import Settings, read_settings
+from muster.cli import output
+from muster.cli.flags import Switch
+from muster.cli.launcher.answers import Answers, command_line, command_words
+from muster.cli.launcher.asking import Asker, make_asker
+from muster.cli.launcher.questions import Gpu, Machine, answered, questions
+from muster.cli.parse import parse
+from muster.cli.recipes import RECIPES
+from muster.cli.tasks import TASKS, load_train_recipe
+from muster.devices.inventory import discover
+from muster.devices.placement import busy_reason
+
+_HELP = """Be led to the right command: arrow keys, defaults, help at each question.
+
+Every answer can be given as a flag; what is given is not asked. The command is shown and asked for
+once before it runs. Without a terminal, defaults stand in and --yes or --print is needed.
+
+Examples:
+  muster launch
+  muster launch --kind train --target digits --devices cpu:2 --print
+  muster launch --kind run --target train.py --yes
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    kind: Literal["train", "run", "sweep"] | None = None
+    """The kind of work."""
+    target: str | None = None
+    """What to train, run or sweep: a recipe, file.py:NAME or a script."""
+    args: str | None = None
+    """Arguments of a script, as one text."""
+    devices: str | None = None
+    """As --devices takes it: 4, 0,2,3, cpu:8, auto."""
+    gpu_ids: str | None = None
+    """Which GPUs, as a list."""
+    strategy: Literal["auto", "single", "dp", "ddp", "fsdp"] | None = None
+    """How devices share one model."""
+    batch_size: int | None = None
+    """Samples per device and step."""
+    lr: float | None = None
+    """Learning rate, taken as it is."""
+    lr_scaling: Literal["none", "linear", "sqrt"] | None = None
+    """How the learning rate follows the global batch."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
+    """auto, fp32, tf32, bf16 or fp16."""
+    epochs: int | None = None
+    """How many epochs; never asked."""
+    grid: tuple[str, ...] | None = None
+    """NAME=V1,V2 of a sweep."""
+    seeds: str | None = None
+    """Seeds of a sweep."""
+    per_gpu: str | None = None
+    """Workers that share a GPU in a sweep; never asked."""
+    run_dir: str | None = None
+    """The run folder."""
+    print_: Annotated[Switch, tyro.conf.arg(name="print")] = False
+    """Print the command and run nothing."""
+    yes: Switch = False
+    """Run it without asking."""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(_Launch, argv, "launch", _HELP)
+    values = {name: value for name, value in vars(flags).items() if name not in ("print_", "yes")}
+    asker = make_asker()
+    try:
+        answers = ask_all(find_machine(read_settings()), Answers(**values), asker)
+        output.say(command_line(answers))
+        if flags.print_ or not (flags.yes or asker.confirm("Run it?")):
+            return 0
+    except KeyboardInterrupt:
+        output.remark("Nothing was started.")
+        return EXIT_INTERRUPTED
+    from muster.cli.main import main as run_command
+
+    return run_command(command_words(answers))
+
+
+def ask_all(machine: Machine, answers: Answers, asker: Asker) -> Answers:
+    """Ask one question after the other; each may depend on the answers before it."""
+    while pending := questions(machine, answers):
+        answers = answered(answers, pending[0], asker.ask(pending[0]))
+    return answers
+
+
+def find_machine(settings: Settings) -> Machine:
+    """The devices that a command started here would see, and the recipes there are."""
+    inventory = discover(settings)
+    gpus = tuple(
+        Gpu(
+            number=number,
+            name=device.name,
+            memory_total_mib=device.memory_total_mib,
+            memory_free_mib=_free_mib(device.memory_total_mib, device.memory_used_mib),
+            busy=device.lost or busy_reason(device),
+        )
+        for number, device in enumerate(inventory.devices)
+    )
+    return Machine(
+        gpus=gpus,
+        why_no_gpu=inventory.problem or "none is visible",
+        num_cores=settings.cpu_count,
+        tasks={name: load_train_recipe(name).defaults for name in sorted(TASKS)},
+        sweeps=tuple(sorted(RECIPES)),
+    )
+
+
+def _free_mib(total_mib: int | None, used_mib: int | None) -> int | None:
+    return None if total_mib is None or used_mib is None else total_mib - used_mib

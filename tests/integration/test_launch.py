@@ -1,0 +1,111 @@
+"""``muster launch`` in a real terminal, key by key, and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from tests.conftest import MusterCli
+
+DOWN, ENTER = "\x1b[B", "\r"
+BOX = {
+    "driver_version": "550.54.15",
+    "cuda_driver_version": [12, 4],
+    "devices": [
+        {"index": n, "uuid": f"GPU-{n}", "name": "NVIDIA A100-SXM4-40GB",
+         "memory_total_mib": 40960, "memory_used_mib": 30000 if n == 1 else 0,
+         "holders": [{"pid": 41, "user": "ada", "used_mib": 30000}] if n == 1 else []}
+        for n in range(3)
+    ],
+}  # fmt: skip
+
+
+def start(folder: Path, *args: str) -> pexpect.spawn:
+    environment = {**os.environ, "TERM": "xterm"}
+    return pexpect.spawn(
+        sys.executable, ["-m", "muster", "launch", *args], cwd=str(folder), env=environment,
+        dimensions=(40, 130), encoding="utf-8", timeout=30,
+    )  # fmt: skip
+
+
+def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) -> None:
+    child = start(tmp_path, "--epochs", "1")
+    child.expect("What kind of work")
+    child.send(ENTER)
+    child.expect("Which task")
+    child.send("\x15digits" + ENTER)  # instead of the default
+    child.expect("How many CPU ranks")
+    child.send(ENTER)
+    child.expect("share the model")
+    child.send(DOWN + ENTER)  # ddp
+    child.expect("Samples per device")
+    child.send(ENTER)
+    child.expect("learning rate follow")
+    child.expect("linear: 0.006 = base 0.003 x 2")
+    child.send(ENTER)
+    child.expect("precision")
+    child.send(ENTER)
+    child.expect("Where shall everything be kept")
+    child.send(ENTER)
+    child.expect(
+        "muster train digits --devices cpu:2 --strategy ddp --batch-size 32 --lr-scaling none "
+        "--precision auto --epochs 1 --run-dir runs/digits"
+    )
+    child.expect("Run it")
+    child.send("y")
+    child.expect("strategy   ddp")
+    child.expect(pexpect.EOF, timeout=60)
+    child.close()
+    assert child.exitstatus == 0
+    assert (tmp_path / "runs/digits/training_results.json").exists()
+
+
+def test_gpus_are_marked_with_the_space_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(BOX))
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(facts))
+    child = start(tmp_path, "--kind", "sweep", "--target", "ssm", "--print")
+    child.expect("Which GPUs")
+    child.expect("10,960 MiB free of 40,960")
+    child.send(" " + ENTER)  # takes the mark from GPU 0; 1 is busy and never had one
+    child.expect("Where shall everything be kept")
+    child.send(ENTER)
+    child.expect("muster sweep ssm --gpu-ids 2 --run-dir runs/ssm")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_a_wrong_answer_is_told_at_once_and_ctrl_c_starts_nothing(tmp_path: Path) -> None:
+    child = start(tmp_path, "--kind", "run")
+    child.expect("Which script")
+    child.send("nowhere.py" + ENTER)
+    child.expect("there is no such file")
+    child.sendintr()
+    child.expect("Nothing was started")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+
+
+def test_without_a_terminal_flags_are_enough(muster_cli: MusterCli) -> None:
+    done = muster_cli(
+        "launch", "--kind", "train", "--target", "digits", "--devices", "cpu:1", "--print"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("muster train digits --devices cpu:1 --batch-size ")
+
+
+def test_without_a_terminal_what_is_missing_is_named(muster_cli: MusterCli) -> None:
+    done = muster_cli("launch", "--kind", "sweep", "--print")
+    assert done.returncode == 2
+    assert "--target" in done.stderr and "Traceback" not in done.stderr
+    done = muster_cli("launch", "--kind", "train", "--devices", "cpu:1")
+    assert done.returncode == 2
+    assert "--yes" in done.stderr
