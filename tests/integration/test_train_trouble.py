@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -183,3 +184,71 @@ def test_a_terminal_shows_rate_and_time_to_go_and_ctrl_c_saves(
     assert child.exitstatus == 130
     again = muster_cli("resume", "run", "--max-steps", "30", "--dry-run")
     assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_a_batch_system_may_signal_every_process_at_once(start: str, tmp_path: Path) -> None:
+    """As SLURM and systemd do: the ranks save although the launcher passes the signal on too."""
+    words = (*WORDS, "--devices", "cpu:2", "--max-steps", "400", "--epochs", "99", "--start", start)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "muster", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_lines(tmp_path, 10)
+    family = [launcher.pid, *(p.pid for p in psutil.Process(launcher.pid).children(recursive=True))]
+    for pid in family:
+        os.kill(pid, signal.SIGTERM)
+    out, error = launcher.communicate(timeout=40)
+    assert launcher.returncode == 75, out + error
+    assert "saved: asked to stop (SIGTERM)" in out
+
+
+def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = (
+        *WORDS, "--devices", "cpu:1", "--nodes", "2", "--master-addr", "127.0.0.1",
+        "--master-port", str(port), "--max-steps", "200", "--epochs", "99",
+        "--checkpoint-interval", "5steps", "--max-restarts", "2",
+    )  # fmt: skip
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "muster", *words, "--node-rank", str(rank)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    wait_for_lines(tmp_path, 20)
+    # A forked rank has the command line of what it was forked from, and no children.
+    family = psutil.Process(nodes[1].pid).children(recursive=True)
+    leaves = [p for p in family if "gang.agent" in " ".join(p.cmdline()) and not p.children()]
+    os.kill(leaves[-1].pid, signal.SIGKILL)
+    ends = [node.communicate(timeout=90) for node in nodes]
+    said = "\n".join(part for end in ends for part in end)
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert "restart 1 of 2" in ends[0][1] and "restart 1 of 2" in ends[1][1]
+    assert steps(tmp_path) == list(range(1, 201))
+
+
+def test_another_batch_size_is_another_training(muster_cli: MusterCli) -> None:
+    """The same folder would give the old results for the new question."""
+    few = ("--devices", "cpu:1", "--max-steps", "3", "--no-tensorboard")
+    words = ("train", "slow.py:Slow", *few, "--json")
+    folders = set()
+    for more in (("--batch-size", "8"), ("--batch-size", "16"), ("--precision", "bf16")):
+        done = muster_cli(*words, *more)
+        assert done.returncode == 0, done.stderr
+        folders.add(json.loads(done.stdout)["path"])
+    assert len(folders) == 3
+    again = muster_cli(*WORDS, *few)
+    assert again.returncode == 0, again.stderr
+    other = muster_cli(*WORDS, *few, "--batch-size", "16")
+    assert other.returncode == 2
+    assert "--batch-size 8, now 16" in other.stderr

@@ -26,7 +26,7 @@ from muster.api.lock import hold
 from muster.api.recipe import TrainRecipe
 from muster.api.stored import read_stored
 from muster.base.atomic_files import explain_os_error
-from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, UsageError
+from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.records import read_json, to_json
 from muster.base.run_folder import RunFolder
 from muster.base.target import parse_target, ref_of
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 #: something is written) may change from start to start of one run.
 _DECISIVE = (
     "global_batch", "lr", "base_lr", "lr_scaling", "weight_decay", "schedule", "min_lr",
-    "warmup_epochs", "max_grad_norm", "seed", "model_seed", "sync_batchnorm",
+    "warmup_epochs", "max_grad_norm", "seed", "model_seed", "sync_batchnorm", "precision",
 )  # fmt: skip
+#: These as well where they, with the number of devices, make the global batch.
+_OF_THE_BATCH = ("batch_size", "grad_accum_steps")
 _MOST_STARTS = 20
 
 
@@ -73,7 +75,8 @@ class TrainJob:
         return RunFolder(Path("runs") / name_with_hash(self.name, digest))
 
     def identity(self) -> dict[str, Any]:
-        decisive = {name: getattr(self.config, name) for name in _DECISIVE}
+        names = _DECISIVE if self.config.global_batch else (*_DECISIVE, *_OF_THE_BATCH)
+        decisive = {name: getattr(self.config, name) for name in names}
         return {"task": self.target, "settings": dict(self.values), "config": decisive}
 
     def entry(self, num_devices: int) -> Entry:
@@ -192,6 +195,7 @@ def train_here(
     from muster.train.entry import train
     from muster.train.load import make_task
 
+    check_job(job)
     task = make_task(job.target, job.settings, job.values)
     return _train_object(job, task, topology, say, train)
 
@@ -296,8 +300,8 @@ def _train_object(
     folder = job.folder
     checkpoints = {"checkpoint_s": job.checkpoint_s, "checkpoint_steps": job.checkpoint_steps}
     if topology is not None and topology.rank > 0:
-        train(task, job.config, folder, topology, say, **checkpoints)
-        return Trained(folder=folder, exit_code=EXIT_OK, ending=None, results=None)
+        results = train(task, job.config, folder, topology, say, **checkpoints)
+        return Trained(folder=folder, exit_code=_code(results), ending=None, results=None)
     try:
         folder.create()
         with hold(folder):
@@ -305,7 +309,12 @@ def _train_object(
             results = train(task, job.config, folder, topology, say, **checkpoints)
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
-    return Trained(folder=folder, exit_code=EXIT_OK, ending=None, results=results)
+    return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
+
+
+def _code(results: Mapping[str, Any] | None) -> int:
+    """A training that was asked to stop has no results, and is not to be taken for a finished."""
+    return EXIT_OK if results is not None else EXIT_REQUEUE
 
 
 def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:

@@ -15,8 +15,9 @@ from muster.base.processes import end_marked
 
 def main(argv: list[str]) -> int:
     descriptor, mark = int(argv[0]), argv[1]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     orderly = False
     while True:
         data = os.read(descriptor, 16)

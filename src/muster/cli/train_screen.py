@@ -82,7 +82,8 @@ def _words(picture: dict[str, Any]) -> str:
     if picture["samples_per_s"] is not None:
         parts.append(f"{picture['samples_per_s']:,.0f} samples/s")
         parts.append(f"data {picture['data_wait']:.0%}")
-        parts.append(f"comm {picture['communication']:.0%}")
+        if picture["communication"] is not None:
+            parts.append(f"comm {picture['communication']:.0%}")
     if picture["mfu"] is not None:
         parts.append(f"MFU {picture['mfu']:.0%}")
     if picture["memory_mib"] is not None:

@@ -8,6 +8,7 @@ import, while it has one thread only.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -65,8 +66,10 @@ def main(argv: list[str]) -> int:
 
 
 def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
+    from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
     from muster.gang.elastic import GangAgent
 
@@ -103,6 +106,9 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
     except SignalException:
         events.tell("done", state="stopped")
         return 0
+    except RendezvousClosedError:
+        events.tell("done", state="failed")
+        return 0
     except Exception as error:
         logging.getLogger(__name__).exception("the gang could not be run")
         events.tell("done", state="broken", message=f"{type(error).__name__}: {error}")
@@ -111,6 +117,9 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
         if nursery is not None:
             nursery.close()
     failed = result is None or result.is_failed()
+    if failed:
+        with contextlib.suppress(DistError, RuntimeError):  # its host has gone already
+            rendezvous.set_closed()
     events.tell("done", state="failed" if failed else "succeeded")
     rendezvous.shutdown()
     return 0

@@ -47,10 +47,12 @@ class Council:
     """The ranks' control channel. With one rank every call answers at once.
 
     The group is gloo even where gradients travel over NCCL, so that nothing here waits for a
-    GPU, and its timeout is short: a rank that does not answer within it is lost.
+    GPU. Its timeout is long, because rank 0 may work alone for a while (a large checkpoint, the
+    task's last word): a rank that has died is noticed by its connection, and one that hangs by
+    the watchdog, which knows who is busy saving.
     """
 
-    def __init__(self, rank: int, num_ranks: int, timeout_s: float = 300.0) -> None:
+    def __init__(self, rank: int, num_ranks: int, timeout_s: float = 3 * 3600.0) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         self._group = (

@@ -71,8 +71,8 @@ _COLLECTIVES = {
 class Beacon:
     """``step`` -1 and empty texts mean: not said, so look yourself.
 
-    ``phase``: data, forward, backward, optimizer, checkpoint, evaluation; ``collective``: the name
-    of the one that is waited for, "" outside.
+    ``phase``: setup, data, forward, backward, optimizer, evaluation, checkpoint, finish;
+    ``collective``: the name of the one that is waited for, "" outside.
     """
 
     __slots__ = ("collective", "phase", "step")

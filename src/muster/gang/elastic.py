@@ -26,7 +26,9 @@ from torch.distributed.elastic.agent.server.api import (
 
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
+from muster.gang.blame import RankEnd, consequence
 from muster.gang.nursery import Child, Nursery
+from muster.gang.rank_errors import read_rank_error
 from muster.gang.spec import Entry, GangSpec
 from muster.gang.watchdog import Watchdog, dump_stacks
 
@@ -118,8 +120,8 @@ class GangAgent(SimpleElasticAgent):
             self._close_watchdog()
             results = {rank.rank: None for rank in self._ranks}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=results)
-        if self._spec.restart_on == "crash" and verdict is None and not self._has_crashed():
-            self._remaining_restarts = 0  # an exception would only come again
+        if self._spec.restart_on == "crash" and verdict is None and not self._may_help():
+            self._remaining_restarts = 0
         self._tell_failure()
         return RunResult(state=WorkerState.FAILED)
 
@@ -196,9 +198,20 @@ class GangAgent(SimpleElasticAgent):
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]
 
-    def _has_crashed(self) -> bool:
-        """Whether a rank died by a signal that was not ours."""
-        return any((rank.code or 0) < 0 and not rank.was_stopped for rank in self._ranks)
+    def _may_help(self) -> bool:
+        """Whether a restart may: a rank was killed, here or on another node.
+
+        An exception of our own would only come again.
+        """
+        failed = [rank for rank in self._ranks if rank.code and not rank.was_stopped]
+        if any((rank.code or 0) < 0 for rank in failed):
+            return True
+        return self._spec.num_nodes > 1 and all(map(self._is_consequence, failed))
+
+    def _is_consequence(self, rank: _Rank) -> bool:
+        error = read_rank_error(self._spec.folder.rank_error(rank.rank))
+        end = RankEnd(rank=rank.rank, code=rank.code or 0, time_s=0.0, error=error)
+        return consequence(end) is not None
 
     def _look(self) -> None:
         if self._nursery is not None:

@@ -38,6 +38,7 @@ from muster.base.guard import Guard
 from muster.base.records import read_json
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.gang.blame import RankEnd, RankError, find_culprit, report
+from muster.gang.rank_errors import read_rank_error
 from muster.gang.spec import Entry, GangSpec, Script
 from muster.gang.tail import Tail, last_lines
 
@@ -286,15 +287,7 @@ class _Supervision:
         return record
 
     def _error_of(self, rank: int) -> RankError | None:
-        record = self._error_record(rank)
-        if record is None:
-            return None
-        return RankError(
-            type=record["type"],
-            message=record["message"],
-            frames=tuple(record["frames"]),
-            time_s=record["time_s"],
-        )
+        return read_rank_error(self._spec.folder.rank_error(rank))
 
     def _tail_of(self, rank: int) -> tuple[str, ...]:
         start = self._tails[rank].start if rank in self._tails else 0

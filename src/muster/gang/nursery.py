@@ -24,6 +24,11 @@ from typing import Any
 from muster.base.parent import die_with_parent
 from muster.base.settings import replace_environment, usable_cpu_count
 
+_LEFT_TO_RANKS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
+)
 #: Imported once here instead of once by every rank.
 _PRELOADED = ("torch.distributed", "torch.nn.parallel", "torch.utils.data")
 #: The first optimizer loads it, which takes as long as torch itself. An entry is a training; of a
@@ -102,6 +107,10 @@ def serve(connection: socket.socket, agent_pid: int) -> list[str] | None:
     for end in (woken, wake):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # A batch system signals every process of a job. The ranks then save and end; their parent must
+    # outlive them, for they die with it. It ends when the agent closes the connection.
+    for number in _LEFT_TO_RANKS:
+        signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -150,7 +159,9 @@ def _prepare(entry: str | None, modules: list[str]) -> str:
 
 def _become_rank(message: dict[str, Any], nursery_pid: int) -> list[str]:
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, *_LEFT_TO_RANKS):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     die_with_parent(nursery_pid)
     log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,15 +44,25 @@ def joined(topology: Topology | None, *, num_devices: int = 1) -> Iterator[Gang]
     """
     local_rank = 0 if topology is None else topology.local_rank
     num_ranks = 1 if topology is None else topology.world_size
-    device = _device(local_rank)
+    is_slurm = topology is not None and topology.launcher == "slurm"
+    device = _device(local_rank, shows_own=is_slurm)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if num_ranks > 1:
+        place: dict[str, Any] = {}
+        if is_slurm and topology is not None:  # it sets no torch variables
+            place = {
+                "init_method": f"tcp://{topology.master_addr}:{topology.master_port}",
+                "rank": topology.rank,
+                "world_size": num_ranks,
+            }
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=_TIMEOUT_S),
             device_id=device if device.type == "cuda" else None,
+            **place,
         )
+    has_failed = True
     try:
         yield Gang(
             rank=0 if topology is None else topology.rank,
@@ -62,15 +73,22 @@ def joined(topology: Topology | None, *, num_devices: int = 1) -> Iterator[Gang]
             council=Council(0 if topology is None else topology.rank, num_ranks),
             restart_count=0 if topology is None else topology.restart_count,
         )
+        has_failed = False
     finally:
-        if num_ranks > 1 and dist.is_initialized():
+        # NCCL's end waits for all ranks; after an error the others may be in a collective still,
+        # and the error must get out.
+        waits_for_others = has_failed and device.type == "cuda"
+        if num_ranks > 1 and dist.is_initialized() and not waits_for_others:
             dist.destroy_process_group()
 
 
-def _device(local_rank: int) -> torch.device:
+def _device(local_rank: int, *, shows_own: bool) -> torch.device:
+    """``shows_own``: the launcher may show each rank its own GPU only."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
+    if shows_own and count == 1:
+        local_rank = 0
     if local_rank >= count:
         raise PlacementError(
             f"Local rank {local_rank} has no GPU: torch sees {count}.",

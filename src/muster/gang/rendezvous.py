@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
@@ -70,10 +71,16 @@ class GangRendezvous(RendezvousHandler):
         return RendezvousInfo(store, self._node_rank, self._num_nodes, info)
 
     def is_closed(self) -> bool:
-        return False
+        return self._meeting is not None and bool(self._meeting.check([self._closed_key]))
 
     def set_closed(self) -> None:
-        return
+        """This node has given up: the others need not wait for it."""
+        if self._meeting is not None:
+            self._meeting.set(self._closed_key, "1")
+
+    @property
+    def _closed_key(self) -> str:
+        return f"{self._run_id}/closed"
 
     def num_nodes_waiting(self) -> int:
         """Nodes that have failed and wait for us in the next round."""
@@ -101,6 +108,8 @@ class GangRendezvous(RendezvousHandler):
             )
         joined = int(self._meeting.add(self._key("joined"), 1))
         while joined < self._num_nodes:
+            if self.is_closed():
+                raise RendezvousClosedError("another node has given up")
             if time.monotonic() > deadline:
                 raise RendezvousTimeoutError(
                     f"{joined} of {self._num_nodes} nodes came to {self._addr}:{self._port} "

@@ -8,7 +8,8 @@ Of a gang that stands, the ranks that do not wait for others are to blame:
 others wait            the rest                 verdict
 =====================  =======================  ================================================
 some                   is idle                  ended after the limit
-some                   computes, or saves       a remark after the limit, ended after ten times it
+some                   computes                 a remark after the limit, ended after ten times it
+some                   sets up, saves, sums up  a remark, never ended: a disk may be slow
 all wait               all idle                 mismatched collectives: ended after the limit
 all wait               some compute             a remark, ended after ten times the limit
 nobody waits           (any)                    a remark, never ended
@@ -31,6 +32,9 @@ _GAP_S = 5.0
 #: Of a gang that stands, a rank with no beat for this long is silent.
 _QUIET_S = 4.0
 
+#: One rank works on its own here, for as long as its disk or its task takes.
+_PATIENT = ("checkpoint", "setup", "finish")
+
 _PLACES = {
     "data": "in the data loader",
     "data loader": "in the data loader",
@@ -39,6 +43,8 @@ _PLACES = {
     "optimizer": "in the optimizer",
     "checkpoint": "saving a checkpoint",
     "evaluation": "in the evaluation",
+    "setup": "setting up",
+    "finish": "summing up",
     "": "in an unknown place",
 }
 
@@ -176,8 +182,9 @@ class Watch:
             if is_late or all(self._is_idle(r) for r in here):
                 return Verdict(culprits=who, text=text)
             return self._remark(who, text)
-        idle = [r for r in others if self._is_idle(r) and r.beat.phase != "checkpoint"]
+        idle = [r for r in others if self._is_idle(r) and r.beat.phase not in _PATIENT]
         guilty = idle or others
+        is_late = is_late and all(r.beat.phase not in _PATIENT for r in guilty)
         who = tuple(r.beat.rank for r in guilty)
         rest = [r.beat for r in here if r not in guilty]
         text = "; ".join([*_describe([r.beat for r in guilty]), *_describe(rest)])

@@ -1,10 +1,11 @@
-"""Signals only set a flag; the ranks agree on the step at which they stop. The second one exits."""
+"""Signals only set a flag; the ranks agree on the step at which they stop. A later one exits."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
@@ -15,12 +16,17 @@ _ASKING = [
 ]
 
 
+#: A batch system signals all processes, and the launcher passes the same signal on.
+_ECHO_S = 3.0
+
+
 class StopFlag:
     """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.name = ""
+        self._since_s = 0.0
         self._before: dict[Any, Any] = {}
 
     def __enter__(self) -> Self:
@@ -35,7 +41,10 @@ class StopFlag:
         self._before.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.is_set and number != signal.SIGUSR1:
-            os._exit(128 + number)
-        self.is_set = True
+        now_s = time.monotonic()
+        if self.is_set:
+            if number != getattr(signal, "SIGUSR1", None) and now_s - self._since_s > _ECHO_S:
+                os._exit(128 + number)
+            return
+        self.is_set, self._since_s = True, now_s
         self.name = signal.Signals(number).name

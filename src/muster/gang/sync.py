@@ -5,6 +5,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,23 @@ class GradientSync:
         self.num_started = 0
         self.last_start_s = 0.0
         self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def begin_window(self, device: torch.device) -> None:
+        """Before the first forward of an optimizer step."""
+        self.num_started = 0
+        if device.type == "cuda":
+            if self._events is None:
+                make: Any = torch.cuda.Event
+                self._events = make(enable_timing=True), make(enable_timing=True)
+            self._events[0].record()
+
+    def compute_s(self) -> float | None:
+        """From there until this rank's last gradients; None on a CPU."""
+        if self._events is None:
+            return None
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
 
     def hook(
         self,
@@ -48,6 +66,8 @@ class GradientSync:
         if bucket.is_last():
             for later in [i for i in self._layout if i > index]:
                 del self._layout[later]
+            if self._events is not None:
+                self._events[1].record()
         self.last_start_s = time.perf_counter()
         work = dist.all_reduce(buffer, async_op=True)
         future: torch.futures.Future[Tensor] = work.get_future().then(_first)

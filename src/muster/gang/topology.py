@@ -121,6 +121,11 @@ def _of_slurm(env: Mapping[str, str]) -> Topology:
     )
 
 
+def set_default(name: str, value: str) -> None:
+    """For a library that reads its settings from the environment; what is set already stays."""
+    os.environ.setdefault(name, value)
+
+
 def first_host(nodes: str) -> str:
     """The first name in SLURM's short form of a list of hosts; empty for an empty list.
 

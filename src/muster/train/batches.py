@@ -120,12 +120,12 @@ def learning_rate(config: TrainConfig, plan: BatchPlan) -> tuple[float, str]:
     """The learning rate of the global batch, and a sentence on where it comes from.
 
     Linear scaling: Goyal et al. 2017, arXiv:1706.02677, section 2.1; square root: Krizhevsky
-    2014, arXiv:1404.5997, section 5. The factor is the number of single batches in the global
-    one, ranks x accumulation, as planned before any out-of-memory.
+    2014, arXiv:1404.5997, section 5. The factor is the number of single batches (--batch-size, 32
+    where it is not given) in the global one, so it does not depend on the number of ranks.
     """
     if config.lr is not None:
         return config.lr, f"{config.lr:g} (as given)"
-    factor = plan.global_batch / (config.batch_size or plan.micro_batch)
+    factor = plan.global_batch / (config.batch_size or _DEFAULT_MICRO)
     if config.lr_scaling == "none" or factor == 1:
         return config.base_lr, f"{config.base_lr:g} (not scaled)"
     scale = factor if config.lr_scaling == "linear" else math.sqrt(factor)

@@ -10,6 +10,7 @@ from typing import Any
 from muster.base.errors import EXIT_REQUEUE, MusterError
 from muster.base.records import from_record, write_json
 from muster.base.run_folder import RunFolder
+from muster.gang.beacon import BEACON
 from muster.gang.memory import is_out_of_memory, remember_micro_batch
 from muster.gang.process_group import Gang, joined
 from muster.gang.stop import StopFlag
@@ -101,6 +102,7 @@ def train(
     """Train in this process as one rank; the results, or None when it was asked to stop."""
     with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
         speak = say if gang.is_first else _silent
+        BEACON.phase = "setup"
         if gang.is_first:
             # The word of a start that was ended and started again is not this one's.
             folder.ending_json.unlink(missing_ok=True)
@@ -130,6 +132,7 @@ def train(
             _leave_word(folder, gang, run.progress.step)
             speak(f"stopped    at step {run.progress.step}, saved: {ending.why}")
             return None
+        BEACON.phase = "finish"
         results = sum_up(run, ending.why)
         _say_results(results, speak)
         return results

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from muster.base.errors import TargetError
@@ -226,10 +227,13 @@ class CudaMover:
     def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         waiting: tuple[Batch, torch.cuda.Event] | None = None
         for batch in batches:
-            with torch.cuda.stream(self._stream):
+            # What is not made of plain tensors is copied by the stream that uses it: nothing
+            # could keep its memory from being used again too early.
+            stream = self._stream if _is_plain(batch.data) else None
+            with torch.cuda.stream(stream or torch.cuda.current_stream(self._device)):
                 moved = Batch(to_device(batch.data, self._device), batch.size)
                 is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                is_there.record(self._stream)
+                is_there.record()
             if waiting is not None:
                 yield self._handed(*waiting)
             waiting = (moved, is_there)
@@ -243,10 +247,23 @@ class CudaMover:
         return batch
 
 
+def _is_plain(data: Any) -> bool:
+    """Whether tensors are only in lists, tuples and dicts, where ``_record`` finds them."""
+    if isinstance(data, PackedSequence):
+        return False
+    if isinstance(data, dict):
+        return all(map(_is_plain, data.values()))
+    if isinstance(data, list | tuple):
+        return all(map(_is_plain, data))
+    return isinstance(data, torch.Tensor) or not hasattr(data, "to")
+
+
 def to_device(data: Any, device: torch.device) -> Any:
     """``data`` with every tensor in it on ``device``; the same object types around them."""
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
+    if isinstance(data, PackedSequence):  # a tuple whose batch_sizes must stay on the CPU
+        return data.to(device=device)
     if isinstance(data, dict):
         return {key: to_device(value, device) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from muster.gang.beacon import BEACON
@@ -46,10 +47,12 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
         window = run.feed.window()
         sums = accumulate(work, run.feed, window, meter, mix(seed, STEP, progress.attempts, rank))
         verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
+        _check_finite(run, verdict.losses)
         if verdict.shortage:
+            trail.drop()
+            reporter.losses(run, verdict.losses)
             shrink(run, window, sums.shortage)  # and the same step again
             continue
-        _check_finite(run, verdict)
 
         BEACON.phase = "optimizer"
         norm, used = (None, False)
@@ -62,18 +65,16 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
             check_identical(dict(work.replica.bare.named_parameters()), council, "after step 1")
             run.checkpoints.prepare(_tensors(run))
         meter.end_step(window.planned)
-        # A step that was skipped (fp16) gets no line: its number belongs to the next one.
-        reporter.step(run, verdict.loss if used else None, lr_factor, norm)
+        reporter.step(run, verdict.losses, lr_factor, norm, was_used=used)
         rebalance(run)
 
         is_best = False
         if limits.wants_evaluation(progress):
             BEACON.phase = "evaluation"
-            _check_finite(run, _flush(run, trail))
+            _flush(run, trail, reporter)
             is_best = reporter.evaluate(run)
         if is_best or verdict.save or verdict.stop or interval.is_due_at(progress.step):
-            BEACON.phase = "checkpoint"
-            _check_finite(run, _flush(run, trail))
+            _flush(run, trail, reporter)
             reporter.flush()
             meter.add_checkpoint(_save(run, is_best=is_best))
             interval.done()
@@ -81,7 +82,7 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
             run.checkpoints.wait()
             return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
 
-    _check_finite(run, _flush(run, trail))
+    _flush(run, trail, reporter)
     _save(run, is_best=False)
     run.checkpoints.wait()
     council.meet()
@@ -108,15 +109,17 @@ class Interval:
             self._due_s = time.monotonic() + self._seconds
 
 
+Losses = Sequence[tuple[int, float]]
+
+
 class _Verdict(NamedTuple):
-    """What the ranks have agreed on in a step. ``loss``: mean of attempt ``loss_of``, if known."""
+    """What the ranks have agreed on in a step. ``losses``: (attempt, mean) of those now known."""
 
     weight: float
-    loss: float | None
-    loss_of: int
-    shortage: bool = False
-    stop: bool = False
-    save: bool = False
+    losses: Losses
+    shortage: bool
+    stop: bool
+    save: bool
 
 
 def _agree(
@@ -124,8 +127,7 @@ def _agree(
 ) -> _Verdict:
     """One small sum over the ranks per step. Nobody acts on what only it knows."""
     is_short = sums.shortage is not None
-    attempt = run.progress.attempts
-    known = None if is_short else trail.push(attempt, sums.loss, sums.weight)
+    known = trail.push(run.progress.attempts, sums.loss, sums.weight)
     values = (
         sums.weight,
         known.total if known else 0.0,
@@ -135,27 +137,32 @@ def _agree(
         float(wants_save),
     )
     weight, total, terms, short, stop, save = run.gang.council.add(values).wait()
-    loss = total / terms if terms > 0 else None
-    return _Verdict(weight, loss, attempt - trail.lag, short > 0, stop > 0, save > 0)
+    is_known = known is not None and terms > 0 and not (short and trail.lag == 0)
+    losses = [(known.attempt, total / terms)] if known is not None and is_known else []
+    return _Verdict(weight, losses, short > 0, stop > 0, save > 0)
 
 
-def _flush(run: Training, trail: LossTrail) -> _Verdict:
-    """The losses that are still on their way from a GPU; before anything depends on them."""
-    if trail.lag == 0:
-        return _Verdict(0.0, None, 0)
-    rest = trail.flush()
-    worst = next((known for known in rest if not math.isfinite(known.total)), None)
-    total = run.gang.council.add((worst.total if worst else 0.0,)).wait()[0]
-    return _Verdict(0.0, total, worst.attempt if worst else run.progress.attempts - 1)
-
-
-def _check_finite(run: Training, verdict: _Verdict) -> None:
-    if verdict.loss is None or math.isfinite(verdict.loss):
-        if verdict.loss is not None:
-            run.progress.last_loss = verdict.loss
+def _flush(run: Training, trail: LossTrail, reporter: Reporter) -> None:
+    """Take in the losses still on their way from a GPU, before anything depends on them."""
+    rest = trail.flush()  # as many on every rank
+    if not rest:
         return
-    _finish_writing(run)
-    raise NonFinite.at(run, verdict.loss_of, verdict.loss)
+    sums = run.gang.council.add([v for known in rest for v in (known.total, known.weight)]).wait()
+    losses = [
+        (known.attempt, total / terms)
+        for known, total, terms in zip(rest, sums[::2], sums[1::2], strict=True)
+        if terms > 0
+    ]
+    _check_finite(run, losses)
+    reporter.losses(run, losses)
+
+
+def _check_finite(run: Training, losses: Losses) -> None:
+    for attempt, loss in losses:
+        if not math.isfinite(loss):
+            _finish_writing(run)
+            raise NonFinite.at(run, attempt, loss)
+        run.progress.last_loss = loss
 
 
 def _finish_writing(run: Training) -> None:
@@ -189,6 +196,7 @@ def _tensors(run: Training) -> dict[str, Any]:
 def _save(run: Training, *, is_best: bool) -> float:
     """Save the state as it is now; returns the seconds the step has waited for it."""
     began = time.perf_counter()
+    BEACON.phase = "checkpoint"
     replica, council, optimizer = run.work.replica, run.gang.council, run.work.optimizer
     replica.settle()
     if council.any(not are_finite(replica.parameters)):

@@ -25,23 +25,36 @@ class LossTrail:
 
     def __init__(self, device: torch.device) -> None:
         self.lag = 2 if device.type == "cuda" else 0
-        self._waiting: deque[tuple[int, Tensor, float, torch.cuda.Event]] = deque()
+        self._waiting: deque[tuple[int, Tensor | float, float, torch.cuda.Event | None]] = deque()
 
     def push(self, attempt: int, total: Tensor | float, weight: float) -> LossOf | None:
-        """The loss that is ``lag`` attempts old; None while there is none."""
-        if self.lag == 0 or not isinstance(total, Tensor):
+        """The loss that is ``lag`` attempts old; None while there is none.
+
+        Every rank pushes once per attempt, with or without samples, so that what the ranks get
+        back is of the same attempt.
+        """
+        if self.lag == 0:
             return LossOf(attempt, float(total), weight)
-        host = torch.empty((), dtype=total.dtype, pin_memory=True)
-        host.copy_(total, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._waiting.append((attempt, host, weight, event))
+        if isinstance(total, Tensor):
+            host = torch.empty((), dtype=total.dtype, pin_memory=True)
+            host.copy_(total, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._waiting.append((attempt, host, weight, event))
+        else:
+            self._waiting.append((attempt, total, weight, None))
         return self._pop() if len(self._waiting) > self.lag else None
+
+    def drop(self) -> None:
+        """Forget the newest: its step is made again."""
+        if self._waiting:
+            self._waiting.pop()
 
     def flush(self) -> list[LossOf]:
         return [self._pop() for _ in range(len(self._waiting))]
 
     def _pop(self) -> LossOf:
         attempt, host, weight, event = self._waiting.popleft()
-        event.synchronize()
+        if event is not None:
+            event.synchronize()
         return LossOf(attempt, float(host), weight)

@@ -107,6 +107,7 @@ def rehearse(work: Work, council: Council) -> None:
                 with work.precision.autocast():
                     losses = work.task.loss(replica.wrapped, work.example.data)
                     losses, _ = check_loss(losses, work.example.size, work.task)
+                _check_depends(work.task, losses)
                 work.scale_by(1.0)
                 work.backward(losses)
             went_around = before is not None and replica.num_collectives() == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.base.clock import human_duration
@@ -26,6 +26,7 @@ class Reporter:
         self._line_due_s = self._status_due_s = 0.0
         self._began_s = 0.0
         self._steps_at_start = 0
+        self._open: dict[int, StepLine] = {}
 
     def begin(self, run: Training) -> None:
         self._began_s = time.monotonic()
@@ -37,22 +38,35 @@ class Reporter:
             f"{run.limits.steps_per_epoch} steps per epoch, {todo} to go"
         )
 
-    def step(self, run: Training, loss: float | None, lr_factor: float, norm: Any) -> None:
+    def step(
+        self,
+        run: Training,
+        losses: Sequence[tuple[int, float]],
+        lr_factor: float,
+        norm: Any,
+        *,
+        was_used: bool,
+    ) -> None:
+        """An attempt has been made. Its line waits for its loss, which a GPU gives later.
+
+        A step that was skipped (fp16) gets no line: its number belongs to the next one.
+        """
         if self._record is None:
             return
         progress = run.progress
-        if loss is not None and progress.step % run.config.log_every == 0:
+        if was_used and progress.step % run.config.log_every == 0:
             on_gpu = run.gang.device.type == "cuda"  # where reading the norm would wait
-            line = StepLine(
+            self._open[progress.attempts - 1] = StepLine(
                 step=progress.step,
                 epoch=progress.epoch,
                 samples=progress.samples,
-                loss=loss,
+                loss=0.0,
                 lr=run.contract.lr * lr_factor,
                 seconds=run.meter.step.seconds,
                 grad_norm=None if norm is None or on_gpu else float(norm),
             )
-            self._record.step(line)
+        self.losses(run, losses)
+        loss = progress.last_loss
         now = time.monotonic()
         if now >= self._status_due_s:
             self._status_due_s = now + _STATUS_EVERY_S
@@ -60,6 +74,15 @@ class Reporter:
         if now >= self._line_due_s:
             self._line_due_s = now + _LINE_EVERY_S
             self._say(self._line(run, run.meter.take_recent(), loss))
+
+    def losses(self, run: Training, losses: Sequence[tuple[int, float]]) -> None:
+        """Write the lines of the attempts whose ``losses`` are now known."""
+        if self._record is None:
+            return
+        for attempt, loss in losses:
+            line = self._open.pop(attempt, None)
+            if line is not None:
+                self._record.step(line._replace(loss=loss))
 
     def evaluate(self, run: Training) -> bool:
         """Evaluate on the validation data, on every rank; True when it is the best so far."""
@@ -72,7 +95,9 @@ class Reporter:
         replica.settle()
         began = time.perf_counter()
         metrics = evaluator(model, is_sharded=replica.is_sharded)
-        value = monitored(metrics, task.monitor, type(task).__name__)
+        # Rank 0's, should a task's summary differ between ranks: one decision for all.
+        own = monitored(metrics, task.monitor, type(task).__name__)
+        value = run.gang.council.share(own)
         is_best = progress.judge(value, higher_is_better=task.better == "higher")
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         line = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
@@ -109,7 +134,7 @@ class Reporter:
             "samples_per_s": tally.samples_per_s,
             "eta_s": self._eta_s(run),
             "data_wait": tally.share(tally.data_wait_s),
-            "communication": tally.share(tally.communication_s),
+            "communication": run.communication(tally),
             "mfu": run.utilisation(tally),
             "memory_mib": peak_memory_mib(run.gang.device),
         }
@@ -128,8 +153,9 @@ class Reporter:
         if tally.samples_per_s is not None:
             parts.append(f"{tally.samples_per_s:,.0f} samples/s")
             parts.append(f"data {tally.share(tally.data_wait_s):.0%}")
-            if run.gang.num_ranks > 1:
-                parts.append(f"communication {tally.share(tally.communication_s):.0%}")
+            communication = run.communication(tally)
+            if run.gang.num_ranks > 1 and communication is not None:
+                parts.append(f"communication {communication:.0%}")
         mfu = run.utilisation(tally)
         parts += [] if mfu is None else [f"MFU {mfu:.0%}"]
         memory = peak_memory_mib(run.gang.device)

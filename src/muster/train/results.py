@@ -53,7 +53,7 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
             "steps": tally.steps,
             "samples_per_s": tally.samples_per_s,
             "data_wait_share": tally.share(tally.data_wait_s),
-            "communication_share": tally.share(tally.communication_s),
+            "communication_share": run.communication(tally),
             "checkpoint_share": tally.share(tally.checkpoint_s),
             "mfu": run.utilisation(tally),
             "flops_per_sample": run.flops.per_sample if run.flops is not None else None,
@@ -69,21 +69,33 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
         lines = read_metrics(run.folder.metrics)
         if any(line["kind"] == "train" for line in lines):
             draw_curves(run.folder.curves, lines, run.work.task.monitor, title)
-    _finish(run)
+    _finish(run, chosen)
     return results
 
 
-def _finish(run: Training) -> None:
-    """The task's own last word, on rank 0, while the others wait on the store."""
-    if not run.work.replica.is_sharded and run.gang.is_first:
+def _finish(run: Training, chosen: int | None) -> None:
+    """The task's own last word, on rank 0, while the others wait."""
+    if run.gang.is_first:
         run.folder.model.mkdir(exist_ok=True)
-        model = run.work.replica.bare
-        device = run.gang.device
-        run.work.task.finish(model.cpu().eval(), str(run.folder.model))
-        model.to(device)
+        task, device = run.work.task, run.gang.device
+        if run.work.replica.is_sharded:
+            task.finish(_whole_model(run, chosen).eval(), str(run.folder.model))
+        else:
+            model = run.work.replica.bare
+            task.finish(model.cpu().eval(), str(run.folder.model))
+            model.to(device)
         if not any(run.folder.model.iterdir()):
             run.folder.model.rmdir()
     run.gang.council.meet()
+
+
+def _whole_model(run: Training, chosen: int | None) -> torch.nn.Module:
+    """The best model, or the last, put together on the CPU from its checkpoint."""
+    folder = run.folder.checkpoints
+    step = find_steps(folder)[0] if chosen is None else chosen
+    model = run.work.task.model()
+    state.load(step_folder(folder, step), model, None, {}, None)
+    return model
 
 
 def _load_best(run: Training) -> int | None:

@@ -22,6 +22,7 @@ from muster.gang.meter import Meter, Tally
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
 from muster.gang.seeding import MODEL, STEP, mix, seed_everything, set_generators
+from muster.gang.topology import set_default
 from muster.train import state
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
@@ -83,6 +84,11 @@ class Training:
     num_parameters: int
     meter: Meter = field(default_factory=Meter)
     is_balanced: bool = False
+    compute_s: float = 0.0
+
+    def communication(self, tally: Tally) -> float | None:
+        """The share of time in communication; None on a GPU, where the host does not see it."""
+        return tally.share(tally.communication_s) if self.gang.device.type == "cpu" else None
 
     def utilisation(self, tally: Tally) -> float | None:
         """MFU, where the card's peak and the model's operations are known."""
@@ -103,7 +109,14 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     say(f"strategy   {strategy} ({why}) on {_devices(gang)}")
     precision = resolve_precision(config.precision, gang.device)
     say(f"precision  {precision}")
+    if strategy == "dp" and config.compile:
+        raise UsageError(
+            "--compile and --strategy dp do not go together: the copies that dp makes at every "
+            "step would run the original's compiled code.",
+            hint="use --strategy ddp.",
+        )
     if config.deterministic:
+        set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds in one order then
         torch.use_deterministic_algorithms(True)
 
     dataset, num_samples = _training_data(task, name, config.seed)
@@ -117,20 +130,22 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
 
     seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
     model = _build(task, name)
-    model.to(gang.device)
+    is_sharded = strategy == "fsdp"
+    if not is_sharded:  # else a part at a time: no GPU need ever hold all of it
+        model.to(gang.device)
     if config.sync_batchnorm:
         model = _with_sync_batchnorm(model, gang)
     _say_batchnorm(model, gang, plan, config, say)
     example = find_example(dataset, num_samples, task.collate, gang.rank, gang.device)
-    own = find_unused(task, model, example, precision)
+    own = [] if is_sharded else find_unused(task, model, example, precision)
     unused = sorted({name for names in council.gather(own) for name in names})
     if unused and gang.num_ranks > 1:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         say(f"note       the loss does not use {shown}; searching for such at every step (slower)")
-    flops = _flops(task, model, example, precision, gang)
+    flops = None if is_sharded else _flops(task, model, example, precision, gang)
     if config.compile:
         model.compile()  # in place: the names in checkpoints stay, and a wrapper calls it
-    replica = make_replica(strategy, model, gang, has_unused=bool(unused))
+    replica = make_replica(strategy, model, gang, precision, has_unused=bool(unused))
     optimizer = task.optimizer(replica.bare, contract.lr, config.weight_decay)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])

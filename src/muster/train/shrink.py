@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.gang.beacon import BEACON
 from muster.gang.memory import remember_micro_batch
 from muster.train.diagnose import out_of_memory_error
 from muster.train.feed import Window
@@ -24,6 +25,7 @@ def shrink(run: Training, window: Window, shortage: BaseException | None) -> Non
         f"memory     ran out with micro-batches of {run.plan.micro_batch}; "
         f"going on with {smaller} (the same batches, the same losses)"
     )
+    BEACON.phase = "setup"
     run.plan = smaller
     run.work.optimizer.zero_grad(set_to_none=True)
     run.work.replica.renew()
@@ -38,12 +40,16 @@ def shrink(run: Training, window: Window, shortage: BaseException | None) -> Non
 
 def rebalance(run: Training) -> None:
     """With ``--balance auto``: after some steps, shares in proportion to measured speed."""
-    if run.config.balance != "auto" or run.gang.num_ranks == 1:
+    if run.config.balance != "auto" or run.gang.num_ranks == 1 or run.is_balanced:
         return
-    if run.meter.total.steps != _MEASURED_STEPS or run.is_balanced:
+    if run.meter.total.steps > 0:
+        run.compute_s += run.work.replica.compute_s() or 0.0
+    if run.meter.total.steps != _MEASURED_STEPS:
         return
     tally = run.meter.total
     busy_s = tally.seconds - tally.communication_s - tally.data_wait_s
+    if run.compute_s:  # of a GPU, whose steps all take as long as the slowest rank's
+        busy_s = run.compute_s
     share = run.plan.shares[run.gang.rank]
     speeds = run.gang.council.gather(tally.samples * share / max(busy_s, 1e-9))
     run.is_balanced = True

@@ -122,7 +122,9 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
 
 def _stand_in(work: Work, *, is_last: bool) -> None:
     """Take part in the others' collectives without a sample of one's own: weight 0."""
-    if work.replica.gang.num_ranks == 1 or not (is_last or work.replica.is_sharded):
+    replica = work.replica
+    meets = is_last or replica.is_sharded or replica.meets_in_forward
+    if replica.gang.num_ranks == 1 or not meets:
         return
     with restored(work.replica.buffers), work.replica.synchronised(is_last):
         with work.precision.autocast():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from muster.base.errors import UsageError
+from muster.gang.precision import Precision
 from muster.gang.process_group import Gang
-from muster.gang.sync import GradientSync, share_buffers, share_parameters
+from muster.gang.sync import GradientSync, check_identical, share_buffers, share_parameters
 
 #: The name of "do not broadcast buffers before every forward" in this torch.
 _NO_BUFFERS: dict[str, Any] = (
@@ -35,6 +37,9 @@ class Replica(ABC):
     can_recover = True
 
     def __init__(self, bare: nn.Module, gang: Gang) -> None:
+        #: Ranks meet in the forward already, so all must make as many forwards.
+        self.meets_in_forward = any(isinstance(m, nn.SyncBatchNorm) for m in bare.modules())
+        self.can_recover = self.can_recover and not self.meets_in_forward
         self.bare = bare
         self.wrapped: nn.Module = bare
         self.gang = gang
@@ -61,6 +66,11 @@ class Replica(ABC):
         """When the last collective of the last backward began (perf_counter)."""
         return None
 
+    def compute_s(self) -> float | None:
+        """What the last window took on this rank's GPU until its gradients were there, waiting
+        for nobody; waits for the GPU. None where that is not known."""
+        return None
+
     def num_collectives(self) -> int | None:
         """How many collectives backwards have started; None where that is not counted."""
         return None
@@ -80,14 +90,28 @@ class SingleReplica(Replica):
 class DataParallelReplica(Replica):
     """One process that copies the model to every GPU at every step; to compare, not to use."""
 
-    def __init__(self, bare: nn.Module, gang: Gang) -> None:
+    def __init__(self, bare: nn.Module, gang: Gang, precision: Precision) -> None:
         super().__init__(bare, gang)
         if gang.device.type == "cuda":
             ids = [device.index for device in gang.devices]
-            self.wrapped = DataParallel(bare, device_ids=ids, output_device=ids[0])
+            inner = _Autocasting(bare, precision)
+            self.wrapped = DataParallel(inner, device_ids=ids, output_device=ids[0])
 
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
+
+
+class _Autocasting(nn.Module):
+    """The precision is a property of a thread, and DataParallel starts one per GPU."""
+
+    def __init__(self, inner: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.inner = inner
+        self._precision = precision
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self._precision.autocast():
+            return self.inner(*args, **kwargs)
 
 
 class DistributedReplica(Replica):
@@ -102,6 +126,9 @@ class DistributedReplica(Replica):
         self.renew()
 
     def renew(self) -> None:
+        # The old wrapper must go before its hooks fire once more: it lies in a cycle.
+        self.wrapped = self.bare
+        gc.collect()
         # Buffers are shared by begin_window, once per step; not once per forward.
         is_cuda = self.gang.device.type == "cuda"
         wrapped = DistributedDataParallel(
@@ -116,8 +143,11 @@ class DistributedReplica(Replica):
         self.wrapped = wrapped
 
     def begin_window(self) -> None:
-        self._sync.begin()
+        self._sync.begin_window(self.gang.device)
         self.settle()
+
+    def compute_s(self) -> float | None:
+        return self._sync.compute_s()
 
     def settle(self) -> None:
         if self.buffers:
@@ -151,7 +181,11 @@ class ShardedReplica(Replica):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        share_parameters(bare)
+        if next(bare.parameters()).device == gang.device:
+            share_parameters(bare)
+        else:  # on the CPU, where NCCL cannot go; built from one seed they are the same
+            named = {**dict(bare.named_parameters()), **dict(bare.named_buffers())}
+            check_identical(named, gang.council, "when they are built")
         mesh = init_device_mesh(gang.device.type, (gang.num_ranks,))
         for child in _blocks(bare):
             fully_shard(child, mesh=mesh)
@@ -191,8 +225,10 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) > 1:
-            found += [child for child in module if any(True for _ in child.parameters())]
-    return found
+            # A list has no forward, before which its parts could be gathered.
+            parts = [c for c in module if not isinstance(c, nn.ModuleList | nn.ModuleDict)]
+            found += [child for child in parts if any(True for _ in child.parameters())]
+    return found[::-1]  # what is inside another part is sharded before it
 
 
 def resolve_strategy(wanted: str, num_ranks: int, num_devices: int) -> tuple[str, str]:
@@ -219,10 +255,14 @@ def resolve_strategy(wanted: str, num_ranks: int, num_devices: int) -> tuple[str
     return wanted, "as given"
 
 
-def make_replica(name: str, model: nn.Module, gang: Gang, *, has_unused: bool) -> Replica:
+def make_replica(
+    name: str, model: nn.Module, gang: Gang, precision: Precision, *, has_unused: bool
+) -> Replica:
+    """``model`` as ``name`` spreads it. For fsdp it may be on the CPU still: no GPU need ever
+    hold all of it."""
     makers: dict[str, Callable[[], Replica]] = {
         "single": lambda: SingleReplica(model, gang),
-        "dp": lambda: DataParallelReplica(model, gang),
+        "dp": lambda: DataParallelReplica(model, gang, precision),
         "ddp": lambda: DistributedReplica(model, gang, has_unused=has_unused),
         "fsdp": lambda: ShardedReplica(model, gang),
     }

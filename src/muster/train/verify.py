@@ -65,6 +65,7 @@ def verify(
         raise UsageError("verify compares ranks, and --strategy dp has one.", hint="leave it out.")
     precision = resolve_precision(config.precision, gang.device)
     exact = dataclasses.replace(precision, dtype=None)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     dataset: Any = open_dataset(task, "train", config.seed)
     num_samples = check_dataset(dataset, "train", name)
     plan = plan_batches(config, gang.num_ranks)
@@ -119,7 +120,7 @@ def verify(
     own = find_unused(task, model, example, exact)
     unused = sorted({n for names in gang.council.gather(own) for n in names})
     if gang.num_ranks > 1:
-        replica = make_replica(strategy, model, gang, has_unused=bool(unused))
+        replica = make_replica(strategy, model, gang, exact, has_unused=bool(unused))
         even = plan.with_micro_batch(max(plan.per_rank(plan.global_batch)))
         label = f"{gang.num_ranks} ranks ({strategy})"
         findings.append(_compare(label, reference, gradients(replica, even, gang.rank)))

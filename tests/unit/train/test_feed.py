@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.train.toy_tasks import Toy
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import TensorDataset, default_collate
 
-from muster.train.feed import Fetcher, Order
+from muster.train.feed import Fetcher, Order, _is_plain, to_device
 from muster.train.task import Task
 
 TABLE = TensorDataset(torch.randn(20, 3, 2), torch.arange(20), torch.rand(20) > 0.5)
@@ -48,6 +49,14 @@ def test_a_collate_of_ones_own_is_always_called() -> None:
     x, y = fetch(TABLE, Doubles(), [3, 1])
     assert torch.equal(x, 2 * TABLE.tensors[0][[3, 1]])
     assert torch.equal(y, torch.tensor([6, 2]))
+
+
+def test_packed_sequences_move_whole_and_not_by_a_stream_of_their_own() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = to_device({"x": packed, "y": torch.ones(2)}, torch.device("cpu"))
+    assert torch.equal(moved["x"].data, packed.data)
+    assert not _is_plain({"x": packed})
+    assert _is_plain([torch.ones(1), {"a": (torch.ones(1), 3, "text", None)}])
 
 
 def test_a_batch_is_a_copy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from tests.unit.train.plain_training import train_plainly
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
-from tests.unit.train.toy_tasks import Counted, SecretlyBf16, Toy
+from tests.unit.train.toy_tasks import Counted, Nested, SecretlyBf16, Toy
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
 
@@ -62,6 +63,8 @@ def jobs() -> list[Job]:
             task=Toy(samples=21),
             config={**fsdp, "global_batch": 4, "epochs": 3},
         ),
+        Job(name="nested-2", ranks=2, task=Nested(), config={**STEPS, "epochs": 2}),
+        Job(name="nested-fsdp-2", ranks=2, task=Nested(), config={**fsdp, "epochs": 2}),
         Job(name="balanced-2", ranks=2, task=Toy(), config={**STEPS, "balance": "auto"}),
         Job(
             name="bf16-2",
@@ -137,6 +140,18 @@ def test_a_sharded_model_has_the_same_losses(sharded: str, case: str, trained: O
     task, known, _ = CASES[case]
     wanted = train_plainly(task, **known)
     assert trained.losses(sharded) == pytest.approx(wanted.losses, rel=1e-10, abs=0)
+
+
+def test_a_sharded_model_is_whole_for_the_tasks_last_word(trained: Outcomes) -> None:
+    """And parts within parts can be sharded."""
+    learnt = []
+    for name in ("nested-2", "nested-fsdp-2"):
+        trained.done(name)
+        values = json.loads((trained.folder(name).model / "learnt.json").read_text())
+        learnt.append({key: torch.tensor(value) for key, value in values.items()})
+    assert learnt[0].keys() == learnt[1].keys()
+    for name in learnt[0]:
+        torch.testing.assert_close(learnt[1][name], learnt[0][name], rtol=1e-6, atol=1e-9)
 
 
 def test_shares_by_speed_change_no_loss(trained: Outcomes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -142,7 +144,7 @@ class Toy(Task):
         }
 
     def _is_due(self) -> bool:
-        if BEACON.phase != "data" or BEACON.step != self.at or not self._is_here():
+        if BEACON.phase != "forward" or BEACON.step != self.at or not self._is_here():
             return False
         self.calls = getattr(self, "calls", -1) + 1
         if self.trouble == "never":
@@ -233,7 +235,7 @@ class InfiniteGradient(Toy):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         losses = (model(batch[0]) - batch[1]) ** 2
-        if BEACON.step == self.at and BEACON.phase == "data":
+        if BEACON.step == self.at and BEACON.phase == "forward":
             losses = losses + torch.sqrt(losses * 0.0)
         return losses
 
@@ -247,7 +249,7 @@ class Overflows(Toy):
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         losses: Any = super().loss(model, (batch[0], batch[1], batch[2]))
-        here = BEACON.step == self.overflow and BEACON.phase == "data"
+        here = BEACON.step == self.overflow and BEACON.phase == "forward"
         if here and os.environ["RANK"] == "1" and not hasattr(self, "did"):
             self.did = 1
             losses = _Infinite.apply(losses)
@@ -271,13 +273,42 @@ class Counted(Toy):
     def loss(self, model: nn.Module, batch: Any) -> Tensor | Loss:
         from torch.profiler import ProfilerActivity, profile
 
-        if BEACON.phase == "data" and BEACON.step == 4 and not hasattr(self, "profile"):
+        if BEACON.phase == "forward" and BEACON.step == 4 and not hasattr(self, "profile"):
             self.profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
             self.profile.__enter__()
-        if BEACON.phase == "data" and BEACON.step == 5 and not hasattr(self, "reductions"):
+        if BEACON.phase == "forward" and BEACON.step == 5 and not hasattr(self, "reductions"):
             self.profile.__exit__(None, None, None)
             self.reductions = sum(
                 event.name == "gloo:all_reduce" and event.input_shapes == [[NUM_PARAMETERS]]
                 for event in self.profile.events()
             )
         return super().loss(model, batch)
+
+
+class NestedNet(nn.Module):
+    """Lists of parts within lists of parts, as in models with stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kind = torch.float64
+        stages = [nn.ModuleList([nn.Linear(3, 3, dtype=kind) for _ in range(2)]) for _ in range(2)]
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Linear(3, 1, dtype=kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            for layer in stage:
+                x = torch.tanh(layer(x))
+        return self.head(x).sum(-1)
+
+
+@dataclass(kw_only=True)
+class Nested(Toy):
+    """Writes down at the end what it has learnt."""
+
+    def model(self) -> nn.Module:
+        return NestedNet()
+
+    def finish(self, model: nn.Module, folder: str) -> None:
+        values = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+        Path(folder, "learnt.json").write_text(json.dumps(values))

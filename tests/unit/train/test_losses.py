@@ -1,0 +1,51 @@
+"""Losses that arrive late are of the attempt they say, on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from muster.train.losses import LossTrail
+
+
+def test_on_a_cpu_a_loss_is_there_at_once() -> None:
+    trail = LossTrail(torch.device("cpu"))
+    assert trail.push(3, torch.tensor(1.5), 2.0) == (3, 1.5, 2.0)
+    assert trail.flush() == []
+
+
+def late() -> LossTrail:
+    """As for a GPU, with numbers in place of tensors that only a GPU can hold."""
+    trail = LossTrail(torch.device("cuda"))
+    assert trail.lag == 2
+    return trail
+
+
+def test_later_they_come_in_order_and_the_rest_at_a_flush() -> None:
+    trail = late()
+    found = [trail.push(attempt, float(attempt), 1.0) for attempt in range(5)]
+    assert [known.attempt if known else None for known in found] == [None, None, 0, 1, 2]
+    assert [known.attempt for known in trail.flush()] == [3, 4]
+
+
+def test_a_rank_without_samples_stays_in_step_with_the_others() -> None:
+    ours, theirs = late(), late()
+    for attempt in range(6):
+        a = ours.push(attempt, 2.0, 1.0)
+        b = theirs.push(attempt, 0.0, 0.0)
+        assert (a is None) == (b is None)
+        assert a is None or b is None or a.attempt == b.attempt
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_an_attempt_that_is_made_again_counts_once(at: int) -> None:
+    trail, found = late(), []
+    for attempt in range(7):
+        known = trail.push(attempt, 1.0, 1.0)
+        found += [known.attempt] if known else []
+        if attempt == at:
+            trail.drop()
+            known = trail.push(attempt, 1.0, 1.0)
+            found += [known.attempt] if known else []
+    found += [known.attempt for known in trail.flush()]
+    assert found == list(range(7))
