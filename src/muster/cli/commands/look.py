@@ -88,7 +88,7 @@ def status(argv: list[str]) -> int:
     if _is_gang(run):
         if trained is not None:
             output.say(f"  {_training_words(trained)}")
-        if state == "saved":
+        if state == "saved" and "train" in run.stored.spec:
             output.say(f"  go on: muster resume {run.path}")
         output.say(f"  logs: {run.folder.logs}/rank-*.log")
         return 0
