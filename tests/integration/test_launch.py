@@ -55,6 +55,8 @@ def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) ->
         "muster train digits --devices cpu:2 --strategy ddp --batch-size 32 --lr-scaling none "
         "--precision auto --epochs 1 --run-dir runs/digits"
     )
+    child.expect("samples/s", timeout=60)  # the plan's estimate, from steps measured here
+    child.expect("rests on")
     child.expect("Run it")
     child.send("y")
     child.expect("strategy   ddp")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from muster.api.lock import hold
 from muster.api.placing import device_request, remarks
 from muster.api.plans import environment
+from muster.api.recording import record_run
 from muster.api.stored import StoredRun, read_stored, write_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
@@ -30,6 +31,7 @@ from muster.devices.placement import Placement, Slot, place
 from muster.gang.launch import AgentHandle, GangEnding, start_agent, supervise
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
+from muster.monitor.ticker import check_interval
 
 __all__ = ["Entry", "GangEnding", "Script", "start_agent"]
 
@@ -48,6 +50,8 @@ class GangOptions:
         max_restarts: how often the gang is started anew after a failure.
         stall_timeout_s: the watchdog's limit; 0 switches it off.
         grace_s: how long ranks may take to save after the first Ctrl-C.
+        monitor_interval_s: how often the host and the gang's GPUs are sampled into monitor.csv; 0
+            records nothing.
         start: "exec" or "spawn" for a fresh interpreter per rank, "fork" for one import for all;
             None chooses: "exec" for scripts, "fork" for functions where the system has it.
         one_process: one rank that sees all the devices, instead of one per device.
@@ -64,6 +68,7 @@ class GangOptions:
     max_restarts: int = 0
     stall_timeout_s: float = 20.0
     grace_s: float = 15.0
+    monitor_interval_s: float = 5.0
     start: Start | None = None
     one_process: bool = False
     restart_on: Literal["failure", "crash"] = "failure"
@@ -76,6 +81,7 @@ class GangOptions:
     def __post_init__(self) -> None:
         for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
             _check_least(name.removesuffix("_s"), getattr(self, name), least)
+        check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
         if self.num_ranks is not None:
             _check_least("nproc_per_node", self.num_ranks, 1)
             if self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto":
@@ -192,6 +198,11 @@ def run_gang(
             raise explain_os_error(error, "use the run folder", folder.path) from error
         for line in plan.lines():
             audience.say(line)
+        uuids = {uuid for slot in plan.slots for uuid in slot.device_uuids}
+        every_s, node = options.monitor_interval_s, options.node_rank
+        stack.enter_context(
+            record_run(folder, uuids, every_s, settings, audience.say, node_rank=node)
+        )
         forks = plan.start == "fork"
         if agent is None or agent.forks != forks:
             if agent is not None:

@@ -12,6 +12,7 @@ from muster.api.lock import hold
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import choose_folder, open_plan
+from muster.api.recording import record_run
 from muster.api.runs import Run, refresh_export
 from muster.api.stored import StoredRun, check_same_plan, read_stored
 from muster.api.workload import Workload
@@ -101,6 +102,9 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
                 audience.say(line)
             ledger = open_ledger(folder, stored.run_id, settings)
             stack.callback(ledger.close)
+            uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
+            interval_s = options.monitor_interval_s
+            stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.say))
             chores = Chores(folder, options, settings, slots_of(placement), SystemClock())
             with chores:
                 ending = _coordinate(workload, options, stored, ledger, chores, audience)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from muster.base.errors import UsageError
+from muster.monitor.ticker import check_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class SweepOptions:
         run_dir: the run folder; default ``runs/<name>-<hash>``.
         name: the name in that default.
         checkpoint_interval_s: how often the exported table is refreshed while running.
+        monitor_interval_s: how often the host and the run's GPUs are sampled into monitor.csv; 0
+            records nothing.
         executor: ``local`` or ``inline`` (here, in this process, for a debugger).
     """
 
@@ -46,6 +49,7 @@ class SweepOptions:
     run_dir: Path | None = None
     name: str | None = None
     checkpoint_interval_s: float = 60.0
+    monitor_interval_s: float = 5.0
     executor: str = "local"
 
     def __post_init__(self) -> None:
@@ -58,6 +62,7 @@ class SweepOptions:
             raise UsageError(f"--timeout {self.timeout_s} leaves no time to run.")
         if self.checkpoint_interval_s <= 0:
             raise UsageError(f"--checkpoint-interval {self.checkpoint_interval_s} is not a time.")
+        check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
         if self.per_gpu != "auto" and self.per_gpu < 1:
             raise UsageError(
                 f"--per-gpu {self.per_gpu} is too small.", hint="write 1, 2, … or auto."

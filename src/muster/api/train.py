@@ -164,6 +164,10 @@ def run_training(
     if word.get("ending") == "refused":
         raise _Refused(word)
     results = _results(folder) if ending.exit_code == EXIT_OK else None
+    if results is not None and folder.plan_json.is_file():
+        from muster.plan.stored import write_comparison
+
+        write_comparison(folder)
     return Trained(folder=folder, exit_code=ending.exit_code, ending=ending, results=results)
 
 

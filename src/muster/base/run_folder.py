@@ -21,6 +21,10 @@ runs/<name>/
   metrics.jsonl       a line per optimizer step and evaluation of a training
   tb/                 the same for TensorBoard
   training_results.json  what a training came to; curves.png is its picture
+  monitor.csv         what GPUs and host did, a row per device every few seconds; on further nodes
+                      of a gang monitor-1.csv, …; monitor.png is their picture
+  plan.json           what `muster plan --for-run` has predicted
+  plan_error.json     that beside what it took
   verify.json         what `muster verify` has found
   memory.json         the micro-batch that was found to fit, after an out-of-memory
 """
@@ -151,6 +155,26 @@ class RunFolder:
     @property
     def memory_json(self) -> Path:
         return self.path / "memory.json"
+
+    def monitor_csv(self, node_rank: int = 0) -> Path:
+        return self.path / ("monitor.csv" if node_rank == 0 else f"monitor-{node_rank}.csv")
+
+    def monitor_logs(self) -> list[Path]:
+        """Those that exist, of all nodes."""
+        further = sorted(self.path.glob("monitor-*.csv"))
+        return [path for path in (self.monitor_csv(), *further) if path.exists()]
+
+    @property
+    def monitor_png(self) -> Path:
+        return self.path / "monitor.png"
+
+    @property
+    def plan_json(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def plan_error_json(self) -> Path:
+        return self.path / "plan_error.json"
 
     @property
     def verify_json(self) -> Path:

@@ -103,6 +103,8 @@ class RunFlags:
     """The name in that default."""
     checkpoint_interval: str = "60"
     """How often results.* are refreshed while running; nothing depends on it."""
+    monitor_interval: str = "5"
+    """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
     quiet: Switch = False
     """Show nothing but errors."""
     json: Switch = False
@@ -131,6 +133,7 @@ def options_from(
         run_dir=run.run_dir,
         name=run.name,
         checkpoint_interval_s=parse_duration(run.checkpoint_interval, "--checkpoint-interval"),
+        monitor_interval_s=parse_duration(run.monitor_interval, "--monitor-interval"),
         executor=worker.on,
     )
 

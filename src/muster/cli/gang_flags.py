@@ -40,6 +40,8 @@ class GangFlags:
     """Say who holds the others up, and end, after this time without progress; 0: never."""
     grace: str = "15"
     """How long ranks may take to save after Ctrl-C or TERM; a second one kills them at once."""
+    monitor_interval: str = "5"
+    """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,7 @@ def gang_options_from(device: DeviceFlags, gang: GangFlags, node: NodeFlags) -> 
         max_restarts=gang.max_restarts,
         stall_timeout_s=parse_duration(gang.stall_timeout, "--stall-timeout"),
         grace_s=parse_duration(gang.grace, "--grace"),
+        monitor_interval_s=parse_duration(gang.monitor_interval, "--monitor-interval"),
         start=None if gang.start == "auto" else gang.start,
         num_nodes=node.nodes,
         min_nodes=node.min_nodes,

@@ -26,6 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "compare a task's gradients on one rank, on several, with accumulation",
     ),
     "launch": ("muster.cli.commands.launch:main", "be asked, and led to the right command"),
+    "plan": (
+        "muster.cli.commands.plan:main",
+        "predict step time, speed-up, memory, energy and cost",
+    ),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
     "list": ("muster.cli.commands.look:list_runs", "the runs here, the newest first"),
@@ -35,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
     "report": ("muster.cli.commands.report:main", "make a recipe's table and figure again"),
     "cancel": ("muster.cli.commands.look:cancel", "cancel what has not ended"),
+    "monitor": ("muster.cli.commands.monitor:main", "what GPUs and host do, now or in a run"),
+    "doctor": ("muster.cli.commands.doctor:main", "does this machine work, and how fast is it"),
     "devices": ("muster.cli.commands.devices:main", "the GPUs of this machine and who uses them"),
 }
 

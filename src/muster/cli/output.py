@@ -55,9 +55,17 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             grid.add_row(*row)
         Console().print(grid)
         return
+    for line in table_lines(headers, rows):
+        say(line)
+
+
+def table_lines(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The same as plain aligned columns."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
-    for row in [headers, *rows]:
-        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in [headers, *rows]
+    ]
 
 
 def is_terminal() -> bool:
@@ -145,6 +153,32 @@ class LiveScreen(SilentScreen):
 
     def line(self, text: str) -> None:
         self._console.print(text, highlight=False)
+
+
+class LivePicture:
+    """A region of the terminal that is drawn anew; a context that gives the terminal back."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows, now."""
+        return self._console.width, self._console.height
+
+    def show(self, picture: RenderableType) -> None:
+        self._live.update(picture, refresh=True)
 
 
 class Bar:

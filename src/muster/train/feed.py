@@ -263,7 +263,7 @@ def to_device(data: Any, device: torch.device) -> Any:
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
     if isinstance(data, PackedSequence):  # a tuple whose batch_sizes must stay on the CPU
-        return data.to(device=device)
+        return data.to(device)  # type: ignore[arg-type] # torch's own annotation is too narrow
     if isinstance(data, dict):
         return {key: to_device(value, device) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):

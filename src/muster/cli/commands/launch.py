@@ -11,7 +11,7 @@ from muster.base.errors import EXIT_INTERRUPTED
 from muster.base.settings import Settings, read_settings
 from muster.cli import output
 from muster.cli.flags import Switch
-from muster.cli.launcher.answers import Answers, command_line, command_words
+from muster.cli.launcher.answers import Answers, command_line, command_words, plan_words
 from muster.cli.launcher.asking import Asker, make_asker
 from muster.cli.launcher.questions import Gpu, Machine, answered, questions
 from muster.cli.parse import parse
@@ -64,6 +64,8 @@ class _Launch:
     """Workers that share a GPU in a sweep; never asked."""
     run_dir: str | None = None
     """The run folder."""
+    estimate: Literal["auto", "yes", "no"] = "auto"
+    """Measure some steps and show what a training will take; auto: in a terminal."""
     print_: Annotated[Switch, tyro.conf.arg(name="print")] = False
     """Print the command and run nothing."""
     yes: Switch = False
@@ -72,11 +74,15 @@ class _Launch:
 
 def main(argv: list[str]) -> int:
     flags = parse(_Launch, argv, "launch", _HELP)
-    values = {name: value for name, value in vars(flags).items() if name not in ("print_", "yes")}
+    others = ("estimate", "print_", "yes")
+    values = {name: value for name, value in vars(flags).items() if name not in others}
     asker = make_asker()
     try:
         answers = ask_all(find_machine(read_settings()), Answers(**values), asker)
         output.say(command_line(answers))
+        wants = flags.estimate == "yes" or (flags.estimate == "auto" and asker.is_terminal)
+        if wants and answers.kind == "train":
+            _estimate(answers)
         if flags.print_ or not (flags.yes or asker.confirm("Run it?")):
             return 0
     except KeyboardInterrupt:
@@ -85,6 +91,14 @@ def main(argv: list[str]) -> int:
     from muster.cli.main import main as run_command
 
     return run_command(command_words(answers))
+
+
+def _estimate(answers: Answers) -> None:
+    """What the plan says; without one the training can still be started."""
+    from muster.cli.main import main as run_command
+
+    if run_command(plan_words(answers)) != 0:
+        output.remark("There is no estimate.")
 
 
 def ask_all(machine: Machine, answers: Answers, asker: Asker) -> Answers:

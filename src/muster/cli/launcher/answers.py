@@ -76,6 +76,24 @@ def command_words(answers: Answers) -> tuple[str, ...]:
     return (answers.kind, *target, *rest, *flags)
 
 
+def plan_words(answers: Answers) -> tuple[str, ...]:
+    """The words after ``muster`` that estimate a training by measuring a few of its steps.
+
+    >>> plan_words(Answers(kind="train", target="digits", gpu_ids="0,2", batch_size=64))
+    ('plan', 'digits', '--calibrate', '--devices', '2', '--global-batch', '128')
+    """
+    assert answers.kind == "train" and answers.target is not None
+    devices = answers.devices or "auto"
+    if answers.gpu_ids is not None:
+        devices = str(len(answers.gpu_ids.split(",")))
+    words = ["plan", answers.target, "--calibrate"]
+    words += [] if devices == "auto" else ["--devices", devices]
+    if answers.batch_size is not None and devices != "auto":
+        ranks = num_ranks(answers, 0, 1)
+        words += ["--global-batch", str(ranks * answers.batch_size)]
+    return tuple(words)
+
+
 def command_line(answers: Answers) -> str:
     """The command as one would type it."""
     return shlex.join(("muster", *command_words(answers)))

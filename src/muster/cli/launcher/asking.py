@@ -10,6 +10,8 @@ from muster.cli.launcher.questions import Question
 
 
 class Asker(Protocol):
+    is_terminal: bool
+
     def ask(self, question: Question) -> str:
         """The answer as text; KeyboardInterrupt when the user has had enough."""
 
@@ -18,6 +20,8 @@ class Asker(Protocol):
 
 class Flags:
     """Nobody to ask: defaults stand in, and a question without one names its flag."""
+
+    is_terminal = False
 
     def ask(self, question: Question) -> str:
         if question.default:
@@ -37,6 +41,8 @@ class Flags:
 
 class Terminal:
     """Arrow keys, defaults in place, help below each question."""
+
+    is_terminal = True
 
     def __init__(self) -> None:
         import questionary

@@ -1,0 +1,149 @@
+"""``muster monitor``: what the GPUs and the host do, now or in a run that was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from muster.api.monitor import Watched, WatchOptions, replay, watch
+from muster.api.options import parse_duration
+from muster.base.errors import UsageError
+from muster.base.settings import read_settings
+from muster.cli import output
+from muster.cli.flags import Switch
+from muster.cli.monitor_wording import SUMMARY_HEADERS, plain_line, summary_rows
+from muster.cli.parse import parse
+from muster.devices.inventory import discover
+from muster.monitor.sample import Sample
+
+_HELP = """Watch the GPUs and the host: utilisation, memory, power, temperature, clocks, processes.
+
+Alone it shows a live view, or a line per sample where there is no terminal, until Ctrl-C. With a
+COMMAND after -- it runs that, returns its exit code and sums up at its end. With RUN (a run's
+folder, its name below ./runs, or a log file) it sums up what was recorded and draws a figure.
+
+Examples:
+  muster monitor
+  muster monitor --interval 1 --output gpu_usage.csv --duration 1h
+  muster monitor --output gpu_usage.parquet -- python train.py --lr 1e-3
+  muster monitor runs/digits-20260131-090500
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Monitor:
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A run's folder or its name below ./runs, or a .csv, .jsonl or .parquet log: sum it up."""
+    interval: Annotated[str, tyro.conf.arg(metavar="TIME")] = "5"
+    """Time between two samples: 0.5, 5, 1m."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Append the samples to this .csv, .jsonl or .parquet file."""
+    duration: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    """End after this time: 90, 30m, 1h. A COMMAND goes on without samples."""
+    quiet: Switch = False
+    """Show nothing but errors."""
+    json: Switch = False
+    """Print the summary as JSON, and no live view."""
+
+
+def main(argv: list[str]) -> int:
+    words, command = _split(argv)
+    flags = parse(_Monitor, words, "monitor", _HELP)
+    if flags.run is not None:
+        return _replay(flags, command)
+    options = WatchOptions(
+        interval_s=parse_duration(flags.interval, "--interval"),
+        output=flags.output,
+        duration_s=_duration_s(flags.duration),
+        command=tuple(command),
+    )
+    with ExitStack() as stack:
+        show = _view(flags, options, stack)
+        done = watch(options, show=show, say=output.complain)
+    _sum_up(flags, options, done)
+    return done.exit_code
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in argv:
+        return argv, []
+    cut = argv.index("--")
+    if cut + 1 == len(argv):
+        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
+    return argv[:cut], argv[cut + 1 :]
+
+
+def _duration_s(text: str | None) -> float | None:
+    return None if text is None else parse_duration(text, "--duration")
+
+
+def _view(flags: _Monitor, options: WatchOptions, stack: ExitStack) -> Callable[[Sample], None]:
+    """Where samples are shown: nowhere beside a command, to which the terminal belongs."""
+    if flags.quiet or flags.json or options.command:
+        return lambda sample: None
+    if not output.is_terminal():
+        return lambda sample: output.say(plain_line(sample))
+    from muster.cli.monitor_display import render
+
+    problem = discover(read_settings()).problem
+    picture = stack.enter_context(output.LivePicture())
+
+    def show(sample: Sample) -> None:
+        width, height = picture.size
+        picture.show(render(sample, width, height, problem=problem))
+
+    return show
+
+
+def _sum_up(flags: _Monitor, options: WatchOptions, done: Watched) -> None:
+    if flags.json:
+        output.say_json({**_record(done), "output": _text(options.output)})
+        return
+    if flags.quiet:
+        return
+    # What a command has printed stays alone on standard output.
+    say = output.remark if options.command else output.say
+    for line in output.table_lines(SUMMARY_HEADERS, summary_rows(done.devices)):
+        say(line)
+    if done.num_missed:
+        say(f"{done.num_missed:,} samples were missed: this machine was too busy or asleep")
+    if options.output is not None:
+        say(f"log: {options.output}")
+
+
+def _replay(flags: _Monitor, command: list[str]) -> int:
+    given = {
+        "--output": flags.output,
+        "--duration": flags.duration,
+        "--interval": None if flags.interval == _Monitor.interval else flags.interval,
+        "a command": command or None,
+    }
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise UsageError(
+            f"{' and '.join(extra)} cannot be given with RUN ({flags.run}), which is only read.",
+            hint="leave RUN out to watch this machine.",
+        )
+    assert flags.run is not None
+    found = replay(flags.run)
+    if flags.json:
+        record: dict[str, Any] = {**asdict(found), "figure": str(found.figure)}
+        output.say_json(record)
+    elif not flags.quiet:
+        output.say(f"{found.name}: {found.num_rows:,} rows, {found.begin_utc} to {found.end_utc}")
+        output.table(SUMMARY_HEADERS, summary_rows(found.devices))
+        output.say(f"figure: {found.figure}")
+    return 0
+
+
+def _record(done: Watched) -> dict[str, Any]:
+    return asdict(done)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,182 @@
+"""``muster plan``: what it will take and cost, before hours are spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from muster.api.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
+from muster.api.runs import Run, open_run
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
+from muster.base.run_folder import RunFolder
+from muster.base.settings import read_settings
+from muster.cli import output, plan_screen
+from muster.cli.flags import Switch
+from muster.cli.parse import parse
+from muster.cli.tasks import TASKS
+from muster.plan.gather import Known
+from muster.plan.prices import FILE_NAME, read_prices, write_prices
+from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
+from muster.plan.stored import compare_run, has_plan, store_plan
+
+_HELP = f"""Predict step time, speed-up, wall time, energy and money for 1 to N devices.
+
+WHAT is a task of `muster train` ({", ".join(sorted(TASKS))}, file.py:Class), a model (params=7e9,
+hf:config.json), or a run: of a sweep, to see how long it takes with other numbers of workers; of a
+training with a plan, to see predicted against measured. Flags of a task come after --.
+
+Every number has its origin: measured (here, or in that run), given (by you), table (a data sheet)
+or assumed. A prediction is as good as the weakest of what went into it.
+
+Examples:
+  muster plan digits --calibrate --devices cpu:2 --global-batch 64
+  muster plan har --calibrate --devices 8 -- --mode flatten
+  muster plan params=7e9 --flops-per-sample 8.6e13 --devices "H100 SXM x8" --global-batch 512 \\
+      --samples 1e6
+  muster plan hf:config.json --sequence-length 4096 --memory --devices "A100 80GB SXM x4"
+  muster plan digits --calibrate --for-run runs/first
+  muster plan runs/first
+  muster plan runs/my-sweep --workers 1,2,4,8
+  muster plan --write-prices
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What is planned and shown."""
+
+    memory: Switch = False
+    """Memory per device by part, whether it fits (exit code 1 if not), and what would make it."""
+    workers: str | None = None
+    """Numbers of workers for a sweep: 1,2,4,8."""
+    for_run: Path | None = None
+    """Keep the plan in this run folder, to compare it with the run: `muster plan RUN`."""
+    prices: Path | None = None
+    """The file with prices. Default: prices.toml here, or else muster's own list."""
+    write_prices: Switch = False
+    """Write that file, to be edited."""
+    json: Switch = False
+    """As JSON."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[WHAT]")] = ""
+    """A task, params=…, hf:config.json, or a run."""
+    training: TrainingRequest = field(default_factory=TrainingRequest)
+    model: ModelRequest = field(default_factory=ModelRequest)
+    machine: MachineRequest = field(default_factory=MachineRequest)
+    shown: _Shown = field(default_factory=_Shown)
+
+
+def main(argv: list[str]) -> int:
+    words, task_flags = _split(argv)
+    flags = parse(_Plan, words, "plan", _HELP)
+    request = PlanRequest(training=flags.training, model=flags.model, machine=flags.machine)
+    if flags.shown.write_prices:
+        return _write_prices(flags.shown.prices or Path(FILE_NAME))
+    known = known_model(flags.what, request)
+    if known is None and _is_task(flags.what):
+        known = known_task(flags.what, task_flags, request, read_settings(), output.remark)
+    elif task_flags:
+        raise UsageError(f"-- {' '.join(task_flags)}: only a task has flags of its own.")
+    if known is None:
+        return _plan_run(flags)
+    if flags.shown.workers is not None:
+        raise UsageError(f"--workers {flags.shown.workers}: only the run of a sweep has workers.")
+    if flags.shown.memory:
+        return _plan_memory(known, flags.shown)
+    return _plan_training(flags.what, known, flags.shown)
+
+
+def _plan_training(what: str, known: Known, shown: _Shown) -> int:
+    plan = plan_training(what, known, read_settings(), read_prices(shown.prices))
+    record = plan.record()
+    if shown.for_run is not None:
+        path = store_plan(RunFolder(shown.for_run), record)
+        output.remark(f"stored in {path}; after the run: muster plan {shown.for_run}")
+    if shown.json:
+        output.say_json(record)
+    else:
+        plan_screen.show_training(plan)
+    return EXIT_OK
+
+
+def _plan_memory(known: Known, shown: _Shown) -> int:
+    if shown.for_run is not None:
+        raise UsageError("--for-run keeps a plan of step times; --memory makes none.")
+    plans = plan_memory(known, read_settings())
+    if shown.json:
+        output.say_json([plan.record() for plan in plans])
+    else:
+        for plan in plans:
+            plan_screen.show_memory(plan)
+    return EXIT_SOME_FAILED if any(plan.fits is False for plan in plans) else EXIT_OK
+
+
+def _plan_run(flags: _Plan) -> int:
+    run = _open(flags.what)
+    if run.folder.ledger.exists():
+        plan = plan_sweep(run, _worker_counts(flags.shown.workers))
+        if flags.shown.json:
+            output.say_json(plan_screen.sweep_record(plan))
+        else:
+            plan_screen.show_sweep(plan)
+        return EXIT_OK
+    if not has_plan(run.folder):
+        raise UsageError(
+            f"No plan was made for {run.folder.name}, so there is nothing to compare.",
+            hint=f"before it runs: muster plan TASK … --for-run {run.path}.",
+        )
+    found = compare_run(run.folder)
+    if flags.shown.json:
+        output.say_json(found.record())
+    else:
+        plan_screen.show_comparison(run.folder.name, found)
+    return EXIT_OK
+
+
+def _open(what: str) -> Run:
+    try:
+        return open_run(what)
+    except UnknownNameError:
+        if has_plan(RunFolder(Path(what))):
+            raise SetupError(
+                f"{what} has a plan, but its training has not begun.",
+                hint=f"run it there: muster train TASK --run-dir {what}.",
+            ) from None
+        if what in TASKS or "/" in what:
+            raise
+        raise UnknownNameError("task or run", what, TASKS) from None
+
+
+def _write_prices(path: Path) -> int:
+    write_prices(path)
+    output.say(f"{path} is written; edit its prices, dates and sources.")
+    return EXIT_OK
+
+
+def _is_task(what: str) -> bool:
+    path, colon, name = what.rpartition(":")
+    return what in TASKS or (bool(colon and path) and name.isidentifier())
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+def _worker_counts(text: str | None) -> list[int]:
+    if text is None:
+        return [1, 2, 4, 8]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and 0 < int(part) < 1_000_000 for part in parts):
+        raise UsageError(f"--workers {text}: write whole numbers above 0: 1,2,4,8.")
+    return [int(part) for part in parts]

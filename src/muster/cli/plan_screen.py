@@ -1,0 +1,228 @@
+"""How plans are shown: tables in which every number has its origin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from muster.api.plan import MemoryPlan, SweepPlan, TrainingPlan
+from muster.cli import output
+from muster.plan.compare import Comparison, Line
+from muster.plan.origin import Figure, weakest
+from muster.plan.scaling import Prediction
+from muster.plan.units import Seconds
+
+_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("step", "step"),
+    ("computing", "compute"),
+    ("waits for gradients", "exposed"),
+    ("waits for data", "loading"),
+    ("samples/s", "samples_per_s"),
+    ("speed-up", "speed_up"),
+    ("efficiency", "efficiency"),
+    ("all steps", "wall"),
+    ("energy", "energy"),
+    ("cost", "cost"),
+)
+
+
+def show_training(plan: TrainingPlan) -> None:
+    devices = ", ".join(f"{g.name} x{g.count}" for g in plan.groups)
+    steps = "" if plan.num_steps is None else f", {plan.num_steps:,} steps"
+    output.say(
+        f"{plan.what} on {devices}: {plan.strategy}, global batch {plan.global_batch:,}{steps}"
+    )
+    output.say()
+    output.table(
+        ["input", "value", "origin", "from"],
+        [
+            [name, _text(figure.value), figure.origin, figure.source]
+            for name, figure in plan.inputs.items()
+        ],
+    )
+    output.say()
+    if plan.mixed is not None:
+        _show_mixed(plan)
+    else:
+        _show_predictions(plan.predictions)
+    if plan.memory is not None and plan.memory.memory is not None:
+        output.say()
+        _show_fit(plan.memory)
+
+
+def show_memory(plan: MemoryPlan) -> None:
+    need = plan.need
+    output.say(
+        f"{need.parameters.value:,} parameters ({need.parameters.origin}) on "
+        f"{plan.group.name} x{plan.group.count}: {need.strategy}, {need.precision}, "
+        f"{need.optimizer}, {need.micro_batch} samples at once"
+    )
+    output.say()
+    parts = [*plan.footprint.parts]
+    rows = [[part.name, str(part.size.value), part.size.origin] for part in parts]
+    total = plan.footprint.total
+    at_least = "" if plan.footprint.is_whole else "at least "
+    rows.append(["together", f"{at_least}{total.value}", total.origin])
+    if plan.memory is not None:
+        rows.append([f"{plan.group.name} has", str(plan.memory.value), plan.memory.origin])
+    output.table(["per device", "memory", "origin"], rows)
+    if not plan.footprint.is_whole:
+        output.say(
+            "Not counted: activations. Give --activation-mib, a config with --sequence-length, "
+            "or measure with --calibrate on a GPU."
+        )
+    _show_fit(plan)
+
+
+def show_sweep(plan: SweepPlan) -> None:
+    output.say(
+        f"{plan.name}: {plan.num_measured:,} tasks measured, {plan.mean.value} each, the longest "
+        f"{plan.longest.value}"
+    )
+    if plan.num_assumed:
+        output.say(f"{plan.num_assumed:,} others are assumed to take as long as these on average.")
+    output.say()
+    rows = [
+        [
+            str(one.num_workers),
+            str(one.in_order),
+            f"{one.speed_up:.2f}",
+            f"{one.efficiency:.0%}",
+            str(one.longest_first),
+            str(one.least),
+            plan.origin,
+        ]
+        for one in plan.predictions
+    ]
+    headers = ["workers", "takes", "speed-up", "efficiency", "longest first", "at least"]
+    output.table([*headers, "times"], rows)
+    output.say("Times as they were when the tasks ran; more workers on one device slow each other.")
+
+
+def sweep_record(plan: SweepPlan) -> dict[str, Any]:
+    rows = []
+    for one in plan.predictions:
+        values = {name: _plain(value) for name, value in vars(one).items()}
+        rows.append(values)
+    return {
+        "run": plan.name,
+        "num_measured": plan.num_measured,
+        "num_assumed": plan.num_assumed,
+        "mean": plan.mean.record(),
+        "longest": plan.longest.record(),
+        "origin": plan.origin,
+        "predictions": rows,
+    }
+
+
+def show_comparison(name: str, found: Comparison) -> None:
+    output.say(f"{name}, {found.num_devices} devices: predicted against measured")
+    for note in found.notes:
+        output.say(f"note: {note}")
+    output.say()
+    rows = [
+        [
+            line.name,
+            _amount(line, line.predicted),
+            line.origin,
+            _amount(line, line.measured),
+            "" if line.error is None else f"{line.error:+.1%}",
+        ]
+        for line in found.lines
+    ]
+    output.table(["", "predicted", "rests on", "measured", "error"], rows)
+
+
+def _show_predictions(predictions: Sequence[Prediction]) -> None:
+    columns = [
+        (title, name)
+        for title, name in _COLUMNS
+        if any(getattr(one, name) is not None for one in predictions)
+    ]
+    rows = [
+        [
+            str(one.num_devices),
+            *[_cell(name, getattr(one, name)) for _, name in columns],
+            one.bound,
+        ]
+        for one in predictions
+    ]
+    origins = [weakest(getattr(one, name) for one in predictions) for _, name in columns]
+    rows.append(["rests on", *origins, ""])
+    output.table(["devices", *[title for title, _ in columns], "bound by"], rows)
+
+
+def _show_mixed(plan: TrainingPlan) -> None:
+    assert plan.mixed is not None
+    mixed = plan.mixed
+    names = [group.name for group in plan.groups for _ in range(group.count)]
+    rows = [
+        [
+            name,
+            str(mixed.equal.shares[place]),
+            str(mixed.equal.idle[place]),
+            str(mixed.balanced.shares[place]),
+            str(mixed.balanced.idle[place]),
+            mixed.origin,
+        ]
+        for place, name in enumerate(names)
+    ]
+    headers = ["device", "equal share", "waits", "balanced share", "waits", "rests on"]
+    output.table(headers, rows)
+    output.say(
+        f"Computing takes {mixed.equal.step} with equal shares and {mixed.balanced.step} with "
+        f"balanced ones ({mixed.origin}): equal shares lose {mixed.lost:.0%}."
+    )
+    if mixed.lost > 0:
+        output.say("muster train --balance auto measures the speeds and shares the batch out so.")
+
+
+def _show_fit(plan: MemoryPlan) -> None:
+    if plan.memory is None:
+        output.say(
+            "Whether it fits is not known: the table of cards has no memory for this device."
+        )
+        return
+    needs = f"{plan.footprint.total.value} of {plan.memory.value} per device"
+    rests = weakest([plan.footprint.total, plan.memory])
+    if plan.fits is None:
+        output.say(f"memory: at least {needs}, activations not counted ({rests})")
+    elif plan.fits:
+        most = "" if plan.most_samples is None else f"; up to {plan.most_samples:,} samples at once"
+        output.say(f"memory: fits, {needs} ({rests}){most}")
+    else:
+        output.say(f"memory: does NOT fit, {needs} ({rests})")
+        so_far = "" if plan.footprint.is_whole else " (activations not counted)"
+        for remedy in plan.remedies:
+            output.say(f"  would fit{so_far}: {remedy}")
+        if not plan.remedies:
+            output.say("  nothing that is known here would make it fit")
+
+
+def _cell(name: str, figure: Figure[Any] | None) -> str:
+    if figure is None:
+        return ""
+    if name == "efficiency":
+        return f"{figure.value:.0%}"
+    if name == "speed_up":
+        return f"{figure.value:.2f}"
+    return _text(figure.value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _plain(value: Any) -> Any:
+    """A quantity as its number and unit, anything else as it is."""
+    unit = getattr(value, "unit", None)
+    if dataclasses.is_dataclass(value) and unit is not None:
+        return {"value": getattr(value, "value", None), "unit": unit}
+    return value
+
+
+def _amount(line: Line, value: float) -> str:
+    return str(Seconds(value)) if line.unit == "s" else f"{value:,.1f}"

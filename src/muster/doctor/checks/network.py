@@ -1,0 +1,209 @@
+"""How ranks find each other: interfaces, names, the master, and clocks."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from muster.doctor.checks.host import is_network_file_system
+from muster.doctor.facts import Facts, Interface
+from muster.doctor.findings import Finding, ok
+from muster.doctor.gather_network import num_nodes
+
+#: Interfaces that only lead to containers or virtual machines of this host.
+_VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "lxc", "vmnet", "kube")
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_MOST_SKEW_S = 2.0
+_MOST_DISK_SKEW_S = 30.0
+
+
+def interface_names(facts: Facts) -> Iterator[Finding]:
+    """The interfaces named for gloo and NCCL exist and are up."""
+    known = {one.name: one for one in facts.network.interfaces}
+    for variable in _VARIABLES:
+        value = facts.environment.get(variable)
+        if value is None or not known:
+            continue
+        bad = [name for name in _prefixes(value) if not _matching(name, variable, known)]
+        if bad and not value.startswith("^"):
+            best = _best(facts)
+            yield Finding(
+                severity="error",
+                what=f"{variable}={value}: there is no working interface {', '.join(bad)} here "
+                f"({', '.join(sorted(known))}).",
+                why="The back-end fails at its start, or waits for an address that never comes.",
+                fix=f"{variable}={best}" if best else f"unset {variable}",
+                settings={variable: best} if best else {},
+            )
+        else:
+            yield ok(f"{variable}={value} names a working interface.")
+
+
+def _prefixes(value: str) -> list[str]:
+    return [part for part in value.lstrip("^=").split(",") if part]
+
+
+def _matching(name: str, variable: str, known: dict[str, Interface]) -> bool:
+    # NCCL takes the beginning of a name (NCCL documentation), gloo the whole.
+    return any(
+        one.is_up and (key == name or (variable.startswith("NCCL") and key.startswith(name)))
+        for key, one in known.items()
+    )
+
+
+def _best(facts: Facts) -> str | None:
+    """The interface to use between hosts: that of the default route, else the first real one."""
+    usable = [
+        one.name
+        for one in facts.network.interfaces
+        if one.is_up and not one.is_loopback and one.ipv4 and not one.name.startswith(_VIRTUAL)
+    ]
+    default = facts.network.default_interface
+    return default if default in usable else (usable[0] if usable else None)
+
+
+def host_name(facts: Facts) -> Iterator[Finding]:
+    """This host's name leads to an address that gloo can use."""
+    network, several = facts.network, num_nodes(facts.environment) > 1
+    best, chosen = _best(facts), facts.environment.get("GLOO_SOCKET_IFNAME")
+    if chosen is not None:
+        return  # gloo does not ask for the name then
+    settings = {"GLOO_SOCKET_IFNAME": best} if best else {"GLOO_SOCKET_IFNAME": "lo"}
+    fix = f"export GLOO_SOCKET_IFNAME={settings['GLOO_SOCKET_IFNAME']}"
+    if network.host_addresses is None:
+        if network.resolve_error is not None:
+            yield Finding(
+                # gloo has just worked here in spite of it; on several nodes that says nothing.
+                severity="note" if _gloo_worked(facts) and not several else "warning",
+                what=f"This host's own name, {facts.host.name}, does not resolve: "
+                f"{network.resolve_error}.",
+                why="gloo looks for its interface by that name; ranks may hang when they meet.",
+                fix=f"{fix}, or add the name to /etc/hosts.",
+                settings=settings,
+            )
+        return
+    addresses = [ipaddress.ip_address(text.split("%")[0]) for text in network.host_addresses]
+    if several and addresses and all(address.is_loopback for address in addresses):
+        yield Finding(
+            severity="error",
+            what=f"{facts.host.name} resolves to {', '.join(network.host_addresses)}, which "
+            "other nodes cannot reach.",
+            why="gloo tells the others that address, and they wait for ever.",
+            fix=f"{fix}, or correct /etc/hosts.",
+            settings=settings,
+        )
+    elif addresses and addresses[0].version == 6 and not _has_global_ipv6(facts):
+        yield Finding(
+            severity="warning",
+            what=f"{facts.host.name} resolves to the IPv6 address {addresses[0]} first, but no "
+            "interface has an IPv6 address beyond its own link.",
+            why="Ranks may wait for an address that cannot be reached.",
+            fix=f"{fix}; the interface's IPv4 address is taken then.",
+            settings=settings,
+        )
+    else:
+        yield ok(f"{facts.host.name} resolves to {', '.join(network.host_addresses)}.")
+
+
+def _gloo_worked(facts: Facts) -> bool:
+    found = facts.all_reduce
+    if found is None or found.backend != "gloo" or not found.tries:
+        return False
+    return found.tries[0].run.status == "ok"
+
+
+def _has_global_ipv6(facts: Facts) -> bool:
+    found = [ipaddress.ip_address(text) for one in facts.network.interfaces for text in one.ipv6]
+    return any(not (address.is_link_local or address.is_loopback) for address in found)
+
+
+def interface_choice(facts: Facts) -> Iterator[Finding]:
+    """On several nodes NCCL does not choose an interface that leads nowhere."""
+    if num_nodes(facts.environment) < 2 or "NCCL_SOCKET_IFNAME" in facts.environment:
+        return
+    up = [one for one in facts.network.interfaces if one.is_up and one.ipv4 and not one.is_loopback]
+    odd = [one.name for one in up if one.name.startswith(_VIRTUAL)]
+    # NCCL leaves out docker* and lo itself, and takes ib* first (NCCL documentation).
+    others = [name for name in odd if not name.startswith("docker")]
+    best = _best(facts)
+    if others and best:
+        yield Finding(
+            severity="warning",
+            what=f"Several nodes, and interfaces that lead to this host's own containers: "
+            f"{', '.join(others)}.",
+            why="NCCL may choose one of them, and the nodes then never meet.",
+            fix=f"export NCCL_SOCKET_IFNAME={best}",
+            settings={"NCCL_SOCKET_IFNAME": best},
+        )
+    elif up:
+        yield ok(f"Interfaces between nodes: {', '.join(one.name for one in up)}.")
+
+
+def master(facts: Facts) -> Iterator[Finding]:
+    """MASTER_ADDR can be reached, or its port is free where this is the master."""
+    found = facts.master
+    if found is None:
+        return
+    place = f"MASTER_ADDR={found.address}" + (f", port {found.port}" if found.port else "")
+    if not found.resolved:
+        yield Finding(
+            severity="error",
+            what=f"{place}: the name does not resolve ({found.port_problem}).",
+            why="No rank of this node can join.",
+            fix="Use the master's address, or a name that every node knows.",
+        )
+    elif found.is_local and found.port_problem is not None:
+        yield Finding(
+            severity="error",
+            what=f"{place}: this host is the master, but the port is in use "
+            f"({found.port_problem}).",
+            why="The gang cannot open its store; another run, or a dead one's rank, has the port.",
+            fix="Choose another MASTER_PORT on all nodes.",
+        )
+    elif found.is_reachable is False:
+        yield Finding(
+            severity="error",
+            what=f"{place}: no answer from here ({found.port_problem}).",
+            why="Ranks of this node would wait for the rendezvous until its time limit.",
+            fix="Run `muster doctor` on all nodes at the same time, so that the master listens; "
+            "if there is still no answer, a firewall is between them.",
+        )
+    elif found.is_reachable:
+        yield ok(f"{place} " + ("is this host." if found.is_local else "answers."))
+
+
+def clocks(facts: Facts) -> Iterator[Finding]:
+    """Clocks of different hosts agree."""
+    found, disk = facts.master, facts.disk
+    skew_s = None if found is None else found.clock_skew_s
+    if skew_s is not None and abs(skew_s) > _MOST_SKEW_S:
+        yield Finding(
+            severity="warning",
+            what=f"This clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the "
+            "master's.",
+            why="Logs of nodes cannot be put in order, and certificates and leases may seem to "
+            "have ended.",
+            fix="Start a time service on both (timedatectl set-ntp true).",
+        )
+        return
+    # A local disk stamps with this host's own clock.
+    is_remote = disk is not None and is_network_file_system(disk.file_system)
+    disk_skew_s = disk.clock_skew_s if disk is not None and is_remote else None
+    if disk_skew_s is not None and abs(disk_skew_s) > _MOST_DISK_SKEW_S:
+        yield Finding(
+            severity="warning",
+            what=f"This clock and that of the disk's server differ by {abs(disk_skew_s):.0f} s.",
+            why="Files seem to come from the future or the past; build tools and caches err.",
+            fix="Start a time service (timedatectl set-ntp true).",
+        )
+        return
+    if facts.host.clock_synchronised is False and num_nodes(facts.environment) > 1:
+        yield Finding(
+            severity="note",
+            what="No time service keeps this host's clock.",
+            why="Clocks of nodes drift apart.",
+            fix="timedatectl set-ntp true",
+        )
+        return
+    if skew_s is not None or disk_skew_s is not None:
+        yield ok("Clocks agree.")

@@ -1,0 +1,78 @@
+"""All checks, in the order in which they are told. A check is a pure function of the facts.
+
+It yields findings: "ok" where it looked and all is well, nothing where the facts do not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from muster.doctor.checks import (
+    collectives,
+    devices,
+    driver,
+    host,
+    launcher,
+    links,
+    network,
+    speed,
+    torch_build,
+)
+from muster.doctor.facts import Facts
+from muster.doctor.findings import Finding
+
+CHECKS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
+    "driver": driver.driver_present,
+    "gpus-answer": driver.gpus_answer,
+    "visible-devices": driver.visible_devices,
+    "device-order": driver.device_order,
+    "torch-build": torch_build.torch_build,
+    "counts": torch_build.counts_agree,
+    "compute-capability": torch_build.compute_capability,
+    "accelerator": torch_build.accelerator,
+    "memory-holders": devices.memory_holders,
+    "compute-mode": devices.compute_mode,
+    "ecc": devices.ecc_errors,
+    "throttling": devices.throttling,
+    "temperature": devices.temperature,
+    "power-limit": devices.power_limit,
+    "mixed-models": devices.mixed_models,
+    "mig": devices.mig_instances,
+    "pcie-link": links.pcie_link,
+    "nvlink": links.nvlinks,
+    "peer-access": links.peer_access,
+    "topology": links.topology,
+    "matmul": speed.matmul_values,
+    "matmul-speed": speed.matmul_speed,
+    "host-copies": speed.host_copies,
+    "peer-copies": speed.peer_copies,
+    "backends": collectives.backends,
+    "all-reduce": collectives.all_reduce,
+    "all-reduce-speed": collectives.all_reduce_speed,
+    "shared-memory": host.shared_memory,
+    "open-files": host.open_files,
+    "cores": host.cores,
+    "threads": host.threads,
+    "host-memory": host.host_memory,
+    "locked-memory": host.locked_memory,
+    "disk-space": host.disk_space,
+    "disk-speed": host.disk_speed,
+    "network-disk": host.network_disk,
+    "interface-names": network.interface_names,
+    "host-name": network.host_name,
+    "interface-choice": network.interface_choice,
+    "master": network.master,
+    "clocks": network.clocks,
+    "torchrun": launcher.torchrun_variables,
+    "local-ranks": launcher.local_ranks,
+    "slurm-gpus": launcher.slurm_gpus,
+    "slurm-cores": launcher.slurm_cores,
+}
+
+
+def run_checks(facts: Facts) -> list[Finding]:
+    """What every check has to say, in the table's order, each finding with its check's name."""
+    return [
+        replace(finding, check=name) for name, check in CHECKS.items() for finding in check(facts)
+    ]

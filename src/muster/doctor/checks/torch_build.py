@@ -1,0 +1,224 @@
+"""torch's build against the driver and the GPUs, and what torch itself sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from muster.doctor.facts import Facts
+from muster.doctor.findings import Finding, ok
+from muster.doctor.machine import MAKERS, accelerator_kind, has_maker, working_gpus
+
+#: The oldest Linux driver that runs programs of a CUDA major version ("minor version
+#: compatibility", NVIDIA CUDA Compatibility guide, table 1), and as a number of its branch.
+_LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+def torch_build(facts: Facts) -> Iterator[Finding]:
+    """torch is there, and built for this kind of GPU and this driver."""
+    torch = facts.torch
+    if torch.version is None:
+        yield Finding(
+            severity="error",
+            what=f"torch cannot be used: {torch.run.error or 'it is not installed'}.",
+            why="No PyTorch program runs.",
+            fix="pip install torch",
+        )
+        return
+    if torch.run.status in ("failed", "hung"):
+        is_import = torch.run.at in (None, "importing torch")
+        how = (
+            f"does not start: {_last(torch.run.error)}"
+            if torch.run.status == "failed"
+            else f"was still {torch.run.at or 'starting'} after {torch.run.seconds:.0f} s."
+        )
+        yield Finding(
+            severity="error",
+            what=f"torch {torch.version} {how}",
+            why="No PyTorch program runs.",
+            fix="Reinstall torch; a library that LD_LIBRARY_PATH puts before torch's own is the "
+            "most frequent cause. From a slow disk, a first import may just need --time-limit 3m."
+            if is_import
+            else "The import went well, so look at the driver: dmesg | grep -e Xid -e NVRM, then "
+            "reset the GPU or reboot.",
+        )
+        return
+    for vendor, build, index in (
+        ("nvidia", torch.cuda_build, "cu126"),
+        ("amd", torch.hip_build, "rocm6.4"),
+    ):
+        if build is None and has_maker(facts, vendor):
+            others = torch.cuda_build or torch.hip_build or torch.xpu_build
+            yield Finding(
+                severity="error",
+                what=f"This host has {MAKERS[vendor]} GPUs, but torch {torch.version} was built "
+                + ("for another kind of GPU." if others else "for CPUs only."),
+                why="torch sees no GPU and computes on the CPU.",
+                fix=f"pip install --force-reinstall torch --index-url "
+                f"https://download.pytorch.org/whl/{_index(facts, index)}",
+            )
+            return
+    yield from _cuda_against_driver(facts)
+
+
+def _cuda_against_driver(facts: Facts) -> Iterator[Finding]:
+    torch, driver = facts.torch, facts.inventory.cuda_driver_version
+    build = _version(torch.cuda_build)
+    if build is None or driver is None:
+        yield ok(f"torch {torch.version}{_built_for(facts)}.")
+        return
+    words = f"torch {torch.version} is built for CUDA {build[0]}.{build[1]}"
+    own = f"the driver {facts.inventory.driver_version or ''} offers CUDA {driver[0]}.{driver[1]}"
+    if driver[0] < build[0]:
+        least = _LEAST_DRIVER.get(build[0])
+        needed = f"at least {least}" if least else f"one for CUDA {build[0]}"
+        yield Finding(
+            severity="error",
+            what=f"{words}, but {own}.",
+            why="A driver runs programs of its own major version of CUDA and older ones only: "
+            "torch will say that the driver is too old and see no GPU.",
+            fix=f"Update the driver ({needed}), or install a torch for this driver: pip install "
+            f"--force-reinstall torch --index-url https://download.pytorch.org/whl/"
+            f"{_index(facts, 'cu118')}",
+        )
+    elif driver < build:
+        yield Finding(
+            severity="note",
+            what=f"{words}; {own}, an older minor version.",
+            why="This works, except for kernels that are compiled at run time (PTX), as some "
+            "extensions do: those fail with 'unsupported toolchain'.",
+            fix="Update the driver if an extension fails so.",
+        )
+    else:
+        yield ok(f"{words}; {own}.")
+
+
+def counts_agree(facts: Facts) -> Iterator[Finding]:
+    """torch sees the GPUs that the driver has."""
+    torch, gpus = facts.torch, working_gpus(facts)
+    if torch.run.status != "ok" or torch.device_count is None or torch.cuda_build is None:
+        return
+    # A process sees one MIG instance at most, however many are visible.
+    expected = len({gpu.uuid for gpu in gpus if gpu.parent_uuid is None})
+    if not expected and gpus:
+        expected = 1
+    if torch.device_count == expected and (torch.is_cuda_available or not expected):
+        if expected:
+            yield ok(f"torch sees {expected} GPU{'s' if expected > 1 else ''}, as the driver does.")
+        return
+    if not facts.inventory.devices and not torch.device_count:
+        return
+    why = f" It says: {torch.cuda_error}" if torch.cuda_error else ""
+    yield Finding(
+        severity="error" if torch.device_count < expected else "warning",
+        what=f"torch sees {torch.device_count} GPUs, the driver offers {expected}.{why}",
+        why="Work is placed by what the driver says and would fail in torch.",
+        fix="Repair what torch says, and what torch-build finds."
+        if torch.cuda_error
+        else "Look at CUDA_VISIBLE_DEVICES; with NVSwitch, start nvidia-fabricmanager; after an "
+        "update of the driver, reboot.",
+    )
+
+
+def compute_capability(facts: Facts) -> Iterator[Finding]:
+    """torch has kernels for each GPU."""
+    arch_list = facts.torch.arch_list
+    if not arch_list or facts.torch.hip_build:
+        return
+    pairs = {
+        gpu.compute_capability: gpu.name for gpu in working_gpus(facts) if gpu.compute_capability
+    }
+    bad = {pair: name for pair, name in pairs.items() if not is_supported(pair, arch_list)}
+    for (major, minor), name in bad.items():
+        yield Finding(
+            severity="error",
+            what=f"torch {facts.torch.version} has no kernels for {name} (compute capability "
+            f"{major}.{minor}; it has {', '.join(arch_list)}).",
+            why="Programs fail with 'no kernel image is available for execution on the device'.",
+            fix="Install a torch whose build lists this GPU: a newer one for a new card, an older "
+            "one for an old card (see https://pytorch.org/get-started/previous-versions).",
+        )
+    if pairs and not bad:
+        yield ok("torch has kernels for every GPU here.")
+
+
+def is_supported(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
+    """Whether kernels compiled for ``arch_list`` run there.
+
+    Machine code (``sm_``) runs on its own major version from its minor version on, PTX
+    (``compute_``) on everything newer; a trailing letter binds either to that very model
+    (CUDA C++ programming guide, compatibility of cubins and of PTX).
+
+    >>> is_supported((8, 6), ("sm_80",)), is_supported((12, 0), ("sm_90", "compute_90"))
+    (True, True)
+    >>> is_supported((12, 0), ("sm_90",)), is_supported((10, 0), ("sm_90a", "compute_90a"))
+    (False, False)
+    """
+    for entry in arch_list:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", entry)
+        if found is None:
+            continue
+        kind, own = found[1], (int(found[2]), int(found[3]))
+        if own == capability:
+            return True
+        if found[4]:
+            continue
+        if kind == "sm" and own[0] == capability[0] and own[1] <= capability[1]:
+            return True
+        if kind == "compute" and own <= capability:
+            return True
+    return False
+
+
+def accelerator(facts: Facts) -> Iterator[Finding]:
+    """ROCm, XPU and MPS are recognised through torch's own interface."""
+    kind, count = accelerator_kind(facts), facts.torch.accelerator_count or 0
+    if kind is None:
+        if facts.torch.run.status == "ok" and (facts.torch.hip_build or facts.torch.xpu_build):
+            yield Finding(
+                severity="error",
+                what=f"torch{_built_for(facts)} finds no such GPU.",
+                why="It computes on the CPU.",
+                fix="For ROCm: be in the groups render and video, and load amdgpu. For XPU: "
+                "install Intel's level-zero driver.",
+            )
+        return
+    names = {"xpu": "Intel (xpu)", "mps": "Apple (mps)", "cuda": "NVIDIA (cuda)"}
+    name = "AMD ROCm (cuda in torch)" if facts.torch.hip_build else names.get(kind, kind)
+    yield ok(f"torch computes on {name}, {count} device{'s' if count != 1 else ''}.")
+    if kind == "mps":
+        yield Finding(
+            severity="note",
+            what="Apple's GPU is one device, and torch has no collectives for it.",
+            why="Several ranks run on the CPU with gloo only.",
+        )
+
+
+def _built_for(facts: Facts) -> str:
+    torch = facts.torch
+    for name, build in (
+        ("CUDA", torch.cuda_build),
+        ("ROCm", torch.hip_build),
+        ("Intel XPU", torch.xpu_build),
+    ):
+        if build:
+            return f" built for {name} {build}"
+    return " built for CPUs"
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", text or "")
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _index(facts: Facts, otherwise: str) -> str:
+    """The folder of PyTorch's wheels that fits the driver."""
+    driver = facts.inventory.cuda_driver_version
+    if otherwise.startswith("rocm") or driver is None:
+        return otherwise
+    return "cu130" if driver >= (13, 0) else "cu126" if driver >= (12, 0) else "cu118"
+
+
+def _last(text: str | None) -> str:
+    lines = (text or "no reason given").strip().splitlines()
+    return lines[-1]

@@ -1,0 +1,237 @@
+"""Gathers the facts: every edge in a child process or a plain read, none of which can hang.
+
+The order goes from what everybody needs to what takes longest, and one deadline is over all, so
+that a machine where much is broken still gives a report in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muster.base.errors import UsageError
+from muster.devices.device_request import DeviceRequest
+from muster.devices.model import Inventory
+from muster.devices.nvml_health import GpuHealth, PairLink
+from muster.devices.placement import busy_reason
+from muster.doctor.child import run_probe
+from muster.doctor.facts import DiskFacts, Facts, TorchFacts
+from muster.doctor.facts_json import decode
+from muster.doctor.gather_host import gather_host
+from muster.doctor.gather_network import gather_master, gather_network, wants_master
+from muster.doctor.gather_probes import (
+    Targets,
+    measure_all_reduce,
+    measure_host_copies,
+    measure_matmuls,
+    measure_peer_copies,
+    no_time,
+    read_loaded,
+)
+from muster.doctor.gather_torch import installed_torch, running_torch
+from muster.doctor.machine import working_gpus
+
+#: Variables that decide how a run behaves. Others may hold secrets and are nobody's business.
+_PREFIXES = (
+    "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_CUDA_", "PYTORCH_CUDA_", "ROCR_",
+    "PYTORCH_ALLOC_", "HIP_", "HSA_", "ZE_", "OMP_", "MKL_NUM", "KMP_", "UCX_", "SLURM_",
+)  # fmt: skip
+_NAMES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "NNODES",
+    "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MUSTER_DEVICE_FACTS", "LD_LIBRARY_PATH",
+)  # fmt: skip
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "JWT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathering:
+    """``devices``: None for every free GPU, or CPU ranks where there is none. ``budget_s``: for
+    everything together; ``is_quick``: without torch and without measurements."""
+
+    environment: Mapping[str, str]
+    run_folder: Path
+    devices: DeviceRequest
+    is_quick: bool = False
+    budget_s: float = 55.0
+    meet_s: float = 10.0
+
+
+def gather(
+    options: Gathering,
+    say: Callable[[str], None] = lambda _: None,
+) -> Facts:
+    """All facts of this machine; ``say`` hears what is being done, for it takes a while.
+
+    Raises UsageError for devices that do not exist, and for nothing else.
+    """
+    began_s = time.monotonic()
+
+    def left() -> float:
+        return options.budget_s - (time.monotonic() - began_s)
+
+    def at_most(limit_s: float) -> float:
+        return min(limit_s, max(2.0, left()))
+
+    environment = relevant(options.environment)
+    host = gather_host()
+    facts = Facts(
+        is_quick=options.is_quick,
+        host=host,
+        environment=environment,
+        torch=installed_torch(),
+    )
+    say("reading the driver")
+    facts = _with_driver(facts, limit_s=at_most(15.0))
+    facts = replace(facts, network=gather_network(host.name, limit_s=at_most(5.0)))
+    say(f"reading {options.run_folder}")
+    facts = replace(facts, disk=_disk(options, limit_s=at_most(8.0)))
+    if not options.is_quick:
+        if wants_master(environment):
+            say(f"meeting the other nodes at {environment['MASTER_ADDR']}")
+            master = gather_master(
+                environment, facts.network, limit_s=5.0, meet_s=min(options.meet_s, left() / 3)
+            )
+            facts = replace(facts, master=master)
+        facts = _with_measurements(facts, options, left, say)
+    return replace(facts, seconds=round(time.monotonic() - began_s, 3))
+
+
+def relevant(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that decide how a run behaves, without what may be a secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if (name.startswith(_PREFIXES) or name in _NAMES)
+        and not any(word in name.upper() for word in _SECRET)
+    }
+
+
+def _with_driver(facts: Facts, *, limit_s: float) -> Facts:
+    outcome = run_probe("driver", [], limit_s=limit_s)
+    value = outcome.value
+    no_answer = Inventory(problem="the driver gave no answer")
+    return replace(
+        facts,
+        driver=outcome.run,
+        inventory=decode(Inventory, value["inventory"], "inventory")
+        if "inventory" in value
+        else no_answer,
+        health=decode(tuple[GpuHealth, ...], value.get("health", []), "health"),
+        links=decode(tuple[PairLink, ...], value.get("links", []), "links"),
+    )
+
+
+def _disk(options: Gathering, *, limit_s: float) -> DiskFacts:
+    budget_s = 0.3 if options.is_quick else min(2.0, options.budget_s / 20)
+    outcome = run_probe(
+        "disk", [str(options.run_folder.absolute()), str(budget_s)], limit_s=limit_s
+    )
+    value = dict(outcome.value)
+    problem = value.pop("problem", None)
+    found: DiskFacts = decode(
+        DiskFacts, {"path": str(options.run_folder.absolute()), **value}, "disk"
+    )
+    run = outcome.run if problem is None else replace(outcome.run, error=problem)
+    return replace(found, run=run)
+
+
+def _with_measurements(
+    facts: Facts, options: Gathering, left: Callable[[], float], say: Callable[[str], None]
+) -> Facts:
+    say("starting torch")
+    if skipped := no_time(left, least_s=3.0):
+        return replace(facts, torch=replace(facts.torch, run=skipped))
+    # A first import from a network disk takes long; who gives more time gets it here.
+    limit_s = min(max(25.0, options.budget_s / 2), left())
+    facts = replace(facts, torch=running_torch(facts.torch, limit_s=limit_s))
+    if facts.torch.run.status != "ok":
+        return facts  # no probe can start either
+    targets = choose_targets(facts, options.devices)
+    if targets is None:
+        return facts
+    say("matrix products")
+    facts = _with_matmuls(facts, targets, left)
+    if targets.kind != "cpu":
+        say("copies between host and devices")
+        copies = measure_host_copies(targets, left, limit_s=15.0)
+        facts = replace(facts, host_copies=copies)
+    if targets.kind == "cuda" and len(targets.devices) > 1:
+        say("copies between pairs of GPUs")
+        facts = replace(facts, peer_copies=measure_peer_copies(targets, left, limit_s=20.0))
+    backend = _backend(targets, facts.torch)
+    if backend is not None and len(targets.devices) > 1:
+        say(f"all-reduce over {len(targets.devices)} ranks with {backend}")
+        reduce = measure_all_reduce(
+            targets, backend, facts.network, facts.environment, left, limit_s=20.0
+        )
+        facts = replace(facts, all_reduce=reduce)
+    return facts
+
+
+def _with_matmuls(facts: Facts, targets: Targets, left: Callable[[], float]) -> Facts:
+    single = replace(targets, devices=(0,)) if targets.kind == "cpu" else targets
+    seen: list[tuple[GpuHealth, ...]] = []
+
+    def watch() -> None:
+        seen.append(read_loaded(limit_s=5.0))
+
+    is_watched = targets.kind == "cuda" and bool(facts.health)
+    matmuls = measure_matmuls(single, left, limit_s=25.0, watch=watch if is_watched else None)
+    return replace(facts, matmuls=matmuls, loaded=seen[0] if seen else ())
+
+
+def choose_targets(facts: Facts, request: DeviceRequest) -> Targets | None:
+    """The devices to measure: those asked for, else every free GPU, else two ranks on the CPU.
+
+    None when there are GPUs and all are in use: measuring would disturb whoever uses them.
+    Raises UsageError for a device that does not exist.
+    """
+    torch: TorchFacts = facts.torch
+    if request.kind == "cpu":
+        return Targets(kind="cpu", devices=tuple(range(request.count or 2)))
+    count = torch.accelerator_count or torch.device_count or 0
+    if not torch.accelerator or not count:
+        if request.kind in ("count", "ids"):
+            raise UsageError(
+                f"{request.text}: torch sees no GPU here, so none can be measured.",
+                hint="run `muster doctor` without it to learn why, or with --devices cpu.",
+            )
+        return Targets(kind="cpu", devices=(0, 1))
+    if request.kind == "ids":
+        return Targets(kind=torch.accelerator, devices=_by_id(facts, request, count))
+    free = tuple(at for at in range(count) if at not in _busy(facts))
+    if request.kind == "count":
+        if (request.count or 0) > count:
+            raise UsageError(
+                f"{request.text}: torch sees {count} devices.", hint=f"ask for {count} at most."
+            )
+        rest = tuple(at for at in range(count) if at not in free)
+        free = (*free, *rest)[: request.count]
+    return Targets(kind=torch.accelerator, devices=free) if free else None
+
+
+def _by_id(facts: Facts, request: DeviceRequest, count: int) -> tuple[int, ...]:
+    gpus = working_gpus(facts)
+    found = []
+    for text in request.ids:
+        matching = [at for at, gpu in enumerate(gpus) if gpu.uuid.startswith(text)]
+        number = int(text) if text.isdigit() else (matching[0] if len(matching) == 1 else count)
+        if number >= count:
+            raise UsageError(
+                f"{request.text}: there is no device {text}; torch sees {count}.",
+                hint="`muster devices` lists them.",
+            )
+        found.append(number)
+    return tuple(found)
+
+
+def _busy(facts: Facts) -> set[int]:
+    gpus = working_gpus(facts)
+    return {at for at, gpu in enumerate(gpus) if busy_reason(gpu) is not None}
+
+
+def _backend(targets: Targets, torch: TorchFacts) -> str | None:
+    wanted = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}.get(targets.kind)
+    return wanted if wanted in (torch.backends or ()) else None

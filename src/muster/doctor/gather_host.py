@@ -1,0 +1,168 @@
+"""The host as the kernel describes it: cores, memory, limits, cards on the bus. Linux mostly.
+
+Only files of /proc and /sys are read, which neither block nor need rights; elsewhere than on Linux
+most of it stays unknown.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from muster.base.clock import iso_utc
+from muster.base.settings import usable_cpu_count
+from muster.doctor.facts import HostFacts, PciGpu
+
+_VENDORS: dict[str, Literal["nvidia", "amd", "intel"]] = {
+    "0x10de": "nvidia",
+    "0x1002": "amd",
+    "0x8086": "intel",
+}
+#: PCI classes: VGA and 3D controllers, and what AMD's compute cards call themselves.
+_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+_COMPUTE_CLASSES = ("0x0302", "0x0380", "0x1200")
+_MIB = 1 << 20
+_TIME_ERROR = 5
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def gather_host() -> HostFacts:
+    """What is known of this host; never raises."""
+    shm = _space(Path("/dev/shm"))
+    files = _limit("RLIMIT_NOFILE")
+    locked = _limit("RLIMIT_MEMLOCK")
+    memory = _memory_mib(Path("/proc/meminfo"))
+    return HostFacts(
+        name=platform.node(),
+        system=platform.system(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        cpu_cores=min(usable_cpu_count(), cpu_quota(_CGROUP / "cpu.max") or 1 << 20),
+        memory_total_mib=memory.get("MemTotal"),
+        memory_available_mib=memory.get("MemAvailable"),
+        shm_total_mib=None if shm is None else shm[0],
+        shm_free_mib=None if shm is None else shm[1],
+        open_files_soft=files[0],
+        open_files_hard=files[1],
+        locked_memory_mib=None if locked[0] is None else locked[0] // _MIB,
+        is_container=_is_container(),
+        iommu=_has_entries(Path("/sys/class/iommu")),
+        infiniband=_names(Path("/sys/class/infiniband")),
+        pci_gpus=pci_gpus(Path("/sys/bus/pci/devices")),
+        clock_synchronised=_is_clock_synchronised(),
+        wall_time=iso_utc(time.time()),
+    )
+
+
+def pci_gpus(devices: Path) -> tuple[PciGpu, ...]:
+    """The graphics and compute cards under ``/sys/bus/pci/devices``, by address."""
+    found = []
+    for name in _names(devices):
+        folder = devices / name
+        vendor = _VENDORS.get(_text(folder / "vendor") or "")
+        kind = _text(folder / "class") or ""
+        if vendor is None or not kind.startswith(_GPU_CLASSES):
+            continue
+        driver = folder / "driver"
+        found.append(
+            PciGpu(
+                address=name,
+                vendor=vendor,
+                driver=driver.resolve().name if driver.exists() else None,
+                is_compute=kind.startswith(_COMPUTE_CLASSES),
+                width=_number(folder / "current_link_width"),
+                width_max=_number(folder / "max_link_width"),
+            )
+        )
+    return tuple(found)
+
+
+def cpu_quota(file: Path) -> int | None:
+    """The cores that a container's limit comes to, at least 1 (cgroup v2, ``cpu.max``).
+
+    ``docker --cpus 2`` leaves all cores in the affinity mask, which is what Python counts.
+    """
+    words = (_text(file) or "").split()
+    if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
+        return None  # "max 100000": no limit
+    return max(1, round(int(words[0]) / int(words[1])))
+
+
+def _space(folder: Path) -> tuple[int, int] | None:
+    if sys.platform == "win32" or not folder.is_dir():
+        return None
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return None
+    return space.f_blocks * space.f_frsize // _MIB, space.f_bavail * space.f_frsize // _MIB
+
+
+def _limit(name: str) -> tuple[int | None, int | None]:
+    """Soft and hard; None: unknown or without limit."""
+    if sys.platform == "win32":
+        return None, None
+    import resource
+
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    no_limit = resource.RLIM_INFINITY
+    return (None if soft == no_limit else soft), (None if hard == no_limit else hard)
+
+
+def _memory_mib(file: Path) -> dict[str, int]:
+    found = {}
+    for line in (_text(file) or "").splitlines():
+        name, _, value = line.partition(":")
+        if value.strip().endswith("kB"):
+            found[name] = int(value.split()[0]) // 1024
+    return found
+
+
+def _is_container() -> bool | None:
+    if not Path("/proc/1").is_dir():
+        return None
+    marks = ("/.dockerenv", "/run/.containerenv", "/.singularity.d")
+    groups = _text(Path("/proc/1/cgroup")) or ""
+    words = ("docker", "kubepods", "containerd", "lxc")
+    return any(Path(mark).exists() for mark in marks) or any(word in groups for word in words)
+
+
+def _is_clock_synchronised() -> bool | None:
+    """The kernel's own word, by adjtimex(2) without a change; None where there is no such call."""
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError, AttributeError):
+        # struct timex has 208 bytes; modes=0 asks only. TIME_ERROR: nothing disciplines the clock.
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(1024))
+        return None if state < 0 else state != _TIME_ERROR
+    return None
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(folder)))
+    except OSError:
+        return ()
+
+
+def _has_entries(folder: Path) -> bool | None:
+    return bool(_names(folder)) if folder.is_dir() else None
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file) or ""
+    # A card without a PCIe link of its own says 255, or "Unknown".
+    return int(text) if text.isdigit() and 0 < int(text) <= 32 else None

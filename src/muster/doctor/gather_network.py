@@ -1,0 +1,149 @@
+"""Interfaces, what this host's name resolves to, and the master of a gang on several nodes."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from muster.doctor.child import run_probe
+from muster.doctor.facts import Interface, MasterFacts, NetworkFacts, Run
+
+_NET = Path("/sys/class/net")
+
+
+def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
+    """What is known of the network of this host; never raises, ends within ``limit_s``."""
+    outcome = run_probe("network", [host_name], limit_s=limit_s)
+    addresses = outcome.value.get("addresses")
+    error = outcome.value.get("error")
+    if outcome.run.status == "hung":
+        error = f"the resolver gave no answer within {limit_s:.0f} s"
+    return NetworkFacts(
+        interfaces=interfaces(),
+        default_interface=default_interface(Path("/proc/net/route")),
+        host_addresses=None if addresses is None else tuple(addresses),
+        resolve_error=error or outcome.run.error,
+    )
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Every interface with its addresses; () where the system has no /sys."""
+    if sys.platform != "linux":
+        return ()
+    ipv6 = _ipv6_addresses(Path("/proc/net/if_inet6"))
+    found = []
+    for name in sorted(os.listdir(_NET)) if _NET.is_dir() else []:
+        # Virtual interfaces are in state "unknown" while they work.
+        is_up = _read(name, "operstate") in ("up", "unknown")
+        speed = _read(name, "speed")
+        address = _ipv4_address(name)
+        found.append(
+            Interface(
+                name=name,
+                is_up=is_up,
+                is_loopback=name == "lo",
+                ipv4=() if address is None else (address,),
+                ipv6=tuple(ipv6.get(name, ())),
+                speed_mbit_s=int(speed) if speed.isdigit() and int(speed) > 0 else None,
+            )
+        )
+    return tuple(found)
+
+
+def _read(name: str, what: str) -> str:
+    try:
+        return (_NET / name / what).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _ipv4_address(name: str) -> str | None:
+    """By ioctl SIOCGIFADDR (netdevice(7)): the first address, which is what gloo takes too."""
+    import fcntl
+
+    request = name.encode()[:15].ljust(256, b"\0")
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
+        return socket.inet_ntoa(fcntl.ioctl(door.fileno(), 0x8915, request)[20:24])
+    return None
+
+
+def _ipv6_addresses(table: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    with suppress(OSError, ValueError):
+        for line in table.read_text().splitlines():
+            number, *_, name = line.split()
+            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(number, 16))))
+    return found
+
+
+def default_interface(table: Path) -> str | None:
+    """The interface of the IPv4 default route in ``/proc/net/route``; the lowest metric counts."""
+    best: tuple[int, str] | None = None
+    with suppress(OSError):
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 7 and fields[1] == "00000000" and fields[7] == "00000000":
+                best = min(best or (1 << 30, ""), (int(fields[6]), fields[0]))
+    return best[1] if best else None
+
+
+def wants_master(environment: Mapping[str, str]) -> bool:
+    """Whether the environment speaks of several nodes that meet at MASTER_ADDR."""
+    return bool(environment.get("MASTER_ADDR")) and num_nodes(environment) > 1
+
+
+def num_nodes(environment: Mapping[str, str]) -> int:
+    """How many hosts the launcher's variables speak of; 1 when they do not say."""
+    for name in ("NNODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
+        text = environment.get(name, "")
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+    world, local = environment.get("WORLD_SIZE", ""), environment.get("LOCAL_WORLD_SIZE", "")
+    if world.isdigit() and local.isdigit() and int(local) > 0:
+        return max(1, -(-int(world) // int(local)))
+    return 1
+
+
+def gather_master(
+    environment: Mapping[str, str], network: NetworkFacts, *, limit_s: float, meet_s: float
+) -> MasterFacts:
+    """Meet the other nodes at MASTER_ADDR for up to ``meet_s``: the doctor runs on all of them.
+
+    On the master it listens at MASTER_PORT; elsewhere it connects there and compares clocks.
+    """
+    address = environment["MASTER_ADDR"]
+    text = environment.get("MASTER_PORT", "")
+    port = int(text) if text.isdigit() and 0 < int(text) < 1 << 16 else None
+    resolving = run_probe("network", [address], limit_s=limit_s)
+    resolved = tuple(resolving.value.get("addresses", ()))
+    facts = MasterFacts(run=resolving.run, address=address, port=port, resolved=resolved)
+    if not resolved:
+        problem = resolving.value.get("error") or "the resolver gave no answer"
+        return replace(facts, is_reachable=False, port_problem=problem)
+    is_local = is_own_address(resolved, network)
+    facts = replace(facts, is_local=is_local)
+    if port is None:
+        return facts
+    words = ["serve" if is_local else "join", address, str(port), str(meet_s)]
+    meeting = run_probe("master", words, limit_s=meet_s + limit_s)
+    value = meeting.value
+    return replace(
+        facts,
+        run=Run(status=meeting.run.status, seconds=meeting.run.seconds, error=meeting.run.error),
+        is_reachable=value.get("is_reachable"),
+        port_problem=value.get("port_problem"),
+        clock_skew_s=value.get("clock_skew_s"),
+        round_trip_s=value.get("round_trip_s"),
+    )
+
+
+def is_own_address(addresses: tuple[str, ...], network: NetworkFacts) -> bool:
+    """Whether one of ``addresses`` belongs to an interface of this host."""
+    own = {at for one in network.interfaces for at in (*one.ipv4, *one.ipv6)}
+    return any(at in own or at.startswith("127.") or at == "::1" for at in addresses)

@@ -1,0 +1,205 @@
+"""The measurements on the devices: products, copies, all-reduce. Each in child processes.
+
+What fails is tried again with the settings that are known to help, so that the advice given has
+been seen to work on this very machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muster.devices.nvml_health import GpuHealth
+from muster.doctor.child import run_probe, run_program
+from muster.doctor.facts import (
+    AllReduce,
+    HostCopies,
+    Matmuls,
+    NetworkFacts,
+    PeerCopies,
+    PeerCopy,
+    ReduceTry,
+    Run,
+)
+from muster.doctor.facts_json import decode
+
+#: Not worth a start: importing torch alone takes this long.
+_LEAST_S = 4.0
+#: A pair of GPUs copies 64 MiB in milliseconds; only the first touches take longer.
+_PAIR_SILENCE_S = 10.0
+PEER_COPY = (sys.executable, "-m", "muster.doctor.probes.peer_copy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """``kind``: cuda, xpu, mps or cpu; ``devices``: torch's numbers."""
+
+    kind: str
+    devices: tuple[int, ...]
+
+    @property
+    def numbers(self) -> str:
+        return ",".join(map(str, self.devices))
+
+
+#: Seconds that are left for everything.
+TimeLeft = Callable[[], float]
+
+
+def no_time(left: TimeLeft, least_s: float = _LEAST_S) -> Run | None:
+    """Why a probe is not started: less than a start takes is left."""
+    if left() >= least_s:
+        return None
+    return Run(status="skipped", error="the time for all checks was used up before")
+
+
+def measure_matmuls(
+    targets: Targets, left: TimeLeft, *, limit_s: float, watch: Callable[[], None] | None = None
+) -> Matmuls:
+    """``watch`` is called once while the products run, in a thread of this process."""
+    if skipped := no_time(left):
+        return Matmuls(run=skipped, kind=targets.kind)
+    watcher = None if watch is None else threading.Thread(target=watch, daemon=True)
+
+    def hear(place: str) -> None:
+        if watcher is not None and place == "multiplying in bf16":
+            watcher.start()
+
+    budget_s = 0.4 if targets.kind == "cpu" else 1.0
+    outcome = run_probe(
+        "matmul",
+        [targets.kind, targets.numbers, str(budget_s)],
+        limit_s=min(limit_s, left()),
+        hear=hear,
+    )
+    if watcher is not None and watcher.ident is not None:
+        watcher.join()
+    found: Matmuls = decode(Matmuls, {"kind": targets.kind, **outcome.value}, "matmul")
+    return replace(found, run=outcome.run)
+
+
+def read_loaded(limit_s: float) -> tuple[GpuHealth, ...]:
+    """The GPUs' health now; () when the driver does not answer."""
+    value = run_probe("driver", ["health"], limit_s=limit_s).value.get("health", [])
+    found: tuple[GpuHealth, ...] = decode(tuple[GpuHealth, ...], value, "health")
+    return found
+
+
+def measure_host_copies(targets: Targets, left: TimeLeft, *, limit_s: float) -> HostCopies:
+    if skipped := no_time(left):
+        return HostCopies(run=skipped, kind=targets.kind)
+    words = [targets.kind, targets.numbers, "0.4"]
+    outcome = run_probe("host_copy", words, limit_s=min(limit_s, left()))
+    found: HostCopies = decode(HostCopies, {"kind": targets.kind, **outcome.value}, "host_copy")
+    return replace(found, run=outcome.run)
+
+
+def measure_peer_copies(
+    targets: Targets,
+    left: TimeLeft,
+    *,
+    limit_s: float,
+    silence_s: float = _PAIR_SILENCE_S,
+    program: Sequence[str] = PEER_COPY,
+) -> PeerCopies:
+    """Every ordered pair; a child that hangs at one is replaced by one for those after it."""
+    waiting = [f"{a}-{b}" for a, b in itertools.permutations(targets.devices, 2)]
+    copies: list[PeerCopy] = []
+    seconds, last = 0.0, Run(status="skipped", error="there is no pair")
+    num_pairs = len(waiting)
+    while waiting:
+        if no_time(left) or seconds > limit_s:
+            error = f"{len(waiting)} of {num_pairs} pairs were not tried, for want of time"
+            last = Run(status="skipped", error=error)
+            break
+        outcome = run_program(
+            [*program, targets.kind, ",".join(waiting), "0.03"],
+            limit_s=min(limit_s - seconds + 1.0, left()),
+            silence_s=silence_s,
+        )
+        seconds, last = seconds + outcome.run.seconds, outcome.run
+        found: PeerCopies = decode(PeerCopies, outcome.value, "peer_copy")
+        copies += found.copies
+        tried = {f"{copy.source}-{copy.target}" for copy in found.copies}
+        waiting = [pair for pair in waiting if pair not in tried]
+        if outcome.run.status == "ok" or not waiting:
+            break
+        if outcome.run.at not in waiting:  # it did not come as far as a pair
+            break
+        copies.append(_lost_pair(outcome.run))
+        waiting.remove(str(outcome.run.at))
+        last = replace(last, status="ok")  # that pair's row tells it; the probe itself goes on
+    return PeerCopies(run=replace(last, seconds=seconds), copies=tuple(copies))
+
+
+def _lost_pair(run: Run) -> PeerCopy:
+    source, target = (int(number) for number in str(run.at).split("-"))
+    problem = "it never finished" if run.status == "hung" else f"it crashed: {run.error}"
+    return PeerCopy(source=source, target=target, problem=problem)
+
+
+def repairs(
+    backend: str, network: NetworkFacts, environment: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Variables to try, one set after the other, when the all-reduce fails.
+
+    The names are those of NCCL's and torch's documentation. What the user has set is not tried.
+    """
+    interface = network.default_interface
+    if backend == "gloo":
+        sets = [{"GLOO_SOCKET_IFNAME": "lo"}]
+        if interface:
+            sets.insert(0, {"GLOO_SOCKET_IFNAME": interface})
+    else:
+        sets = [{"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"}, {"NCCL_IB_DISABLE": "1"}]
+        sets.append({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"})
+        if interface:
+            sets.append({"NCCL_SOCKET_IFNAME": interface})
+    return [
+        settings
+        for settings in sets
+        if any(environment.get(name) != value for name, value in settings.items())
+    ]
+
+
+def measure_all_reduce(
+    targets: Targets,
+    backend: str,
+    network: NetworkFacts,
+    environment: Mapping[str, str],
+    left: TimeLeft,
+    *,
+    limit_s: float,
+) -> AllReduce:
+    """One process per device; after a failure again, with each of ``repairs`` until one works."""
+    tries: list[ReduceTry] = []
+    for settings in ({}, *repairs(backend, network, environment)):
+        skipped = no_time(left)
+        if skipped:
+            if not tries:
+                tries.append(ReduceTry(run=skipped))
+            break
+        words = [backend, targets.kind, targets.numbers, "0.3"]
+        outcome = run_probe("all_reduce", words, limit_s=min(limit_s, left()), settings=settings)
+        record: dict[str, Any] = {"run": {}, "settings": settings, **outcome.value}
+        attempt: ReduceTry = decode(ReduceTry, record, "all_reduce")
+        attempt = replace(attempt, run=outcome.run)
+        tries.append(attempt)
+        if is_good(attempt):
+            break
+    return AllReduce(
+        kind=targets.kind,
+        backend=backend,
+        num_ranks=len(targets.devices),
+        devices=targets.devices,
+        tries=tuple(tries),
+    )
+
+
+def is_good(attempt: ReduceTry) -> bool:
+    """It ended, and every value was right."""
+    return attempt.run.status == "ok" and not any(size.wrong_values for size in attempt.sizes)

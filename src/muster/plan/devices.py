@@ -1,0 +1,89 @@
+"""What ``--devices`` of a plan means: a number of a named card, of the cards here, or CPU ranks.
+
+>>> [(g.name, g.count) for g in parse_devices("H100 SXM x8", here=())]
+[('H100 SXM', 8)]
+>>> [(g.name, g.count) for g in parse_devices("RTX 4090 x1, RTX 3090", here=())]
+[('RTX 4090', 1), ('RTX 3090', 1)]
+>>> [(g.name, g.count) for g in parse_devices("cpu:2", here=())]
+[('cpu', 2)]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.devices.cards import CARDS, Card, find_card
+
+_MOST = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """``count`` devices of one kind; ``card`` is None for CPU ranks and for unknown GPUs."""
+
+    name: str
+    count: int
+    card: Card | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+def parse_devices(text: str, here: Sequence[str]) -> tuple[Group, ...]:
+    """The groups in ``text``; ``here``: what the driver calls the GPUs of this machine.
+
+    Raises UsageError for what cannot be meant, UnknownNameError for a card that is not in the
+    table, and SetupError for a bare number where there is no GPU to multiply.
+    """
+    groups = [_group(part.strip(), text, here) for part in text.split(",")]
+    if len({group.is_cpu for group in groups}) > 1:
+        raise UsageError(f"--devices {text}: CPU ranks and GPUs do not form one gang.")
+    names = [group.name for group in groups]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--devices {text} names a card twice.", hint="write its whole number.")
+    return tuple(groups)
+
+
+def card_of(name: str) -> Card | None:
+    """A card by its name in the table, in any case, or by what its driver calls it."""
+    exact = next((card for card in CARDS if card.name.lower() == name.lower()), None)
+    return exact or find_card(name)
+
+
+def _group(part: str, text: str, here: Sequence[str]) -> Group:
+    if found := re.fullmatch(r"cpu(?::(\d+))?", part, re.I):
+        return Group(name="cpu", count=_count(found[1] or "1", text))
+    if part.isdigit():
+        return _of_this_machine(_count(part, text), here)
+    named = re.fullmatch(r"(.+?)(?:\s+[x×]\s*|\s*[×]\s*|\s+x)(\d+)", part)
+    name, count = (named[1], named[2]) if named else (part, "1")
+    card = card_of(name)
+    if card is None:
+        raise UnknownNameError("card", name, [card.name for card in CARDS])
+    return Group(name=card.name, count=_count(count, text), card=card)
+
+
+def _of_this_machine(count: int, here: Sequence[str]) -> Group:
+    if not here:
+        raise SetupError(
+            f"--devices {count}: this machine has no GPU, so it is not known of which card.",
+            hint=f'name the card: --devices "H100 SXM x{count}"; or plan CPU ranks: cpu:{count}.',
+        )
+    if len(set(here)) > 1:
+        raise UsageError(
+            f"--devices {count}: this machine has unlike GPUs ({', '.join(sorted(set(here)))}).",
+            hint='name each: --devices "RTX 4090 x1, RTX 3090 x1".',
+        )
+    card = find_card(here[0])
+    return Group(name=card.name if card else here[0], count=count, card=card)
+
+
+def _count(digits: str, text: str) -> int:
+    count = int(digits)
+    if not 1 <= count <= _MOST:
+        raise UsageError(f"--devices {text}: between 1 and {_MOST} devices, not {count}.")
+    return count

@@ -1,0 +1,259 @@
+"""From what was asked, measured and tabled to the values that the formulas take.
+
+Each value has its origin; what is missing is an error that says how to give it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from muster.base.errors import UsageError
+from muster.devices.cards import Card
+from muster.plan.calibrate import Calibration
+from muster.plan.communication import Fabric
+from muster.plan.compute import ComputeTime, from_flops
+from muster.plan.devices import Group, card_of
+from muster.plan.links import find_link, given_link, usual_link
+from muster.plan.origin import Figure, assumed, from_table, given, weakest
+from muster.plan.prices import PriceList
+from muster.plan.request import MachineRequest, PlanRequest, Precision, TrainingRequest
+from muster.plan.scaling import Machine, Work
+from muster.plan.transformer import Transformer
+from muster.plan.units import Bytes, Flops, FlopsPerSecond, Seconds, Watts
+
+_UTILISATION = assumed(0.4, "a usual MFU of a well-tuned training; often less")
+_GRADIENT_BYTES = 4  # under autocast gradients are fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of the model before anything is computed. ``transformer``: from a config."""
+
+    request: PlanRequest
+    parameters: Figure[int] | None = None
+    calibration: Calibration | None = None
+    transformer: Transformer | None = None
+
+    @property
+    def precision(self) -> Precision | None:
+        wanted = self.request.training.precision
+        if wanted is not None or self.calibration is None:
+            return wanted
+        return self.calibration.precision  # type: ignore[return-value]
+
+    def precision_on(self, group: Group) -> Precision:
+        return self.precision or ("fp32" if group.is_cpu else "bf16")
+
+
+def work_of(known: Known, group: Group) -> Work:
+    """The training as the formulas take it; UsageError for what is missing."""
+    request = known.request
+    batch = _global_batch(known)
+    rate, spread = request.machine.input_rate, request.machine.step_spread
+    loading = assumed(Seconds(0.0), "not known; that loaders keep up")
+    if known.calibration is not None:
+        loading = known.calibration.loading
+    is_here = known.calibration is not None and known.calibration.card == group.name
+    return Work(
+        compute=compute_on(known, group),
+        crowding=known.calibration.crowding if known.calibration and is_here else None,
+        gradients=_gradients(known),
+        global_batch=batch.value,
+        micro_batch=request.training.batch_size,
+        num_steps=_num_steps(request.training, known.calibration, batch.value),
+        strategy=request.training.strategy,
+        loading=loading,
+        input_rate=None if rate is None else given(rate, "--input-rate"),
+        spread=None if spread is None else given(spread, "--step-spread"),
+    )
+
+
+def machine_of(request: MachineRequest, group: Group, prices: PriceList) -> Machine:
+    """How devices of ``group`` are joined and what they cost."""
+    name = request.link or usual_link(group.name)
+    link = given_link(name, request.link_bandwidth_gb_s, request.link_latency_us)
+    nodes = request.devices_per_node
+    if nodes is not None and group.count > nodes and request.network is None:
+        raise UsageError(
+            f"{group.count} devices, {nodes} per node, are {math.ceil(group.count / nodes)} nodes, "
+            "and nothing is said about what joins them.",
+            hint="add --network net100.",
+        )
+    network = None if request.network is None else find_link(request.network)
+    host = link if group.is_cpu else find_link("gloo-loopback")
+    return Machine(
+        fabric=Fabric(
+            link=link,
+            devices_per_node=nodes,
+            network=network,
+            host=host,
+            overlaps=not group.is_cpu,
+        ),
+        power=_power(request, group.card),
+        price=prices.price(group.name, is_owned=request.owned),
+    )
+
+
+def compute_on(known: Known, group: Group) -> ComputeTime:
+    """The time of a step on one device of ``group``: measured, measured elsewhere, or derived."""
+    calibration = known.calibration
+    if calibration is None:
+        return _derived(known, group)
+    here = card_of(calibration.card)
+    if calibration.card == group.name or (here is not None and here == group.card):
+        return calibration.compute
+    if (here is None or group.card is None) and flops_of(known) is not None:
+        return _derived(known, group)
+    precision = known.precision_on(group)
+    mine = None if here is None else here.peak_flops(precision)
+    theirs = None if group.card is None else group.card.peak_flops(precision)
+    if mine is None or theirs is None:
+        raise UsageError(
+            f"The steps were measured on {calibration.card}, which says nothing about "
+            f"{group.name}: their peaks in {precision} are not both known.",
+            hint="give --flops-per-sample, or plan the device that was measured.",
+        )
+    ratio = assumed(mine / theirs, f"as their peaks in {precision}")
+    return calibration.compute.scaled(ratio)
+
+
+def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
+    """Dense peak of one device; UsageError where nobody has said it."""
+    wanted = known.request.model.peak_tflops
+    if wanted is not None:
+        return given(FlopsPerSecond(wanted * 1e12), "--peak-tflops")
+    precision = known.precision_on(group)
+    peak = None if group.card is None else group.card.peak_flops(precision)
+    if peak is None or group.card is None:
+        raise UsageError(
+            f"The peak of {group.name} in {precision} is not in the table of cards.",
+            hint="give it as --peak-tflops, or measure with --calibrate.",
+        )
+    return from_table(FlopsPerSecond(peak), f"{group.card.source}, {precision}, dense")
+
+
+def flops_of(known: Known) -> Figure[Flops] | None:
+    """Operations of one sample: as given, as counted, or from the config of a transformer."""
+    wanted = known.request.model.flops_per_sample
+    if wanted is not None:
+        return given(Flops(wanted), "--flops-per-sample")
+    if known.calibration is not None and known.calibration.flops_per_sample is not None:
+        return known.calibration.flops_per_sample
+    length = known.request.model.sequence_length
+    if known.transformer is not None and length is not None:
+        flops = known.transformer.flops_per_sample(length)
+        return given(flops, f"6 N + 12 L H Q T per token of {length}, from the config")
+    return None
+
+
+def parameters_of(known: Known) -> Figure[int] | None:
+    if known.parameters is not None:
+        return known.parameters
+    return None if known.calibration is None else known.calibration.parameters
+
+
+def listed_inputs(
+    known: Known, group: Group, work: Work, machine: Machine
+) -> dict[str, Figure[Any]]:
+    """Everything the predictions rest on, by name, for showing."""
+    link, network = machine.fabric.link, machine.fabric.network
+    found: dict[str, Figure[Any] | None] = {
+        **({} if known.calibration is not None else _derived_from(known, group)),
+        "time per sample": work.compute.per_sample,
+        "fixed time per step": work.compute.fixed,
+        "gradients": work.gradients,
+        "loading per sample": work.loading,
+        "input rate, samples/s": work.input_rate,
+        "spread of step times": work.spread,
+        "longer with all at work": work.crowding.factor if work.crowding else None,
+        "optimizer steps": work.num_steps,
+        f"{link.name}: latency": link.alpha,
+        f"{link.name}: bandwidth": link.bandwidth,
+        f"{link.name}: share reached": link.share,
+        "power per device": machine.power,
+    }
+    if network is not None:
+        found[f"{network.name}: latency"] = network.alpha
+        found[f"{network.name}: bandwidth"] = network.bandwidth
+    if machine.price is not None:
+        price = machine.price
+        found["price"] = Figure(value=str(price), origin=price.origin, source=price.source)
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _derived_from(known: Known, group: Group) -> dict[str, Figure[Any] | None]:
+    return {
+        "operations per sample": flops_of(known),
+        "peak": peak_of(known, group),
+        "utilisation": _utilisation(known),
+    }
+
+
+def _utilisation(known: Known) -> Figure[float]:
+    rate = known.request.model.utilisation
+    return _UTILISATION if rate is None else given(rate, "--utilisation")
+
+
+def _derived(known: Known, group: Group) -> ComputeTime:
+    flops = flops_of(known)
+    if flops is None:
+        hint = "add --calibrate to measure some steps here, or --flops-per-sample."
+        if known.transformer is not None:
+            hint = "add --sequence-length."
+        raise UsageError("Nothing is known about how long a step takes.", hint=hint)
+    return from_flops(flops, peak_of(known, group), _utilisation(known))
+
+
+def _global_batch(known: Known) -> Figure[int]:
+    wanted = known.request.training.global_batch
+    if wanted is not None:
+        return given(wanted, "--global-batch")
+    if known.calibration is not None:
+        return known.calibration.global_batch
+    raise UsageError(
+        "A plan needs the number of samples per optimizer step.", hint="give --global-batch."
+    )
+
+
+def _gradients(known: Known) -> Figure[Bytes]:
+    count = parameters_of(known)
+    if count is None:
+        raise UsageError(
+            "The number of parameters is not known, so neither is what has to be communicated.",
+            hint="give --parameters 7e9, or params=7e9 in place of the task.",
+        )
+    source = f"{count.value:,} parameters x {_GRADIENT_BYTES} bytes ({count.source})"
+    return Figure(
+        value=Bytes(float(count.value * _GRADIENT_BYTES)), origin=count.origin, source=source
+    )
+
+
+def _num_steps(
+    training: TrainingRequest, calibration: Calibration | None, global_batch: int
+) -> Figure[int] | None:
+    if training.steps is not None:
+        return given(training.steps, "--steps")
+    samples: Figure[int] | None = calibration.num_samples if calibration else None
+    epochs: Figure[int] | Figure[float] | None = calibration.epochs if calibration else None
+    if training.samples is not None:
+        samples = given(int(training.samples), "--samples")
+    if training.epochs is not None:
+        epochs = given(training.epochs, "--epochs")
+    if samples is None or (epochs is None and training.samples is None):
+        return None
+    passes = 1.0 if epochs is None else float(epochs.value)
+    steps = math.ceil(math.ceil(samples.value / global_batch) * passes)
+    source = f"{passes:g} epochs of {samples.value:,} samples, {global_batch} at a time"
+    return Figure(value=steps, origin=weakest([samples, epochs]), source=source)
+
+
+def _power(request: MachineRequest, card: Card | None) -> Figure[Watts] | None:
+    if request.power_w is not None:
+        return given(Watts(request.power_w), "--power-w")
+    if card is None:
+        return None
+    return from_table(
+        Watts(float(card.power_w)), f"{card.source}: the card's limit, all the time; no host"
+    )

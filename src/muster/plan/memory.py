@@ -1,0 +1,190 @@
+"""Memory per GPU of a training by part: weights, gradients, optimizer, activations; does it fit?
+
+Muster computes under autocast: weights, gradients and AdamW's two moments are fp32 (16 bytes per
+parameter; Rajbhandari et al. 2020, "ZeRO", has the same sum for its mixed precision), and bf16 or
+fp16 adds a 2-byte copy of the weights that the backward still needs. FSDP divides all but that copy
+and the activations by the number of GPUs, and gathers one unit (a layer) at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from muster.devices.cards import CARDS, Precision
+from muster.plan.origin import Figure, assumed, weakest
+from muster.plan.units import Bytes
+
+Strategy = Literal["single", "ddp", "fsdp"]
+Optimizer = Literal["adamw", "sgd", "sgd-momentum"]
+
+_FP32 = 4
+_STATES: dict[Optimizer, int] = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
+#: What CUDA, its libraries and the allocator's rounding take before a tensor exists.
+CONTEXT = assumed(Bytes(0.75 * 2**30), "CUDA context, libraries and the allocator's rounding")
+#: Of the parameters, in the largest unit of a model of which only their number is known. A model
+#: without a ModuleList of layers is one unit, and needs more.
+_UNIT_SHARE = assumed(1 / 16, "a usual layer of a deep model")
+_MOST_DEVICES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What is trained, and how.
+
+    ``activations``: bytes that one sample keeps for the backward, None where that is not known;
+    ``checkpointed``: the same with activation checkpointing in the model, where that is known;
+    ``largest_unit``: parameters FSDP gathers at once, None: a usual share of them.
+    """
+
+    parameters: Figure[int]
+    activations: Figure[Bytes] | None = None
+    checkpointed: Figure[Bytes] | None = None
+    largest_unit: int | None = None
+    micro_batch: int = 1
+    precision: Precision = "bf16"
+    strategy: Strategy = "ddp"
+    num_devices: int = 1
+    optimizer: Optimizer = "adamw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    name: str
+    size: Figure[Bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """The parts that exist at the same time at the worst moment; ``total`` is their sum.
+
+    ``is_whole``: False where the activations are not known, and the total is a lower bound.
+    """
+
+    parts: tuple[Part, ...]
+    total: Figure[Bytes]
+    is_whole: bool
+
+    def fits(self, memory: Bytes) -> bool:
+        return self.total.value <= memory
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "parts": {part.name: part.size.record() for part in self.parts},
+            "total": self.total.record(),
+            "is_whole": self.is_whole,
+        }
+
+
+def footprint(need: Need) -> Footprint:
+    """Memory of one GPU. The worst moment is the end of the forward, or the update.
+
+    torch's AdamW works on all tensors at once and takes one more copy of the parameters for it
+    ("foreach" in torch.optim), when the activations are gone.
+    """
+    count = need.parameters.value
+    shards = need.num_devices if need.strategy == "fsdp" else 1
+    own = count / shards
+    update = _FP32 * own
+    kept = 0.0 if need.activations is None else need.activations.value.value * need.micro_batch
+    is_half = need.precision in ("bf16", "fp16")
+    in_step = kept + (2 * count if is_half else 0)
+
+    parts = [
+        _part("weights", _FP32 * own, need.parameters),
+        _part("gradients", _FP32 * own, need.parameters),
+        _part("optimizer", _FP32 * _STATES[need.optimizer] * own, need.parameters),
+    ]
+    if shards > 1:
+        parts.append(_gathered_unit(need))
+    if need.optimizer == "adamw" and update > in_step:
+        parts.append(_part("update (activations are gone by then)", update, need.parameters))
+    else:
+        if is_half:
+            parts.append(_part(f"{need.precision} copy", 2 * count, need.parameters))
+        if need.activations is not None:
+            parts.append(_part("activations", kept, need.activations))
+    parts.append(Part(name="CUDA context", size=CONTEXT))
+    total = sum((part.size.value for part in parts), Bytes(0.0))
+    origin = weakest(part.size for part in parts)
+    return Footprint(
+        parts=tuple(parts),
+        total=Figure(value=total, origin=origin),
+        is_whole=need.activations is not None,
+    )
+
+
+def remedies(need: Need, memory: Bytes) -> tuple[str, ...]:
+    """Changes that make it fit, each alone, the cheapest first; empty where none of them does."""
+    found = []
+    batch = largest_micro_batch(need, memory)
+    if batch is not None and batch < need.micro_batch:
+        found.append(f"--batch-size {batch}, and --grad-accum-steps to keep the global batch")
+    is_copied = need.strategy != "fsdp" and need.num_devices > 1
+    if is_copied and _fits(replace(need, strategy="fsdp"), memory):
+        found.append(f"--strategy fsdp over the {need.num_devices} devices")
+    if need.precision in ("fp32", "tf32") and need.activations is not None:
+        # Half of the bytes is the most that bf16 saves of activations.
+        half = replace(need.activations, value=need.activations.value * 0.5)
+        if _fits(replace(need, precision="bf16", activations=half), memory):
+            found.append("--precision bf16")
+    lean = replace(need, activations=need.checkpointed)
+    if need.checkpointed is not None and _fits(lean, memory):
+        found.append("activation checkpointing in the model (torch.utils.checkpoint)")
+    count = fewest_sharded_devices(need, memory)
+    if count is not None and count > need.num_devices:
+        found.append(f"--strategy fsdp over {count} such devices")
+    card = smallest_card(need)
+    if card is not None:
+        found.append(f"a card with more memory: {card}")
+    return tuple(found)
+
+
+def largest_micro_batch(need: Need, memory: Bytes) -> int | None:
+    """The most samples at once that fit; None where not even one does, or nobody knows."""
+    if need.activations is None or not _fits(replace(need, micro_batch=1), memory):
+        return None
+    if need.activations.value <= Bytes(0.0):
+        return need.micro_batch
+    low, high = 1, 2
+    while _fits(replace(need, micro_batch=high), memory):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(replace(need, micro_batch=middle), memory):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def fewest_sharded_devices(need: Need, memory: Bytes) -> int | None:
+    """How many devices FSDP needs; None where no number is enough."""
+    for count in range(2, _MOST_DEVICES + 1):
+        if _fits(replace(need, strategy="fsdp", num_devices=count), memory):
+            return count
+    return None
+
+
+def smallest_card(need: Need) -> str | None:
+    """The card of the table with the least memory in which it fits as it is."""
+    fitting = [card for card in CARDS if _fits(need, Bytes(float(card.memory_gib * 2**30)))]
+    best = min(fitting, key=lambda card: card.memory_gib, default=None)
+    return None if best is None else f"{best.name} ({best.memory_gib} GiB)"
+
+
+def _fits(need: Need, memory: Bytes) -> bool:
+    return footprint(need).fits(memory)
+
+
+def _gathered_unit(need: Need) -> Part:
+    """A layer's whole weights and gradients, which are there while it computes."""
+    count = need.largest_unit
+    rests_on: Figure[Any] = need.parameters
+    if count is None:
+        count, rests_on = int(need.parameters.value * _UNIT_SHARE.value), _UNIT_SHARE
+    return _part("gathered unit", 2 * _FP32 * count, rests_on)
+
+
+def _part(name: str, size: float, rests_on: Figure[Any]) -> Part:
+    return Part(name=name, size=Figure(value=Bytes(float(size)), origin=rests_on.origin))

@@ -1,0 +1,263 @@
+"""Quantities that know their unit: seconds cannot be added to bytes, nor shown as hours.
+
+Products and quotients give the right kind or a TypeError, to mypy as well as at run time:
+
+>>> Flops(6e12) / FlopsPerSecond(2e12)
+Seconds(value=3.0)
+>>> print(Bytes(50e9) / BytesPerSecond(25e9), "|", Watts(700) * Seconds(3600))
+2.0 s | 0.700 kWh
+>>> Seconds(1) + Bytes(1)
+Traceback (most recent call last):
+TypeError: Seconds and Bytes cannot be added
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, overload
+
+from muster.base.clock import human_duration
+
+_SECONDS_PER_HOUR = 3600.0
+_JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, order=True)
+class Quantity(ABC):
+    """A number of one unit. ``unit`` is that of ``value``, always: nothing is stored scaled."""
+
+    value: float
+    unit: ClassVar[str] = ""
+
+    def __add__(self, other: Self) -> Self:
+        self._must_match(other, "added")
+        return dataclasses.replace(self, value=self.value + other.value)
+
+    def __sub__(self, other: Self) -> Self:
+        self._must_match(other, "subtracted")
+        return dataclasses.replace(self, value=self.value - other.value)
+
+    def _times(self, other: Any) -> Any:
+        if isinstance(other, int | float):
+            return dataclasses.replace(self, value=self.value * other)
+        made = _PRODUCTS.get((type(self), type(other)))
+        if made is None:
+            raise TypeError(f"{_kind(self)} times {_kind(other)} is no quantity known here")
+        return made(self.value * other.value)
+
+    def _divided_by(self, other: Any) -> Any:
+        if isinstance(other, int | float):
+            return dataclasses.replace(self, value=self.value / other)
+        if type(self) is type(other):
+            self._must_match(other, "divided")
+            return self.value / other.value
+        made = _QUOTIENTS.get((type(self), type(other)))
+        if made is None:
+            raise TypeError(f"{_kind(self)} divided by {_kind(other)} is no quantity known here")
+        return made(self.value / other.value)
+
+    def _must_match(self, other: object, verb: str) -> None:
+        if type(self) is not type(other):
+            raise TypeError(f"{_kind(self)} and {_kind(other)} cannot be {verb}")
+
+
+class Seconds(Quantity):
+    unit = "s"
+
+    def __mul__(self, other: float) -> Seconds:
+        return self._times(other)  # type: ignore[no-any-return]
+
+    __rmul__ = __mul__
+
+    @overload
+    def __truediv__(self, other: float) -> Seconds: ...
+    @overload
+    def __truediv__(self, other: Seconds) -> float: ...
+    def __truediv__(self, other: Any) -> Any:
+        return self._divided_by(other)
+
+    @property
+    def hours(self) -> float:
+        return self.value / _SECONDS_PER_HOUR
+
+    def __str__(self) -> str:
+        if 0 < abs(self.value) < 1e-3:
+            return f"{self.value * 1e6:.0f} µs"
+        if 0 < abs(self.value) < 1:
+            return f"{self.value * 1e3:.2f} ms"
+        return human_duration(self.value)
+
+
+class Bytes(Quantity):
+    unit = "B"
+
+    def __mul__(self, other: float) -> Bytes:
+        return self._times(other)  # type: ignore[no-any-return]
+
+    __rmul__ = __mul__
+
+    @overload
+    def __truediv__(self, other: float) -> Bytes: ...
+    @overload
+    def __truediv__(self, other: Bytes) -> float: ...
+    @overload
+    def __truediv__(self, other: BytesPerSecond) -> Seconds: ...
+    @overload
+    def __truediv__(self, other: Seconds) -> BytesPerSecond: ...
+    def __truediv__(self, other: Any) -> Any:
+        return self._divided_by(other)
+
+    @property
+    def gib(self) -> float:
+        return self.value / 2**30
+
+    def __str__(self) -> str:
+        for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if abs(self.value) >= 2**power:
+                return f"{self.value / 2**power:,.2f} {name}"
+        return f"{self.value:.0f} B"
+
+
+class BytesPerSecond(Quantity):
+    unit = "B/s"
+
+    @overload
+    def __mul__(self, other: float) -> BytesPerSecond: ...
+    @overload
+    def __mul__(self, other: Seconds) -> Bytes: ...
+    def __mul__(self, other: Any) -> Any:
+        return self._times(other)
+
+    def __str__(self) -> str:
+        return f"{self.value / 1e9:.4g} GB/s"
+
+
+class Flops(Quantity):
+    """A number of floating-point operations; per second is ``FlopsPerSecond``."""
+
+    unit = "FLOP"
+
+    def __mul__(self, other: float) -> Flops:
+        return self._times(other)  # type: ignore[no-any-return]
+
+    __rmul__ = __mul__
+
+    @overload
+    def __truediv__(self, other: float) -> Flops: ...
+    @overload
+    def __truediv__(self, other: Flops) -> float: ...
+    @overload
+    def __truediv__(self, other: FlopsPerSecond) -> Seconds: ...
+    @overload
+    def __truediv__(self, other: Seconds) -> FlopsPerSecond: ...
+    def __truediv__(self, other: Any) -> Any:
+        return self._divided_by(other)
+
+    def __str__(self) -> str:
+        return _with_prefix(self.value, "FLOP")
+
+
+class FlopsPerSecond(Quantity):
+    unit = "FLOP/s"
+
+    @overload
+    def __mul__(self, other: float) -> FlopsPerSecond: ...
+    @overload
+    def __mul__(self, other: Seconds) -> Flops: ...
+    def __mul__(self, other: Any) -> Any:
+        return self._times(other)
+
+    def __str__(self) -> str:
+        return _with_prefix(self.value, "FLOP/s")
+
+
+class Watts(Quantity):
+    unit = "W"
+
+    @overload
+    def __mul__(self, other: float) -> Watts: ...
+    @overload
+    def __mul__(self, other: Seconds) -> Joules: ...
+    def __mul__(self, other: Any) -> Any:
+        return self._times(other)
+
+    def __str__(self) -> str:
+        return f"{self.value:,.0f} W"
+
+
+class Joules(Quantity):
+    unit = "J"
+
+    def __mul__(self, other: float) -> Joules:
+        return self._times(other)  # type: ignore[no-any-return]
+
+    __rmul__ = __mul__
+
+    @overload
+    def __truediv__(self, other: float) -> Joules: ...
+    @overload
+    def __truediv__(self, other: Joules) -> float: ...
+    @overload
+    def __truediv__(self, other: Seconds) -> Watts: ...
+    @overload
+    def __truediv__(self, other: Watts) -> Seconds: ...
+    def __truediv__(self, other: Any) -> Any:
+        return self._divided_by(other)
+
+    @property
+    def kilowatt_hours(self) -> float:
+        return self.value / _JOULES_PER_KWH
+
+    def __str__(self) -> str:
+        if abs(self.kilowatt_hours) < 0.1:
+            return f"{self.value / 3600:.3g} Wh"
+        return f"{self.kilowatt_hours:,.3f} kWh"
+
+
+@dataclass(frozen=True, order=True)
+class Money(Quantity):
+    """An amount in ``currency``; two currencies are never added, and there are no rates here."""
+
+    currency: str = "USD"
+
+    def __mul__(self, other: float) -> Money:
+        return self._times(other)  # type: ignore[no-any-return]
+
+    __rmul__ = __mul__
+
+    def __str__(self) -> str:
+        digits = 2 if abs(self.value) >= 1 or self.value == 0 else 4
+        return f"{self.value:,.{digits}f} {self.currency}"
+
+    def _must_match(self, other: object, verb: str) -> None:
+        super()._must_match(other, verb)
+        if isinstance(other, Money) and other.currency != self.currency:
+            raise TypeError(f"{self.currency} and {other.currency} cannot be {verb}")
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if abs(value) >= 10**power:
+            return f"{value / 10**power:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+_QUOTIENTS: dict[tuple[type, type], type[Quantity]] = {
+    (Flops, FlopsPerSecond): Seconds,
+    (Flops, Seconds): FlopsPerSecond,
+    (Bytes, BytesPerSecond): Seconds,
+    (Bytes, Seconds): BytesPerSecond,
+    (Joules, Seconds): Watts,
+    (Joules, Watts): Seconds,
+}
+_PRODUCTS: dict[tuple[type, type], type[Quantity]] = {
+    (FlopsPerSecond, Seconds): Flops,
+    (BytesPerSecond, Seconds): Bytes,
+    (Watts, Seconds): Joules,
+}
