@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,21 @@ def test_a_file_that_cannot_be_written_is_a_setup_error(
     facts = str(HOSTS / "healthy_8gpu.json")
     assert main(["doctor", "--from-facts", facts, "--fix", "env", "--fix-file", target]) == 3
     assert f"Cannot write the settings to {target}" in capsys.readouterr().err
+
+
+def test_a_models_memory_is_shown_beside_the_findings(muster_cli: MusterCli) -> None:
+    """fp32, AdamW: 4 bytes each for weights and gradients, 8 for the optimizer's two moments."""
+    done = muster_cli("doctor", "--quick", "--model", "params=1e9", "--json")
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads(done.stdout)["memory"]
+    text = json.dumps(plan)
+    assert "weights" in text and "optimizer" in text
+    shown = muster_cli("doctor", "--quick", "--quiet", "--model", "params=1e9").stdout
+    assert re.search(r"weights +3\.73 GiB", shown)  # 4e9 / 2^30
+    assert re.search(r"optimizer +7\.45 GiB", shown)
+
+
+def test_flags_about_a_model_need_one(muster_cli: MusterCli) -> None:
+    done = muster_cli("doctor", "--quick", "--batch-size", "3")
+    assert done.returncode == 2
+    assert "--batch-size" in done.stderr and "--model" in done.stderr

@@ -283,6 +283,7 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
         strategy=request.training.strategy if group.count > 1 else "single",
         num_devices=group.count,
         optimizer=request.model.optimizer,
+        on_gpu=not group.is_cpu,
     )
     found = footprint(need)
     memory = None

@@ -46,6 +46,7 @@ class Need:
     strategy: Strategy = "ddp"
     num_devices: int = 1
     optimizer: Optimizer = "adamw"
+    on_gpu: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,8 @@ def footprint(need: Need) -> Footprint:
             parts.append(_part(f"{need.precision} copy", 2 * count, need.parameters))
         if need.activations is not None:
             parts.append(_part("activations", kept, need.activations))
-    parts.append(Part(name="CUDA context", size=CONTEXT))
+    if need.on_gpu:
+        parts.append(Part(name="CUDA context", size=CONTEXT))
     total = sum((part.size.value for part in parts), Bytes(0.0))
     origin = weakest(part.size for part in parts)
     return Footprint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,15 @@ from muster.api.doctor import (
     write_fixes,
 )
 from muster.api.options import parse_duration
-from muster.base.errors import UsageError
-from muster.cli import output
+from muster.api.plan import MemoryPlan, known_model, known_task, plan_memory
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.settings import read_settings
+from muster.cli import output, plan_screen
 from muster.cli.doctor_wording import finding_lines, summary
 from muster.cli.flags import Switch
 from muster.cli.parse import parse
 from muster.doctor.findings import exit_code
+from muster.plan.request import ModelRequest, PlanRequest, TrainingRequest
 
 _HELP = """Examine this machine: driver, torch, GPUs, links between them, disk, network, launcher.
 
@@ -35,6 +39,7 @@ Examples:
   muster doctor --fix env; source muster_env.sh
   muster doctor --save-facts host.json
   muster doctor --from-facts host.json --json
+  muster doctor --quick --model params=7e9 --strategy fsdp --batch-size 4
 """
 _D = DoctorOptions()
 _FIX_FILE = Path("muster_env.sh")
@@ -60,6 +65,17 @@ class _Doctor:
     """Write everything that was seen to this file (JSON)."""
     from_facts: Path | None = None
     """Examine the machine recorded in this file instead of this one."""
+    model: str | None = None
+    """Also: the memory per device that training this takes, by part (exit code 1 where it does
+    not fit): params=7e9, hf:config.json, or a task, which is built and run for some steps."""
+    batch_size: int | None = None
+    """Of --model: samples at once on a device."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    """Of --model. Default: bf16 on GPUs, fp32 on the CPU."""
+    strategy: Literal["ddp", "fsdp"] | None = None
+    """Of --model. Default: ddp."""
+    sequence_length: int | None = None
+    """Of --model hf:config.json: tokens per sample."""
     quiet: Switch = False
     """Show only what is not in order."""
     json: Switch = False
@@ -74,8 +90,25 @@ def main(argv: list[str]) -> int:
         keep_facts(flags.save_facts, found.facts)
     if flags.fix is not None:
         write_fixes(flags.fix_file or _FIX_FILE, found)
-    _show(flags, found)
-    return exit_code(found.findings, strict=flags.strict)
+    plans = () if flags.model is None else _memory_of(flags.model, flags)
+    _show(flags, found, plans)
+    misfits = EXIT_SOME_FAILED if any(plan.fits is False for plan in plans) else EXIT_OK
+    return max(exit_code(found.findings, strict=flags.strict), misfits)
+
+
+def _memory_of(model: str, flags: _Doctor) -> tuple[MemoryPlan, ...]:
+    """What ``muster plan --memory`` says of the devices here."""
+    given = {name: getattr(flags, name) for name in ("batch_size", "precision", "strategy")}
+    training = TrainingRequest(**{k: v for k, v in given.items() if v is not None})
+    wanted = ModelRequest(sequence_length=flags.sequence_length)
+    request = PlanRequest(training=training, model=wanted)
+    settings = read_settings()
+    known = known_model(model, request)
+    if known is None:
+        measured = dataclasses.replace(wanted, calibrate=True)
+        request = dataclasses.replace(request, model=measured)
+        known = known_task(model, [], request, settings, _tell)
+    return plan_memory(known, settings)
 
 
 def _refuse_contradictions(flags: _Doctor) -> None:
@@ -99,6 +132,18 @@ def _refuse_contradictions(flags: _Doctor) -> None:
     if flags.quick and flags.devices is not None:
         raise UsageError(
             "--devices with --quick: nothing is measured then.", hint="leave one of them out."
+        )
+    of_model = ("batch_size", "precision", "strategy", "sequence_length")
+    alone = [name for name in of_model if getattr(flags, name) is not None]
+    if alone and flags.model is None:
+        raise UsageError(
+            f"--{alone[0].replace('_', '-')} is about a model, and none is given.",
+            hint="add --model params=7e9, hf:config.json or a task.",
+        )
+    if flags.model is not None and flags.from_facts is not None:
+        raise UsageError(
+            "--model asks about the devices here, and --from-facts about others.",
+            hint='use muster plan --memory --devices "H100 SXM x8" for others.',
         )
     if flags.fix_file is not None and flags.fix is None:
         raise UsageError("--fix-file without --fix env writes nothing.", hint="add --fix env.")
@@ -128,13 +173,14 @@ def _text_width() -> int | None:
     return shutil.get_terminal_size().columns if output.is_terminal() else None
 
 
-def _show(flags: _Doctor, found: Examination) -> None:
+def _show(flags: _Doctor, found: Examination, plans: Sequence[MemoryPlan]) -> None:
     if flags.json:
         output.say_json(
             {
                 "exit_code": exit_code(found.findings, strict=flags.strict),
                 "findings": [dataclasses.asdict(finding) for finding in found.findings],
                 "facts": dataclasses.asdict(found.facts),
+                "memory": [plan.record() for plan in plans],
             }
         )
         return
@@ -143,5 +189,7 @@ def _show(flags: _Doctor, found: Examination) -> None:
         output.say(line)
     if not flags.quiet:
         output.say(summary(found.findings, found.facts.seconds))
+    for plan in plans:
+        plan_screen.show_memory(plan)
     if flags.fix is not None:
         output.remark(f"source {flags.fix_file or _FIX_FILE}   # sets what can be set")
