@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -215,7 +216,6 @@ def test_cards_of_this_machine_are_meant_by_a_number(
         (("runs/none",), 2, "Unknown run 'runs/none'"),
         (("digits", "--devices", "RTX 4190 x2", "--calibrate"), 2, "did you mean 'RTX 4090'"),
         (("digits", "--calibrate", "--", "--widht", "3"), 2, "--widht"),
-        (("digits", "--devices", "H100 SXM x8", "--calibrate"), 2, "no GPU to measure on"),
         (("params=1e6", "--", "--width", "3"), 2, "only a task has flags of its own"),
         (("params=1e6", "--workers", "2"), 2, "only the run of a sweep has workers"),
         (("hf:none.json", "--memory"), 3, "There is no model config"),
@@ -255,3 +255,11 @@ def test_a_killed_plan_leaves_no_training_behind(tmp_path: Path) -> None:
     assert len(started) >= 3
     _, alive = psutil.wait_procs(started, timeout=15)
     assert [process.cmdline() for process in alive] == []
+
+
+def test_a_task_counted_on_the_cpu_is_planned_for_a_card(muster_cli: MusterCli) -> None:
+    done = muster_cli("plan", "digits", "--calibrate", "--memory", "--devices", "L4 x1",
+                      "--batch-size", "256", "--", "--width", "8")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"activations +\d+\.\d+ [KM]iB +measured", done.stdout)
+    assert "L4 has" in done.stdout and "memory: fits" in done.stdout

@@ -152,12 +152,6 @@ def known_task(
         cards = _cards_here(settings)
         groups = planned_groups(request, settings)
         on_cpu = groups[0].is_cpu or not cards
-        if not groups[0].is_cpu and not cards and request.model.flops_per_sample is None:
-            raise UsageError(
-                "This machine has no GPU to measure on, and its CPU says nothing about "
-                f"{groups[0].name}.",
-                hint="give --flops-per-sample as well, or plan CPU ranks: --devices cpu:2.",
-            )
         num = sum(group.count for group in groups)
         threads = max(1, settings.cpu_count // num) if on_cpu else None
         extra = list(flags)

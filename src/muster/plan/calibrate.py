@@ -59,6 +59,7 @@ class Steps:
     device: str
     peak_memory_mib: float | None
     flops_per_sample: float | None
+    kept_bytes_per_sample: float | None
     num_samples: int | None
     epochs: int
 
@@ -155,8 +156,12 @@ def sum_up(found: Sequence[Steps], probe: Probe) -> Calibration:
 
 
 def _activations(found: Sequence[Steps]) -> Figure[Bytes] | None:
-    """What one more sample takes: the slope of peak memory over two batches, on a GPU."""
+    """What one more sample takes: on a GPU the slope of peak memory over two batches, else what
+    autograd was seen to keep."""
     small, large = found[-1], found[0]
+    kept = large.kept_bytes_per_sample
+    if large.peak_memory_mib is None and kept is not None:
+        return measured(Bytes(kept), f"what autograd keeps for a sample, in {large.precision}")
     if small.peak_memory_mib is None or large.peak_memory_mib is None:
         return None
     if large.samples <= small.samples:
@@ -179,7 +184,7 @@ def run_steps(probe: Probe, batch: int | None, *, trim: float = 0.0) -> Steps:
             *(sys.executable, "-c", _START, str(os.getpid())),
             *("train", probe.task, *probe.flags, *where, *size),
             *("--max-steps", str(probe.num_steps), "--eval-frequency", "0", "--log-every", "1"),
-            *("--checkpoint-interval", "1000000steps", "--no-tensorboard"),
+            *("--checkpoint-interval", "1000000steps", "--no-tensorboard", "--count-work"),
             *("--run-dir", str(folder.path)),
         ]
         threads = {} if probe.threads is None else {"OMP_NUM_THREADS": str(probe.threads)}
@@ -228,6 +233,7 @@ def read_steps(folder: RunFolder, printed: str, *, trim: float = 0.0) -> Steps:
         device=results["device"],
         peak_memory_mib=memory,
         flops_per_sample=shares.get("flops_per_sample"),
+        kept_bytes_per_sample=shares.get("kept_bytes_per_sample"),
         num_samples=int(told[1].replace(",", "")) if told else None,
         epochs=int(config["epochs"]),
     )

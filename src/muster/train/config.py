@@ -79,6 +79,8 @@ class TrainConfig:
     """How many checkpoints are kept, beside the best."""
     log_every: int = 1
     """Write a line of metrics.jsonl every so many optimizer steps."""
+    count_work: bool = False
+    """Count, once, what a sample computes and keeps for the backward, for `muster plan`."""
     tensorboard: bool = True
     """Write TensorBoard files when the tensorboard package is installed."""
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from muster.base.errors import MusterError, TargetError
 from muster.gang.agreement import Council
-from muster.gang.flops import count_flops
+from muster.gang.flops import count_flops, kept_bytes
 from muster.gang.precision import Precision
 from muster.gang.seeding import Untouched
 from muster.gang.sync import check_identical, restored
@@ -28,16 +28,21 @@ _LOOK_AT = 64
 
 
 def find_example(
-    dataset: Dataset[Any], num_samples: int, collate: Collate, rank: int, device: torch.device
+    dataset: Dataset[Any],
+    num_samples: int,
+    collate: Collate,
+    rank: int,
+    device: torch.device,
+    size: int = 2,
 ) -> Batch:
-    """A batch of two samples (one, if there is no more), others on every rank."""
+    """A batch of ``size`` samples (fewer, if there are no more), others on every rank."""
     found: list[Any] = []
     with Untouched():
         for offset in range(min(num_samples, _LOOK_AT)):
             sample = dataset[(2 * rank + offset) % num_samples]
             if sample is not None:
                 found.append(sample)
-            if len(found) == 2:
+            if len(found) == size:
                 break
     if not found:
         raise TargetError(
@@ -65,6 +70,18 @@ def find_flops(task: Task, model: nn.Module, example: Batch, precision: Precisio
         run = partial(_forward_backward, task, model, example, precision)
         total = count_flops(model, run)
     return None if total is None else total / example.size
+
+
+def find_kept(task: Task, model: nn.Module, few: Batch, more: Batch, precision: Precision) -> float:
+    """Bytes that one more sample keeps for the backward. Leaves no trace."""
+    found = []
+    for batch in (few, more):
+        with _traceless(model), kept_bytes(model) as sizes:
+            with precision.autocast():
+                losses, _ = check_loss(task.loss(model, batch.data), batch.size, task)
+            found.append(sum(sizes))
+            del losses
+    return max(0.0, (found[1] - found[0]) / (more.size - few.size))
 
 
 @contextmanager

@@ -57,6 +57,7 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
             "checkpoint_share": tally.share(tally.checkpoint_s),
             "mfu": run.utilisation(tally),
             "flops_per_sample": run.flops.per_sample if run.flops is not None else None,
+            "kept_bytes_per_sample": run.kept_bytes,
             "peak_memory_mib": memory,
             "machine": platform.node(),
         },

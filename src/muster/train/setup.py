@@ -40,7 +40,7 @@ from muster.train.feed import (
 )
 from muster.train.loaders import choose_num_workers
 from muster.train.progress import Limits, Progress
-from muster.train.rehearsal import find_example, find_flops, find_unused, rehearse
+from muster.train.rehearsal import find_example, find_flops, find_kept, find_unused, rehearse
 from muster.train.step import Work
 from muster.train.strategy import make_replica, resolve_strategy
 from muster.train.task import Split, Task
@@ -81,6 +81,7 @@ class Training:
     progress: Progress
     strategy: str
     flops: Flops | None
+    kept_bytes: float | None
     num_parameters: int
     meter: Meter = field(default_factory=Meter)
     is_balanced: bool = False
@@ -142,7 +143,12 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     if unused and gang.num_ranks > 1:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         say(f"note       the loss does not use {shown}; searching for such at every step (slower)")
-    flops = None if is_sharded else _flops(task, model, example, precision, gang)
+    flops = None if is_sharded else _flops(task, model, example, precision, gang, config)
+    kept = None
+    if config.count_work and not is_sharded:
+        more = find_example(dataset, num_samples, task.collate, gang.rank, gang.device, 4)
+        if more.size > example.size:
+            kept = find_kept(task, model, example, more, precision)
     if config.compile:
         model.compile()  # in place: the names in checkpoints stay, and a wrapper calls it
     replica = make_replica(strategy, model, gang, precision, has_unused=bool(unused))
@@ -206,6 +212,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
         progress=progress,
         strategy=strategy,
         flops=flops,
+        kept_bytes=kept,
         num_parameters=sum(p.numel() for p in replica.bare.parameters()),
     )
 
@@ -221,11 +228,18 @@ def _devices(gang: Gang) -> str:
 
 
 def _flops(
-    task: Task, model: nn.Module, example: Batch, precision: Precision, gang: Gang
+    task: Task,
+    model: nn.Module,
+    example: Batch,
+    precision: Precision,
+    gang: Gang,
+    config: TrainConfig,
 ) -> Flops | None:
     peak = peak_flops(card_name(gang.device), precision.name)
-    per_sample = None if peak is None else find_flops(task, model, example, precision)
-    return None if peak is None or per_sample is None else Flops(per_sample, peak)
+    if peak is None and not config.count_work:
+        return None
+    per_sample = find_flops(task, model, example, precision)
+    return None if per_sample is None else Flops(per_sample, peak)
 
 
 def _training_data(task: Task, name: str, seed: int) -> tuple[Dataset[Any], int]:

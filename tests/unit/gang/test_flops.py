@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from muster.gang.flops import Flops, count_flops
+from muster.gang.flops import Flops, count_flops, kept_bytes
 
 
 def test_a_products_operations_are_two_per_multiply_and_add() -> None:
@@ -31,3 +31,13 @@ def test_utilisation_is_of_all_cards() -> None:
     assert flops.utilisation(10_000, 1) == pytest.approx(0.6)
     assert flops.utilisation(10_000, 4) == pytest.approx(0.15)
     assert flops.utilisation(None, 1) is None
+
+
+@pytest.mark.parametrize("n", [1, 7])
+def test_what_is_kept_is_each_layers_input_once(n: int) -> None:
+    """The first layer's input, and ReLU's output, which is the second layer's input as well."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+    with kept_bytes(model) as sizes:
+        out = model(torch.randn(n, 16))
+    assert out.requires_grad
+    assert sum(sizes) == n * (16 + 32) * 4

@@ -57,11 +57,14 @@ def test_too_few_steps_are_told(tmp_path: Path) -> None:
         read_steps(folder(tmp_path, [1.0] * 4), PRINTED)
 
 
-def steps(samples: int, seconds: float, memory_mib: float | None) -> Steps:
+def steps(
+    samples: int, seconds: float, memory_mib: float | None, kept: float | None = None
+) -> Steps:
     return Steps(
         samples=samples, compute_s=seconds, loading_s=0.001 * samples, num_steps=20,
         global_batch=64, parameters=67754, precision="bf16", device="cuda",
         peak_memory_mib=memory_mib, flops_per_sample=2e9, num_samples=1295, epochs=20,
+        kept_bytes_per_sample=kept,
     )  # fmt: skip
 
 
@@ -78,6 +81,16 @@ def test_two_batches_tell_a_step_from_a_sample_and_memory_too() -> None:
     assert found.activations.value.value == pytest.approx(25 * 2**20)
     assert found.activations.origin == "measured"
     assert found.loading.value.value == pytest.approx(0.001)
+
+
+def test_on_a_cpu_it_is_what_autograd_was_seen_to_keep() -> None:
+    found = calibration(steps(64, 0.5, None, 60e3), steps(16, 0.2, None, 60e3))
+    assert found.activations is not None
+    assert found.activations.value.value == 60e3
+    # Where a GPU has measured its memory, that counts.
+    found = calibration(steps(64, 0.5, 1700.0, 60e3), steps(16, 0.2, 500.0, 60e3))
+    assert found.activations is not None
+    assert found.activations.value.value == pytest.approx(25 * 2**20)
 
 
 def test_one_batch_says_nothing_about_memory_nor_does_a_cpu() -> None:
