@@ -71,6 +71,7 @@ class GangAgent(SimpleElasticAgent):
         self._ranks: list[_Rank] = []
         self._watchdog: Watchdog | None = None
         self._is_stopping = False
+        self._num_starts = 0
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the ranks."""
@@ -80,7 +81,10 @@ class GangAgent(SimpleElasticAgent):
     # ------------------------------------------------------------ what the elastic agent asks
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        restart = worker_group.spec.max_restarts - self._remaining_restarts
+        # Not what is left of max_restarts: a node that is called to the next round before its own
+        # ranks have failed spends none, and all nodes must come to the same number.
+        restart = self._num_starts
+        self._num_starts += 1
         numbers = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         world_size = worker_group.workers[0].world_size
         self._ranks = []

@@ -75,9 +75,11 @@ def test_a_file_cut_short_or_gone_is_found(good: Path, data: Any) -> None:
     if length is not None:
         path.write_bytes(content[:length])
     try:
-        assert find_damage(good) is not None
+        found = find_damage(good)
     finally:
         path.write_bytes(content)
+    # A manifest without its last line break says the same.
+    assert found is not None or content[:length] == content.rstrip()
 
 
 def test_the_newest_intact_one_is_used_and_the_damaged_one_is_named(tmp_path: Path) -> None:
