@@ -114,3 +114,10 @@ def test_learning_rates_follow_the_rule_that_is_named(
     lr, words = learning_rate(config, plan_batches(config, ranks))
     assert lr == pytest.approx(wanted)
     assert rule in words or "not scaled" in words
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_the_same_global_batch_has_the_same_rate_on_any_number_of_ranks(ranks: int) -> None:
+    config = TrainConfig.of({}, base_lr=1e-3, lr_scaling="linear", global_batch=512)
+    lr, _ = learning_rate(config, plan_batches(config, ranks))
+    assert lr == pytest.approx(1e-3 * 512 / 32)
