@@ -65,6 +65,23 @@ def test_ranks_of_torchrun_are_taken_as_they_are(tmp_path: Path) -> None:
     assert done.stdout.count("strategy   ddp") == 1
 
 
+def in_torchrun(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "muster",
+        "train", "digits", "--run-dir", "inside", *FEW, *more,
+    ]  # fmt: skip
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_inside_a_launcher_a_dry_run_trains_nothing_and_json_is_json(tmp_path: Path) -> None:
+    dry = in_torchrun(tmp_path, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert not (tmp_path / "inside").exists()
+    done = in_torchrun(tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"]["steps"] == 3
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

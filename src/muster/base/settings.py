@@ -68,11 +68,6 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
-def adopt_environment(values: Mapping[str, str]) -> None:
-    """Set variables in this very process; for a worker at its start, before user code runs."""
-    os.environ.update(values)
-
-
 def replace_environment(values: Mapping[str, str]) -> None:
     """Give this very process another environment; for one that was forked for other work."""
     os.environ.clear()

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import tyro
 
+from muster.base.errors import UsageError
+
 _T = TypeVar("_T")
 
 
@@ -20,6 +22,17 @@ def parse(kind: type[_T], argv: Sequence[str], command: str, description: str) -
         description=description,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--`` and those after it; UsageError where nothing follows it."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    cut = words.index("--")
+    if cut + 1 == len(words):
+        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
+    return words[:cut], words[cut + 1 :]
 
 
 def bundle(name: str, groups: dict[str, Any], positional: dict[str, Any] | None = None) -> type:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import UsageError
-from muster.base.records import to_json, write_json
+from muster.base.records import write_json
 from muster.doctor.facts import FACTS_VERSION, Facts
 
 
@@ -26,10 +26,6 @@ class _Malformed(ValueError):
 def save_facts(path: Path, facts: Facts) -> None:
     """Replace ``path``; raises OSError where that fails."""
     write_json(path, facts)
-
-
-def facts_to_json(facts: Facts) -> bytes:
-    return to_json(facts)
 
 
 def load_facts(path: Path) -> Facts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from muster.base.atomic_files import write_atomic
@@ -13,10 +13,6 @@ _HEAD = """\
 # Written by `muster doctor --fix env` for {host}. Use it with: source {name}
 # It changes this shell only. Delete a line to leave that setting as it is.
 """
-
-
-def has_fix(findings: Iterable[Finding]) -> bool:
-    return any(finding.settings or finding.commands for finding in findings)
 
 
 def env_script(findings: Sequence[Finding], host: str, name: str) -> str:

@@ -111,12 +111,3 @@ class Council:
                 "for ever or learn different things.",
                 hint="make it depend on nothing but the task's own settings.",
             )
-
-    def raise_together(self, error: MusterError | None) -> None:
-        """When any rank has a user's mistake to report, every rank raises the first one."""
-        texts = self.gather(None if error is None else (str(error), type(error).__name__))
-        if error is not None:
-            raise error
-        for rank, item in enumerate(texts):
-            if item is not None:
-                raise MusterError(f"Rank {rank} cannot go on: {item[0]}")

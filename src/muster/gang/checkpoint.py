@@ -113,10 +113,6 @@ class CheckpointWriter:
             self._run(lambda: self._write(frozen))
         return time.perf_counter() - began
 
-    @property
-    def is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def wait(self) -> None:
         """Return when nothing is being written; raises what the last write raised."""
         if self._thread is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,21 +11,21 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from muster.base.errors import PlanMismatchError, TargetError, UsageError
+from muster.base.errors import TargetError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
 from muster.gang.checkpoint_files import read_extra, step_folder
 from muster.gang.data_order import DataOrder
 from muster.gang.flops import Flops, card_name, peak_flops
-from muster.gang.memory import remembered_micro_batch
 from muster.gang.meter import Meter, Tally
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
 from muster.gang.seeding import MODEL, STEP, mix, seed_everything, set_generators
 from muster.gang.topology import set_default
 from muster.train import state
-from muster.train.batches import BatchPlan, learning_rate, plan_batches
+from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
+from muster.train.contract import Contract, Say, agree_on_contract
 from muster.train.evaluation import Evaluator
 from muster.train.feed import (
     Batch,
@@ -44,22 +44,6 @@ from muster.train.rehearsal import find_example, find_flops, find_kept, find_unu
 from muster.train.step import Work
 from muster.train.strategy import make_replica, resolve_strategy
 from muster.train.task import Split, Task
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contract:
-    """What must stay the same from start to start of one run, whatever the devices are."""
-
-    global_batch: int
-    lr: float
-    seed: int
-    num_samples: int
-
-    @staticmethod
-    def of(record: Mapping[str, Any]) -> Contract:
-        return Contract(**record)
 
 
 @dataclass(kw_only=True)
@@ -126,7 +110,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
         put_back(folder.checkpoints)
     resumed = council.share(newest_intact(folder.checkpoints, say) if gang.is_first else None)
     extra = {} if resumed is None else read_extra(step_folder(folder.checkpoints, resumed))
-    contract, plan = _contract(config, gang, strategy, num_samples, extra, folder, say)
+    contract, plan = agree_on_contract(config, gang, strategy, num_samples, extra, folder, say)
     order = DataOrder(num_samples, config.seed)
 
     seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
@@ -256,85 +240,6 @@ def _build(task: Task, name: str) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         raise TargetError(f"{name}.model() has no parameter that can be trained.")
     return model
-
-
-def _contract(
-    config: TrainConfig,
-    gang: Gang,
-    strategy: str,
-    num_samples: int,
-    extra: Mapping[str, Any],
-    folder: RunFolder,
-    say: Say,
-) -> tuple[Contract, BatchPlan]:
-    """The global batch and learning rate of this run, and how they are cut here and now."""
-    # In dp mode "per rank" means per device, so the same words mean the same batch.
-    num_shares = len(gang.devices) if strategy == "dp" else gang.num_ranks
-    planned = plan_batches(config, num_shares)
-    lr, sentence = learning_rate(config, planned)
-    contract = Contract(
-        global_batch=planned.global_batch, lr=lr, seed=config.seed, num_samples=num_samples
-    )
-    if extra:
-        contract = _kept(Contract.of(extra["contract"]), contract, config)
-    if contract.global_batch > num_samples:
-        raise UsageError(
-            f"The global batch of {contract.global_batch} is larger than the training data, "
-            f"{num_samples} samples.",
-            hint="use a smaller --batch-size or --global-batch, or fewer devices.",
-        )
-    plan = planned
-    if contract.global_batch != planned.global_batch:
-        micro = min(planned.micro_batch, math.ceil(contract.global_batch / num_shares))
-        plan = BatchPlan(
-            global_batch=contract.global_batch,
-            micro_batch=micro,
-            accumulation=1,
-            shares=planned.shares,
-        ).with_micro_batch(micro)
-    fits = remembered_micro_batch(folder.memory_json)
-    if fits is not None and fits < plan.micro_batch:
-        plan = plan.with_micro_batch(fits)
-        say(f"memory     micro-batches of {fits}, which was found to fit in an earlier start")
-    if strategy == "dp":
-        say(f"batch      {plan}, in one process")
-        plan = _for_one_process(plan)
-    else:
-        say(f"batch      {plan}")
-    say(
-        f"lr         {contract.lr:g} ({sentence})"
-        if contract.lr != lr
-        else f"lr         {sentence}"
-    )
-    return contract, plan
-
-
-def _for_one_process(plan: BatchPlan) -> BatchPlan:
-    """The plan of dp mode: one process gets what all the devices would have got."""
-    micro = plan.micro_batch * plan.num_ranks
-    whole = BatchPlan(
-        global_batch=plan.global_batch, micro_batch=micro, accumulation=1, shares=(1.0,)
-    )
-    return whole.with_micro_batch(micro)
-
-
-def _kept(before: Contract, now: Contract, config: TrainConfig) -> Contract:
-    """The contract a run began with; PlanMismatchError when it is asked to be another one."""
-    differences = []
-    if before.num_samples != now.num_samples:
-        differences.append(f"{before.num_samples} training samples, now {now.num_samples}")
-    if before.seed != now.seed:
-        differences.append(f"--seed {before.seed}, now {now.seed}")
-    if config.global_batch is not None and before.global_batch != now.global_batch:
-        differences.append(f"--global-batch {before.global_batch}, now {now.global_batch}")
-    if config.lr is not None and before.lr != now.lr:
-        differences.append(f"--lr {before.lr:g}, now {now.lr:g}")
-    if differences:
-        raise PlanMismatchError(
-            "This run began with other settings: " + "; ".join(differences) + ".",
-            hint="choose another --run-dir for the new settings; this one is untouched.",
-        )
-    return before
 
 
 def _with_sync_batchnorm(model: nn.Module, gang: Gang) -> nn.Module:

@@ -50,7 +50,7 @@ def embedded_digits() -> Images:
 
     They are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
     C. Kaynak (1998), UCI Machine Learning Repository, doi 10.24432/C50P49, licence CC BY 4.0;
-    taken from scikit-learn (BSD 3-Clause).
+    taken from scikit-learn (BSD 3-Clause) by scripts/make_digits.py, which also compares.
     """
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
         pixels, labels = file["images"], file["labels"]

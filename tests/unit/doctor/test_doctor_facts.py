@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.base.errors import UsageError
+from muster.base.records import to_json
 from muster.cli.doctor_wording import finding_lines, summary
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import FACTS_VERSION, Facts
-from muster.doctor.facts_json import facts_from_json, facts_to_json, load_facts, save_facts
+from muster.doctor.facts_json import facts_from_json, load_facts, save_facts
 from muster.doctor.findings import Finding, ok
 from muster.doctor.fixes import env_script
 
@@ -73,7 +74,7 @@ def test_any_json_is_read_or_refused_and_never_a_traceback(record: dict[str, Any
         facts = facts_from_json(json.dumps(record).encode(), "x")
     except UsageError:
         return
-    assert facts_from_json(facts_to_json(facts), "x") == facts or "NaN" in json.dumps(record)
+    assert facts_from_json(to_json(facts), "x") == facts or "NaN" in json.dumps(record)
     run_checks(facts)
 
 

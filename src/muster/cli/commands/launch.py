@@ -13,7 +13,7 @@ from muster.cli import output
 from muster.cli.flags import Switch
 from muster.cli.launcher.answers import Answers, command_line, command_words, plan_words
 from muster.cli.launcher.asking import Asker, make_asker
-from muster.cli.launcher.questions import Gpu, Machine, answered, questions
+from muster.cli.launcher.questions import Gpu, Machine, answered, check_given, questions
 from muster.cli.parse import parse
 from muster.cli.recipes import RECIPES
 from muster.cli.tasks import TASKS, load_train_recipe
@@ -103,6 +103,7 @@ def _estimate(answers: Answers) -> None:
 
 def ask_all(machine: Machine, answers: Answers, asker: Asker) -> Answers:
     """Ask one question after the other; each may depend on the answers before it."""
+    check_given(machine, answers)
     while pending := questions(machine, answers):
         answers = answered(answers, pending[0], asker.ask(pending[0]))
     return answers

@@ -17,7 +17,7 @@ from muster.base.settings import read_settings
 from muster.cli import output
 from muster.cli.flags import Switch
 from muster.cli.monitor_wording import SUMMARY_HEADERS, plain_line, summary_rows
-from muster.cli.parse import parse
+from muster.cli.parse import parse, split_command
 from muster.devices.inventory import discover
 from muster.monitor.sample import Sample
 
@@ -52,7 +52,7 @@ class _Monitor:
 
 
 def main(argv: list[str]) -> int:
-    words, command = _split(argv)
+    words, command = split_command(argv)
     flags = parse(_Monitor, words, "monitor", _HELP)
     if flags.run is not None:
         return _replay(flags, command)
@@ -67,15 +67,6 @@ def main(argv: list[str]) -> int:
         done = watch(options, show=show, say=output.complain)
     _sum_up(flags, options, done)
     return done.exit_code
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in argv:
-        return argv, []
-    cut = argv.index("--")
-    if cut + 1 == len(argv):
-        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
-    return argv[:cut], argv[cut + 1 :]
 
 
 def _duration_s(text: str | None) -> float | None:

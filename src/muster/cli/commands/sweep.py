@@ -26,7 +26,7 @@ from muster.cli.flags import (
     join_repeated,
     options_from,
 )
-from muster.cli.parse import bundle, parse
+from muster.cli.parse import bundle, parse, split_command
 from muster.cli.recipes import RECIPES, load_recipe
 from muster.cli.wording import summary_line
 
@@ -64,7 +64,7 @@ _COMMON = {
 
 
 def main(argv: list[str]) -> int:
-    words, command = _split(argv)
+    words, command = split_command(argv)
     words = _target_first(words)
     target = words[0] if words and not words[0].startswith("-") else ""
     if target in RECIPES and not command:
@@ -102,15 +102,6 @@ def run_and_sum_up(
     elif not quiet:
         _sum_up(run, seconds, made)
     return run.exit_code
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in argv:
-        return argv, []
-    cut = argv.index("--")
-    if cut + 1 == len(argv):
-        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
-    return argv[:cut], argv[cut + 1 :]
 
 
 def _target_first(words: list[str]) -> list[str]:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from muster.api.early import AgentHandle, read_topology, start_agent
+
+if TYPE_CHECKING:
+    from muster.api.train import Trained
 
 _HELP = """Train one model on every device, with the same result as on one.
 
@@ -49,19 +53,42 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
     from muster.cli.train_screen import TrainScreen
 
     job, options, shown = parse_train(argv, "train", _HELP)
-    if read_topology() is not None:
-        return train_here(job, read_topology(), output.say).exit_code
+    topology = read_topology()
+    if shown.dry_run and topology is not None:
+        if topology.rank == 0:
+            text = f"Would train {job.name} as {topology.world_size} ranks of the launcher's."
+            what = {"task": job.name, "world_size": topology.world_size, "path": str(job.folder)}
+            output.say_json(what) if shown.json else output.say(text)
+        return 0
     if shown.dry_run:
         show_gang_plan(plan_training(job, options), f"train {job.name}", is_json=shown.json)
         return 0
+    if topology is not None:
+        is_silent = shown.quiet or shown.json
+        here = train_here(job, topology, (lambda _: None) if is_silent else output.say)
+        if shown.json and here.results is not None and topology.rank == 0:
+            _say_outcome(here, time.monotonic() - began)
+        return here.exit_code
     with TrainScreen(job.folder, shown, argv) as screen:
         done = run_training(job, options, screen.audience, agent=agent)
     seconds = time.monotonic() - began
     if shown.json and done.results is not None:
-        output.say_json({"path": str(done.folder.path), "seconds": round(seconds, 3),
-                         "exit_code": done.exit_code, "results": done.results})  # fmt: skip
+        _say_outcome(done, seconds)
         return done.exit_code
     assert done.ending is not None
     return sum_up_gang(
         done.folder.path, done.ending, seconds, is_quiet=shown.quiet, is_json=shown.json
+    )
+
+
+def _say_outcome(done: Trained, seconds: float) -> None:
+    from muster.cli import output
+
+    output.say_json(
+        {
+            "path": str(done.folder.path),
+            "seconds": round(seconds, 3),
+            "exit_code": done.exit_code,
+            "results": done.results,
+        }
     )

@@ -57,6 +57,11 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+def used_by(kind: str) -> tuple[str, ...]:
+    """The answers that a kind of work has a use for."""
+    return ("kind", "target", *(("args",) if kind == "run" else ()), *_FLAGS[kind])
+
+
 def command_words(answers: Answers) -> tuple[str, ...]:
     """The words after ``muster``. The flags of ``run`` come before its script.
 

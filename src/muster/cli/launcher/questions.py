@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.errors import UsageError
-from muster.cli.launcher.answers import KINDS, Answers, num_ranks
+from muster.cli.launcher.answers import KINDS, Answers, num_ranks, used_by
 from muster.train.batches import learning_rate, plan_batches
 from muster.train.config import TrainConfig
 
@@ -65,6 +65,25 @@ def questions(machine: Machine, answers: Answers) -> Sequence[Question]:
     """What is still to be asked, in order; each one may depend on those before it."""
     found = (make(machine, answers) for name, make in _TABLE if getattr(answers, name) is None)
     return [question for question in found if question is not None]
+
+
+def check_given(machine: Machine, answers: Answers) -> None:
+    """UsageError for an answer, given as a flag, that this kind of work has no use for or that
+    would not be taken if it were typed. Devices are left to the command itself."""
+    if answers.kind is None:
+        return
+    makers = dict(_TABLE)
+    for name, value in answers.given().items():
+        flag = f"--{name.replace('_', '-')}"
+        if name not in used_by(answers.kind):
+            raise UsageError(
+                f"{flag} means nothing to --kind {answers.kind}.", hint="leave it out."
+            )
+        if name in ("devices", "gpu_ids", "args", "run_dir") or name not in makers:
+            continue
+        question = makers[name](machine, replace(answers, **{name: None}))
+        if question is not None:
+            answered(answers, question, " ".join(value) if name == "grid" else f"{value}")
 
 
 def answered(answers: Answers, question: Question, text: str) -> Answers:

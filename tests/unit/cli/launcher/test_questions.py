@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from muster.base.errors import UsageError
 from muster.cli.launcher.answers import Answers, command_line, command_words
 from muster.cli.launcher.asking import Flags
-from muster.cli.launcher.questions import Gpu, Machine, Question, answered, questions
+from muster.cli.launcher.questions import (
+    Gpu,
+    Machine,
+    Question,
+    answered,
+    check_given,
+    questions,
+)
 
 FREE = Gpu(number=0, name="NVIDIA A100", memory_total_mib=40960, memory_free_mib=40000)
 BUSY = replace(FREE, number=1, memory_free_mib=100, busy="used by ada")
@@ -107,6 +114,30 @@ def test_answers_are_a_command(answers: Answers, words: str) -> None:
 def test_answers_that_cannot_be_meant_are_refused(answers: Answers, name: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}"):
         answered(answers, named(LAPTOP, answers, name), text)
+
+
+@pytest.mark.parametrize(
+    ("answers", "flag"),
+    [
+        (Answers(kind="run", target=__file__, lr=0.1), "--lr"),
+        (Answers(kind="train", target="har", grid=("a=1",)), "--grid"),
+        (Answers(kind="sweep", target="ssm", args="--x"), "--args"),
+        (Answers(kind="run", target="nowhere.py"), "--target"),
+        (Answers(kind="train", target="har", batch_size=-1), "--batch-size"),
+        (Answers(kind="train", target="har", devices="cpu:1", lr=-1.0), "--lr"),
+        (Answers(kind="sweep", target="module:f", grid=("lr",)), "--grid"),
+    ],
+)
+def test_flags_are_checked_like_typed_answers(answers: Answers, flag: str) -> None:
+    with pytest.raises(UsageError, match=flag):
+        check_given(LAPTOP, answers)
+
+
+def test_flags_that_can_be_meant_are_taken() -> None:
+    check_given(BOX, Answers())
+    check_given(BOX, Answers(kind="train", target="har", gpu_ids="0,1", batch_size=4, lr=1e-3,
+                             strategy="ddp", precision="bf16", epochs=3, run_dir="x"))  # fmt: skip
+    check_given(LAPTOP, Answers(kind="sweep", target="ssm", devices="cpu:2", per_gpu="2"))
 
 
 @given(
