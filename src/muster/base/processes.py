@@ -190,6 +190,15 @@ def reap_adopted(sessions: Iterable[int]) -> None:
     reap(p for p in dead if _session_of(p) in wanted)
 
 
+def resident_mib() -> float:
+    """Physical memory that this process holds, in MiB; 0 where /proc does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
 def out_of_memory_kills() -> int:
     """How many processes the kernel has killed for lack of memory, here or in our cgroup."""
     total = 0

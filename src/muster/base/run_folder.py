@@ -26,6 +26,12 @@ runs/<name>/
   plan.json           what `muster plan --for-run` has predicted
   plan_error.json     that beside what it took
   verify.json         what `muster verify` has found
+  map.json            what every worker of a map is told: source, stages, limits
+  parts/0000/         the finished and growing chunks of a map, 256 shards to a folder
+  input/              the index of a map's input, and what had to be unpacked or downloaded
+  errors.jsonl        the records of a map that failed, with stage, reason and traceback
+  published.json      the output that a map has written, with its size and counts
+  stages/0/ …         a run folder per stage of a map with --stage-by-stage
   memory.json         the micro-batch that was found to fit, after an out-of-memory
 """
 
@@ -179,6 +185,33 @@ class RunFolder:
     @property
     def verify_json(self) -> Path:
         return self.path / "verify.json"
+
+    @property
+    def map_json(self) -> Path:
+        return self.path / "map.json"
+
+    @property
+    def parts(self) -> Path:
+        return self.path / "parts"
+
+    def parts_of(self, order: int) -> Path:
+        """Where the chunks of a shard are: a million of them must not share one listing."""
+        return self.parts / f"{order // 256:04d}"
+
+    @property
+    def map_input(self) -> Path:
+        return self.path / "input"
+
+    @property
+    def errors_jsonl(self) -> Path:
+        return self.path / "errors.jsonl"
+
+    @property
+    def published_json(self) -> Path:
+        return self.path / "published.json"
+
+    def stage(self, number: int) -> Path:
+        return self.path / "stages" / str(number)
 
     @property
     def model(self) -> Path:

@@ -18,7 +18,7 @@ from muster.base.errors import TargetError
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import Decisions, Division, Policy
 from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
@@ -155,7 +155,8 @@ class Coordinator:
         decisions = self._scheduler.step(events, now)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
-            or decisions.reopened or decisions.late or decisions.fetch or decisions.starts
+            or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
+            or decisions.starts
         )  # fmt: skip
         deaths = [event for event in events if isinstance(event, WorkerDied)]
         broken = [event for event in events if isinstance(event, TargetBroken)]
@@ -195,6 +196,8 @@ class Coordinator:
     def _act(self, decisions: Decisions) -> None:
         for worker_id, tasks, together in decisions.sends:
             self._executor.send(worker_id, tasks, together=together)
+        for worker_id, task_id, others in decisions.shares:
+            self._executor.share(worker_id, task_id, others)
         for worker_id in decisions.revokes:
             self._executor.revoke(worker_id)
         for worker_id, _reason in decisions.kills:
@@ -209,6 +212,8 @@ class Coordinator:
         self._record_starts(decisions)  # first: processes start while the rest is recorded
         if self._feeding:
             self._feed()
+        for division in decisions.divided:
+            self._divide(division)
         if decisions.done:
             values = [self._store_value(r.task_id, r.finished.value) for r in decisions.done]
             ledger.record_done(decisions.done, values)
@@ -224,6 +229,13 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
+
+    def _divide(self, division: Division) -> None:
+        """The smaller task and the new ones are recorded together, or none of it."""
+        task = division.task
+        self._ledger.set_payload(task.task_id, task.payload)
+        new = [NewTask(key, task.target_id, payload) for payload, key in division.given]
+        self._picture.added(self._ledger.add_tasks(new))
 
     def _record_starts(self, decisions: Decisions) -> None:
         for slot_id, worker_id in decisions.starts:

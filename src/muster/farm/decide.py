@@ -13,12 +13,14 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.farm.decisions import Decisions, Policy, Send
+from muster.farm.decisions import Decisions, Division, Policy, Send
 from muster.farm.events import (
     Capacity,
+    Divided,
     Drain,
     Event,
     Fetched,
+    Progress,
     Results,
     Returned,
     WorkerDied,
@@ -26,9 +28,13 @@ from muster.farm.events import (
 )
 from muster.farm.failures import death_as_finished, fingerprint
 from muster.farm.health import Breaker, DeviceHealth
+from muster.farm.identity import payload_and_key
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.farm.pace import Pace
 from muster.farm.roster import Roster, Slot, Worker
+
+#: A divisible task that has run for less is not asked to share: it may be over any moment.
+SHARE_AFTER_S = 0.5
 
 
 class Scheduler:
@@ -90,7 +96,7 @@ class Scheduler:
         times.extend(slot.start_after for slot in self.roster.waiting(self._now))
         if self.policy.timeout_s is not None:
             times.extend(
-                worker.head_since + self._limit_s(worker)
+                self._due_s(worker)
                 for worker in self.roster.workers.values()
                 if worker.in_flight and not worker.killing
             )
@@ -112,6 +118,10 @@ class Scheduler:
                     self.roster.ready(event.worker_id)
                 case Returned():
                     self._on_returned(event)
+                case Progress():
+                    self._on_progress(event, now)
+                case Divided():
+                    self._on_divided(event, out)
                 case WorkerDied():
                     self._on_death(event, now, out)
                 case Capacity():
@@ -138,7 +148,7 @@ class Scheduler:
                 out.late.append((event.worker_id, finished))
                 continue
             self._take_from(worker, task)
-            worker.head_since = now
+            worker.begins(now)
             record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
             if finished.outcome is Outcome.OK:
                 out.done.append(record)
@@ -163,6 +173,29 @@ class Scheduler:
         for task in reversed(back):
             self._take_from(worker, task)
             self._enqueue(task, front=True)
+
+    def _on_progress(self, event: Progress, now: float) -> None:
+        worker = self.roster.workers.get(event.worker_id)
+        if worker is not None and next(iter(worker.in_flight), None) == event.task_id:
+            worker.sign_s = now
+            worker.left = event.numbers.get("left", worker.left)
+
+    def _on_divided(self, event: Divided, out: Decisions) -> None:
+        """Part of a running task becomes tasks of their own, fetched like any others."""
+        worker = self.roster.workers.get(event.worker_id)
+        task = worker.in_flight.get(event.task_id) if worker else None
+        if worker is None or task is None or task.token != event.token:
+            return  # its result would be late as well: the whole task runs elsewhere
+        worker.is_asked = False
+        worker.has_declined = not event.given
+        if event.given:
+            make = payload_and_key(self.targets[task.target_id].name)
+            smaller = task._replace(payload=make(dict(event.kept))[0])
+            worker.in_flight[task.task_id] = smaller
+            given = [make(dict(params)) for params in event.given]
+            out.divided.append(Division(smaller, given))
+            self._expected += len(event.given)
+            self.exhausted = False
 
     def _on_death(self, event: WorkerDied, now: float, out: Decisions) -> None:
         worker = self.roster.remove(event.worker_id)
@@ -305,16 +338,23 @@ class Scheduler:
         if self.policy.timeout_s is None:
             return
         for worker in self.roster.workers.values():
-            overdue = worker.in_flight and now >= worker.head_since + self._limit_s(worker)
+            overdue = worker.in_flight and now >= self._due_s(worker)
             if overdue and not worker.killing:
                 worker.killing = Outcome.TIMEOUT
                 worker.overdue = next(iter(worker.in_flight.values()))
                 out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
 
-    def _limit_s(self, worker: Worker) -> float:
-        """A joint call may take the time limit once per task in it."""
+    def _due_s(self, worker: Worker) -> float:
+        """When its time is over. A joint call may take the limit once per task in it; a divisible
+        task is long by nature, so there the limit is on the time without a sign of life.
+        """
         share = len(worker.in_flight) if worker.together else 1
-        return (self.policy.timeout_s or math.inf) * max(1, share)
+        since = worker.sign_s if self._runs_divisible(worker) else worker.head_since
+        return since + (self.policy.timeout_s or math.inf) * max(1, share)
+
+    def _runs_divisible(self, worker: Worker) -> bool:
+        head = next(iter(worker.in_flight.values()), None)
+        return head is not None and self.targets[head.target_id].is_divisible
 
     # ------------------------------------------------------------------ handing out
 
@@ -334,6 +374,7 @@ class Scheduler:
             self._feed(worker, now, out)
         if hungry and not self.queue:
             self._rebalance(now, out)
+            self._share(hungry, now, out)
         want = self._window()
         if not self.exhausted and not self._fetching and len(self.queue) < want // 2:
             self._fetching = True
@@ -387,7 +428,7 @@ class Scheduler:
         self, worker: Worker, tasks: list[Task], together: bool, now: float, out: Decisions
     ) -> None:
         if not worker.in_flight:
-            worker.head_since = now
+            worker.begins(now)
         worker.together = together
         worker.call_size = len(tasks) if together else 1
         for task in tasks:
@@ -451,6 +492,27 @@ class Scheduler:
                 worker.revoking = True
                 out.revokes.append(worker.worker_id)
 
+    def _share(self, hungry: int, now: float, out: Decisions) -> None:
+        """The running task with the most before it is asked to give some of that away."""
+        if self._fetching or any(worker.is_asked for worker in self.roster.workers.values()):
+            return
+        able = self._divisible(now)
+        if able:
+            worker = max(able, key=lambda worker: worker.left)
+            worker.is_asked = True
+            out.shares.append((worker.worker_id, next(iter(worker.in_flight)), hungry))
+
+    def _divisible(self, now: float) -> list[Worker]:
+        """Workers whose running task could be shared."""
+        return [
+            worker
+            for worker in self.roster.workers.values()
+            if self._runs_divisible(worker)
+            and worker.ready
+            and not (worker.has_declined or worker.killing or worker.poisoned)
+            and now - worker.head_since > SHARE_AFTER_S
+        ]
+
     def _revoke_all(self, out: Decisions) -> None:
         for worker in self.roster.workers.values():
             if len(worker.in_flight) > 1 and not worker.together and not worker.revoking:
@@ -478,6 +540,7 @@ class Scheduler:
         open_work = len(self.queue) + len(self.solo) + len(self.wary)
         if not self.exhausted:
             open_work += self._expected
+        open_work += len(self._divisible(now))
         for slot in slots:
             if len(free) >= open_work:
                 return

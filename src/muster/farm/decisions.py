@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +24,13 @@ class Policy:
     max_lead: int = 512
 
 
+class Division(NamedTuple):
+    """``task`` as it goes on, with a smaller payload; ``given``: payload and key of new tasks."""
+
+    task: Task
+    given: Sequence[tuple[bytes, bytes]]
+
+
 class Send(NamedTuple):
     """``together``: one call of a batched target, else tasks to be run one after another."""
 
@@ -40,9 +48,12 @@ class Decisions:
     tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
     retokened: list[Task] = field(default_factory=list)  # handed out before, not to blame
     reopened: list[Task] = field(default_factory=list)  # failed because of their device
+    divided: list[Division] = field(default_factory=list)
     late: list[tuple[int, Finished]] = field(default_factory=list)
     fetch: int = 0
     sends: list[Send] = field(default_factory=list)
+    #: worker, task, for how many others
+    shares: list[tuple[int, int, int]] = field(default_factory=list)
     revokes: list[int] = field(default_factory=list)
     starts: list[tuple[int, int]] = field(default_factory=list)  # slot id, worker id
     stops: list[int] = field(default_factory=list)

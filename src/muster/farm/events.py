@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from muster.farm.model import Finished, Task
 
@@ -43,11 +44,28 @@ class Returned(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a running task reported through ``ctx.report``; shown, never stored."""
+    """What a running task reported through ``ctx.report``; shown, never stored.
+
+    ``numbers`` are sums since the worker started, but for ``left``: how much the task has before
+    it, in any unit that all tasks of the run share.
+    """
 
     worker_id: int
     task_id: int
     text: str
+    numbers: Mapping[str, float] = MappingProxyType({})
+
+
+class Divided(NamedTuple):
+    """A running task goes on with less: ``kept`` is what it does now, ``given`` are the parameters
+    of new tasks that do the rest. Nothing given: it has too little left to share.
+    """
+
+    worker_id: int
+    task_id: int
+    token: int
+    kept: Mapping[str, Any]
+    given: Sequence[Mapping[str, Any]]
 
 
 class WorkerDied(NamedTuple):
@@ -87,6 +105,7 @@ Event = (
     | Results
     | Returned
     | Progress
+    | Divided
     | WorkerDied
     | Capacity
     | Drain

@@ -106,6 +106,7 @@ class TargetSpec:
     argv: tuple[str, ...] = ()
     shell: bool = False
     max_batch: int = 0  # 0: not batched
+    is_divisible: bool = False  # a running task may hand a part of itself to others
     static: tuple[str, ...] = ()
 
     @classmethod

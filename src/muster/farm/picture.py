@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions
@@ -27,6 +27,7 @@ class Picture:
         self._durations = Durations()
         self._rate = Rate()
         self._progress: dict[int, str] = {}
+        self._numbers: dict[int, Mapping[str, float]] = {}
         self._memory: dict[int, float | None] = {}
         self._ended_by_slot: dict[int, int] = {}
         self.pids: dict[int, int] = {}
@@ -55,6 +56,8 @@ class Picture:
         for event in events:
             if isinstance(event, Progress):
                 self._progress[event.worker_id] = event.text
+                if event.numbers:
+                    self._numbers[event.worker_id] = event.numbers
             elif isinstance(event, WorkerReady):
                 self.pids[event.worker_id] = event.pid
         for record in decisions.done:
@@ -90,7 +93,16 @@ class Picture:
             phase=phase,
             workers=tuple(self._line(slot, scheduler, now) for slot in scheduler.roster.slots),
             notes=tuple(self.notes[-5:]),
+            numbers=self._sums(),
         )
+
+    def _sums(self) -> dict[str, float]:
+        """Over all workers, those that are gone too: each reports sums since it started."""
+        sums: dict[str, float] = {}
+        for numbers in self._numbers.values():
+            for name, value in numbers.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
 
     @property
     def _ended(self) -> int:

@@ -29,6 +29,10 @@ class Worker:
     together: bool = False
     call_size: int = 1  # how many tasks its joint call was sent with
     head_since: float = 0.0
+    sign_s: float = 0.0  # when its running task last showed a sign of life
+    left: float = 0.0  # what that task has before it, by its own account
+    is_asked: bool = False  # to share it
+    has_declined: bool = False
     killing: Outcome | None = None
     overdue: Task | None = None  # for which it is being killed
     stopping: bool = False
@@ -36,6 +40,12 @@ class Worker:
     revoking: bool = False
     solo_key: str = ""
     has_shared: bool = False  # its device, since its head began, with one that is gone now
+
+    def begins(self, now: float) -> None:
+        """Its head is another task now."""
+        self.head_since = self.sign_s = now
+        self.left = 0.0
+        self.is_asked = self.has_declined = False
 
     @property
     def is_free(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from muster.farm.estimate import Interval
@@ -34,6 +36,7 @@ class RunView(NamedTuple):
     phase: str  # "running" | "draining" | "paused" | "ending"
     workers: tuple[WorkerLine, ...]
     notes: tuple[tuple[str, str], ...]
+    numbers: Mapping[str, float] = MappingProxyType({})
 
     @property
     def num_ended(self) -> int:

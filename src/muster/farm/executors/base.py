@@ -40,6 +40,11 @@ class Executor(Protocol):
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
         """Hand over tasks; each is answered by a result, a return, or the worker's death."""
 
+    def share(self, worker_id: int, task_id: int, others: int) -> None:
+        """Ask for part of a running divisible task, for so many others; ``Divided`` follows
+        unless the task ends before.
+        """
+
     def revoke(self, worker_id: int) -> None:
         """Ask for the tasks it has not begun; ``Returned`` follows unless it dies first."""
 

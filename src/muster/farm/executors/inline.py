@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from muster.base.errors import MusterError
 from muster.farm.events import (
+    Divided,
     Event,
     Progress,
     Results,
@@ -36,9 +38,6 @@ class InlineExecutor:
         self._ending: set[int] = set()
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
-        def send_progress(task_id: int, text: str) -> None:
-            self._events.append(Progress(worker_id, task_id, text))
-
         device = "cuda:0" if slot.kind == "cuda" else "cpu"
         try:
             self._performer = Performer(
@@ -46,7 +45,7 @@ class InlineExecutor:
                 self._assignment.folder,
                 device,
                 log=None,
-                send_progress=send_progress,
+                line=_InlineLine(worker_id, self._events),
             )
         except MusterError as error:
             self._events.append(TargetBroken(worker_id, str(error), ""))
@@ -66,6 +65,9 @@ class InlineExecutor:
             self._calls.append((worker_id, list(tasks)))
         else:
             self._calls.extend((worker_id, [task]) for task in tasks)
+
+    def share(self, worker_id: int, task_id: int, others: int) -> None:
+        """There are no others: one task runs at a time, and not while this is asked."""
 
     def revoke(self, worker_id: int) -> None:
         if worker_id not in self._alive:
@@ -93,7 +95,8 @@ class InlineExecutor:
             self._events.append(WorkerDied(worker_id, 0, None, "ended"))
         if not self._events:
             time.sleep(timeout_s)  # nothing happens here but what the caller asks for
-        events, self._events = self._events, []
+        events = list(self._events)
+        self._events.clear()
         return events
 
     def close(self) -> None:
@@ -107,5 +110,27 @@ class InlineExecutor:
         return [self._performer.run(order) for order in orders]
 
 
+class _InlineLine:
+    def __init__(self, worker_id: int, events: list[Event]) -> None:
+        self._worker_id = worker_id
+        self._events = events
+
+    def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
+        self._events.append(Progress(self._worker_id, task_id, text, numbers))
+
+    def wanted(self, task_id: int) -> int:
+        return 0
+
+    def divide(
+        self,
+        task_id: int,
+        token: int,
+        kept: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._events.append(Divided(self._worker_id, task_id, token, kept, given))
+
+
 def order_of(task: Task) -> Order:
-    return Order(task.task_id, task.token, task.target_id, task.key.hex(), task.token, task.payload)
+    key, token = task.key.hex(), task.token
+    return Order(task.task_id, token, task.target_id, key, token, task.payload, task.tries)

@@ -22,6 +22,7 @@ from muster.base.guard import Guard
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.farm import wire
 from muster.farm.events import (
+    Divided,
     Event,
     Progress,
     Results,
@@ -126,12 +127,20 @@ class LocalExecutor:
         if worker is None:
             return
         frames = [
-            wire.pack([wire.TASK, t.task_id, t.token, t.target_id, t.key.hex(), t.token], t.payload)
+            wire.pack(
+                [wire.TASK, t.task_id, t.token, t.target_id, t.key.hex(), t.token, t.tries],
+                t.payload,
+            )
             for t in tasks
         ]
         if together:
             frames.insert(0, wire.pack([wire.TOGETHER, len(tasks)]))
         worker.channel.send(b"".join(frames))
+
+    def share(self, worker_id: int, task_id: int, others: int) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.channel.send(wire.pack([wire.SHARE, task_id, others]))
 
     def revoke(self, worker_id: int) -> None:
         worker = self._workers.get(worker_id)
@@ -251,7 +260,10 @@ class LocalExecutor:
                     worker.tasks_end = max(worker.tasks_end, item.log_end)
                     finished.append(item)
                 case wire.PROGRESS:
-                    events.append(Progress(worker.worker_id, header[1], header[2]))
+                    events.append(Progress(worker.worker_id, *header[1:]))
+                case wire.DIVIDED:
+                    kept, given = orjson.loads(body)
+                    events.append(Divided(worker.worker_id, header[1], header[2], kept, given))
                 case wire.RETURNED:
                     if finished:
                         events.append(Results(worker.worker_id, finished))

@@ -165,6 +165,11 @@ class Ledger:
             )
             return self._db.total_changes - before
 
+    def set_payload(self, task_id: int, payload: bytes) -> None:
+        """A running task does less than it was claimed for; its key stays."""
+        with explained(self.path, "write"):
+            self._db.execute("UPDATE tasks SET payload = ? WHERE task_id = ?", (payload, task_id))
+
     def recover(self) -> int:
         """After a coordinator's death: its claims are void; returns how many there were."""
         with explained(self.path, "write"):

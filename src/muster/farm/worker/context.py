@@ -6,13 +6,14 @@ import io
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import write_atomic
 from muster.base.run_folder import RunFolder
 from muster.farm import codec
+from muster.farm.worker.line import Line
 from muster.farm.worker.logs import task_logger
 
 _REPORT_EVERY_S = 0.2
@@ -26,6 +27,7 @@ class Context:
         device: ``"cuda:0"`` or ``"cpu"``: a worker sees just the device of its slot.
         seed: the task's seed, or ``None`` when the sweep has none.
         run, task, attempt: names for logs; the attempt counts from 1.
+        tries: how many earlier attempts failed by the task's own fault.
         params: the task's parameters.
     """
 
@@ -33,12 +35,14 @@ class Context:
         self,
         *,
         folder: RunFolder,
+        task_id: int,
         key: str,
         token: int,
         attempt: int,
+        tries: int,
         device: str,
         params: Mapping[str, Any],
-        send_progress: Callable[[str], None],
+        line: Line,
     ) -> None:
         self.device = device
         self.seed: int | None = params.get("seed")
@@ -46,12 +50,16 @@ class Context:
         self.task = key[:12]
         self.attempt = attempt
         self.params = params
+        self.tries = tries
         self._run_folder = folder
         self._key = key
         self._attempt_folder = folder.attempt(key, token)
         self._has_files = False
-        self._send_progress = send_progress
+        self._task_id = task_id
+        self._token = token
+        self._line = line
         self._reported_s = 0.0
+        self._is_retiring = False
 
     @property
     def folder(self) -> Path:
@@ -85,7 +93,45 @@ class Context:
             return
         self._reported_s = now
         share = "" if progress is None else f"{100 * progress:.0f} % "
-        self._send_progress(f"{share}{message}".strip())
+        self._line.progress(self._task_id, f"{share}{message}".strip(), {})
+
+    # ------------------------------------------------------------------ long, divisible tasks
+
+    @property
+    def run_path(self) -> Path:
+        """The run folder."""
+        return self._run_folder.path
+
+    @property
+    def key(self) -> str:
+        """Names the task in the ledger and in file names."""
+        return self._key
+
+    @property
+    def num_waiting(self) -> int:
+        """How many other workers wait for a part of this task; answer with ``divide``."""
+        return self._line.wanted(self._task_id)
+
+    def divide(self, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with ``kept`` only and make tasks of ``given`` (nothing: too little to share).
+
+        The ledger holds either the whole task or all of its pieces, whoever is killed when.
+        """
+        self._line.divide(self._task_id, self._token, kept, given)
+
+    def measure(self, text: str, numbers: Mapping[str, float]) -> None:
+        """A line for the display and sums since the worker started, such as records; ``left`` is
+        what this task has before it. Also the sign of life of a divisible task.
+        """
+        self._line.progress(self._task_id, text, numbers)
+
+    def retire(self) -> None:
+        """After this task a fresh process takes this worker's place."""
+        self._is_retiring = True
+
+    @property
+    def is_retiring(self) -> bool:
+        return self._is_retiring
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save ``state`` so that a later attempt can go on from it; atomic, newest wins.

@@ -26,6 +26,7 @@ class Inbox:
         self._call: list[Message] = []
         self._arrived = threading.Condition()
         self._sending = threading.Lock()
+        self._wish = (0, 0)
 
     def start(self) -> None:
         threading.Thread(target=self._receive, name="muster-inbox", daemon=True).start()
@@ -36,6 +37,14 @@ class Inbox:
             while not self._orders:
                 self._arrived.wait()
             return self._orders.popleft()
+
+    def wanted(self, task_id: int) -> int:
+        """How many other workers wait for a part of this task."""
+        asked_for, others = self._wish
+        return others if asked_for == task_id else 0
+
+    def answered(self) -> None:
+        self._wish = (0, 0)
 
     def send(self, frame: bytes) -> None:
         with self._sending:
@@ -57,6 +66,9 @@ class Inbox:
             for message in list(wire.unpack(buffer)):
                 if message[0][0] == wire.REVOKE:
                     self._revoke()
+                elif message[0][0] == wire.SHARE:
+                    _, task_id, others = message[0]
+                    self._wish = (task_id, others)
                 else:
                     self._add(message)
 

@@ -22,6 +22,7 @@ from muster.farm import wire
 from muster.farm.model import TargetSpec
 from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox
+from muster.farm.worker.line import InboxLine
 from muster.farm.worker.perform import Order, Performer, describe
 
 _LEAVE_S = 3.0
@@ -36,16 +37,13 @@ def main(argv: list[str]) -> int:
     [(_, body)] = inbox.take()
     setup = orjson.loads(body)
 
-    def send_progress(task_id: int, text: str) -> None:
-        inbox.send(wire.pack([wire.PROGRESS, task_id, clean(text)[:500]]))
-
     try:
         performer = Performer(
             {int(i): TargetSpec.from_record(spec) for i, spec in setup["targets"].items()},
             RunFolder(Path(setup["folder"])),
             setup["device"],
             log=Path(setup["log"]),
-            send_progress=send_progress,
+            line=InboxLine(inbox),
         )
     except MusterError as error:
         inbox.send(wire.pack([wire.BROKEN, clean(str(error))[:8000]]))
@@ -84,8 +82,8 @@ def _leave() -> int:
 
 
 def _order(header: list[object], body: bytes) -> Order:
-    _, task_id, token, target_id, key, attempt = header
-    return Order(task_id, token, target_id, key, attempt, body)  # type: ignore[arg-type]
+    _, task_id, token, target_id, key, attempt, tries = header
+    return Order(task_id, token, target_id, key, attempt, body, tries)  # type: ignore[arg-type]
 
 
 def _connect(text: str) -> socket.socket:

@@ -22,6 +22,7 @@ from muster.farm.model import Finished, Outcome, TargetSpec
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context
+from muster.farm.worker.line import Line
 from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import peak_mib
 
@@ -38,6 +39,7 @@ class Order:
     key: str
     attempt: int
     payload: bytes
+    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,12 @@ class Performer:
         device: str,
         *,
         log: Path | None,
-        send_progress: Callable[[int, str], None],
+        line: Line,
     ) -> None:
         self._folder = folder
         self._device = device
         self._log = TaskLog(log)
-        self._send_progress = send_progress
+        self._line = line
         self._targets = {number: _load(spec) for number, spec in targets.items()}
 
     def run(self, order: Order) -> Finished:
@@ -101,7 +103,7 @@ class Performer:
             message,
             trace,
             sig,
-            poisoned,
+            poisoned or (context is not None and context.is_retiring),
             context is not None and context.has_files,
         )
 
@@ -159,12 +161,14 @@ class Performer:
     def _context(self, order: Order, params: dict[str, Any]) -> Context:
         return Context(
             folder=self._folder,
+            task_id=order.task_id,
             key=order.key,
             token=order.token,
             attempt=order.attempt,
+            tries=order.tries,
             device=self._device,
             params=params,
-            send_progress=lambda text: self._send_progress(order.task_id, text),
+            line=self._line,
         )
 
 

@@ -1,0 +1,193 @@
+"""One batch of rows through the stages that work on batches. No files, no clock.
+
+A row may become several records or none; what became of each is kept together, and a stage that
+raises is asked again for halves, so that only the record to blame is rejected.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.pipeline.stages import Reject
+
+_TRACE_LIMIT = 8000
+_ID = "id"
+
+
+class OutOfMemory(Exception):
+    """The device's memory did not hold the batch; ``size`` records were in it."""
+
+    def __init__(self, size: int, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.size = size
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a record is not in the output."""
+
+    stage: str
+    reason: str
+    trace: str = ""
+
+
+@dataclass
+class Row:
+    """A row of the input and what has become of it so far: records, failures, both or nothing."""
+
+    number: int
+    id: Any
+    records: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage as the worker runs it. ``one``: a function of a record; ``many``: of a batch."""
+
+    name: str
+    one: Callable[[dict[str, Any]], Any] | None = None
+    many: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None
+
+
+def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
+    """Put what ``step`` makes of the rows' records in their place.
+
+    Raises OutOfMemory where the step does; the rows are then as they were.
+    """
+    records = [record for row in rows for record in row.records]
+    made = _call_one(step, records) if step.one is not None else _call_many(step, records)
+    outcomes = iter(made)
+    for row in rows:
+        kept: list[dict[str, Any]] = []
+        for record in row.records:
+            outcome = next(outcomes)
+            if isinstance(outcome, Failure):
+                row.failures.append(outcome)
+            else:
+                kept += children(record, outcome, keeps_ids=keeps_ids)
+        row.records = kept
+
+
+def _call_one(step: Step, records: list[dict[str, Any]]) -> list[Any]:
+    function = step.one
+    assert function is not None
+    made: list[Any] = []
+    for record in records:
+        try:
+            made.append(_checked(step, function(dict(record))))
+        except Exception as error:
+            made.append(failure_of(step.name, error))
+    return made
+
+
+def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
+    """Halves until the record that makes the step raise is alone; others are done once more."""
+    if not records:
+        return []
+    assert step.many is not None
+    try:
+        made = step.many([dict(record) for record in records])
+        if not isinstance(made, list | tuple) or len(made) != len(records):
+            raise TypeError(_wrong_length(made, len(records)))
+        return [_checked(step, item) for item in made]
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(len(records), error) from error
+        if len(records) == 1:
+            return [failure_of(step.name, error)]
+    half = len(records) // 2
+    return _call_many(step, records[:half]) + _call_many(step, records[half:])
+
+
+def _wrong_length(made: Any, expected: int) -> str:
+    if isinstance(made, list | tuple):
+        return (
+            f"process got {expected} records and returned {len(made)}: return one entry per "
+            "record, None to drop it, a list to put several in its place"
+        )
+    return f"process must return a list, not {type(made).__name__}"
+
+
+def _checked(step: Step, made: Any) -> Any:
+    """``made`` if a stage may say that of a record, else a failure that says what it may."""
+    if made is None or isinstance(made, dict):
+        return made
+    if isinstance(made, Reject):
+        return Failure(step.name, str(made))
+    if isinstance(made, list | tuple) and all(isinstance(item, dict) for item in made):
+        return list(made)
+    return Failure(
+        step.name,
+        f"the stage returned {type(made).__name__}: a record (dict), None or a list of records "
+        "is needed",
+    )
+
+
+def children(
+    parent: dict[str, Any], made: dict[str, Any] | list[dict[str, Any]] | None, *, keeps_ids: bool
+) -> list[dict[str, Any]]:
+    """The records with ids that lead back to the row they came from."""
+    if made is None:
+        return []
+    if isinstance(made, dict):
+        return [made if not keeps_ids or _ID in made else {_ID: parent.get(_ID), **made}]
+    if not keeps_ids:
+        return made
+    own = parent.get(_ID)
+    return [
+        child if child.get(_ID, own) != own else {**child, _ID: f"{own}.{number}"}
+        for number, child in enumerate(made)
+    ]
+
+
+def failure_of(stage: str, error: BaseException) -> Failure:
+    if isinstance(error, Reject):
+        return Failure(stage, str(error))
+    try:
+        text = str(error)
+    except Exception as inner:  # the user's own exception class
+        text = f"<its text cannot be had: {type(inner).__name__}>"
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    trace = "".join(traceback.format_exception(error))[-_TRACE_LIMIT:]
+    return Failure(stage, reason[:2000], trace)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a device, or of the host where Python notices it before the kernel does."""
+    names = {base.__name__ for base in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
+class BatchSize:
+    """How many rows go in together: halved by an out-of-memory, grown again after good batches.
+
+    Never above the start. After each further out-of-memory at the same size it waits twice as
+    long before it tries that size again, up to 1024 batches.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.now = start
+        self._start = start
+        self._patience = 8
+        self._good = 0
+
+    def shrink(self, failed: int) -> int:
+        """A batch of ``failed`` records did not fit; the new size."""
+        self.now = max(1, min(self.now, failed) // 2)
+        self._patience = min(1024, self._patience * 2)
+        self._good = 0
+        return self.now
+
+    def good(self) -> None:
+        if self.now == self._start:
+            return
+        self._good += 1
+        if self._good >= self._patience:
+            self.now = min(self._start, self.now * 2)
+            self._good = 0

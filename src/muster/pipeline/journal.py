@@ -1,0 +1,340 @@
+"""The rows of a chunk that are done, on the disk as they come.
+
+Guarantees
+- What ``add`` was called with survives a kill -9 of the worker at once, and a power cut after the
+  next ``sync`` (about once a second).
+- Opening the journal again gives exactly the rows that were added; a torn end is cut off.
+- ``finish`` leaves one file with the rows in input order; calling it again gives the same.
+
+Not guaranteed
+- Two processes at once: the second is refused by a lock while the first lives.
+
+Files beside each other: ``KEY.rows`` and ``KEY.bad`` hold output lines and reject lines as they
+came and ``KEY.idx`` one entry per ``add`` with checksums of both; when the chunk is finished they
+are ``KEY.jsonl``, ``KEY.errors.jsonl`` and ``KEY.fin``. ``KEY.now`` says what is being worked on
+and carries the lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.base.atomic_files import replacing, sync_folder, write_atomic
+from muster.base.errors import SetupError
+from muster.pipeline.doubt import Doubt, Kind
+
+#: first row, end row, output rows, rejects, dropped, bytes and checksum of lines and of rejects.
+_ENTRY = struct.Struct("<IIIIIQIQI")
+_CRC = struct.Struct("<I")
+_SIZE = _ENTRY.size + _CRC.size
+_NOW = struct.Struct("<IIIBB")
+_SYNC_EVERY_S = 1.0
+_BLOCK = 1 << 20
+
+
+class Entry(NamedTuple):
+    """Rows ``start`` to ``stop`` of the shard gave these lines."""
+
+    start: int
+    stop: int
+    num_rows: int
+    num_rejects: int
+    num_dropped: int
+    size: int
+    crc: int
+    bad_size: int
+    bad_crc: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a finished chunk holds."""
+
+    num_rows: int
+    num_rejects: int
+    num_dropped: int
+    size: int
+    sha256: str
+    bad_size: int
+
+
+class Journal:
+    def __init__(self, folder: Path, key: str) -> None:
+        """Open or create; raises SetupError while another process has it open."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self.rows_path, self.bad_path = folder / f"{key}.jsonl", folder / f"{key}.errors.jsonl"
+        self._rows_raw, self._bad_raw = folder / f"{key}.rows", folder / f"{key}.bad"
+        self._raw_index, self._final_index = folder / f"{key}.idx", folder / f"{key}.fin"
+        self._now_path = folder / f"{key}.now"
+        self._now = _open(self._now_path)
+        _lock(self._now, self._now_path)
+        if self._final_index.exists():  # so the final files are whole; the others are stale
+            for path in (self._rows_raw, self._bad_raw, self._raw_index):
+                path.unlink(missing_ok=True)
+            self._index = _open(self._final_index)
+        else:
+            self._index = _open(self._raw_index)
+        self._rows = _open(_there(self._rows_raw, self.rows_path))
+        self._bad = _open(_there(self._bad_raw, self.bad_path))
+        self._entries: list[Entry] = []
+        self._synced_s = time.monotonic()
+        self._recover()
+
+    # ------------------------------------------------------------------ while it grows
+
+    def add(
+        self,
+        start: int,
+        stop: int,
+        lines: bytes,
+        num_rows: int,
+        *,
+        rejects: bytes = b"",
+        num_rejects: int = 0,
+        num_dropped: int = 0,
+    ) -> None:
+        """Rows ``start`` to ``stop`` are done. Raises OSError where the disk does not take it."""
+        entry = Entry(
+            start, stop, num_rows, num_rejects, num_dropped,
+            len(lines), zlib.crc32(lines), len(rejects), zlib.crc32(rejects),
+        )  # fmt: skip
+        _write(self._rows, lines)
+        if rejects:
+            _write(self._bad, rejects)
+        packed = _ENTRY.pack(*entry)
+        _write(self._index, packed + _CRC.pack(zlib.crc32(packed)))
+        self._append(entry)
+        if time.monotonic() - self._synced_s > _SYNC_EVERY_S:
+            self.sync()
+
+    def sync(self) -> None:
+        for handle in (self._rows, self._bad, self._index):
+            os.fsync(handle)
+        self._synced_s = time.monotonic()
+
+    def begin(self, doubt: Doubt) -> None:
+        """Note what is worked on from now, so that a crash can be laid at the right door."""
+        os.pwrite(self._now, _NOW.pack(*doubt), 0)
+
+    def doubt(self) -> Doubt | None:
+        """What an earlier attempt was at when it ended."""
+        data = os.pread(self._now, _NOW.size, 0)
+        if len(data) < _NOW.size:
+            return None
+        start, stop, tries, kind, blame = _NOW.unpack_from(data)
+        return Doubt(start, stop, tries, Kind(kind), blame)
+
+    # ------------------------------------------------------------------ what is in it
+
+    def is_done(self, row: int) -> bool:
+        return any(entry.start <= row < entry.stop for entry in self._entries)
+
+    def missing(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The ranges of rows from ``start`` to ``stop`` that are not in it, in order."""
+        at = start
+        for entry in sorted(self._entries):
+            if entry.start > at:
+                yield at, min(entry.start, stop)
+            at = max(at, entry.stop)
+            if at >= stop:
+                return
+        if at < stop:
+            yield at, stop
+
+    @property
+    def end(self) -> int:
+        """Behind the last row that is in it; 0 when it is empty."""
+        return max((entry.stop for entry in self._entries), default=0)
+
+    @property
+    def num_done(self) -> int:
+        return sum(entry.stop - entry.start for entry in self._entries)
+
+    # ------------------------------------------------------------------ its end
+
+    def finish(self) -> Totals:
+        """Make the chunk's files: synced, in input order, under their final names."""
+        self.sync()
+        ordered = sorted(self._entries)
+        if ordered == self._entries:
+            for raw, final in ((self._rows_raw, self.rows_path), (self._bad_raw, self.bad_path)):
+                if raw.exists():
+                    os.replace(raw, final)
+        else:
+            self._write_ordered(ordered)
+        totals = _totals(ordered, self.rows_path)
+        self._write_final_index(ordered)
+        if not totals.bad_size:
+            self.bad_path.unlink(missing_ok=True)
+        sync_folder(self._folder)
+        for path in (self._rows_raw, self._bad_raw, self._raw_index):
+            path.unlink(missing_ok=True)
+        return totals
+
+    def close(self) -> None:
+        """Further calls of ``close`` do nothing."""
+        for handle in (self._index, self._rows, self._bad, self._now):
+            if handle >= 0:
+                os.close(handle)
+        self._index = self._rows = self._bad = self._now = -1
+
+    # ------------------------------------------------------------------ inside
+
+    def _append(self, entry: Entry) -> None:
+        """Neighbours become one entry in memory, so that a long chunk costs none."""
+        if self._entries and self._entries[-1].stop == entry.start:
+            self._entries[-1] = _join(self._entries[-1], entry)
+        else:
+            self._entries.append(entry)
+
+    def _recover(self) -> None:
+        """Read what is there and cut off what was not written whole."""
+        good = rows_end = bad_end = 0
+        rows_size, bad_size = os.fstat(self._rows).st_size, os.fstat(self._bad).st_size
+        while packed := os.pread(self._index, _SIZE, good):
+            if len(packed) < _SIZE or zlib.crc32(packed[:-4]) != _CRC.unpack(packed[-4:])[0]:
+                break
+            entry = Entry._make(_ENTRY.unpack(packed[:-4]))
+            if rows_end + entry.size > rows_size or bad_end + entry.bad_size > bad_size:
+                break
+            is_whole = (
+                _crc(self._rows, rows_end, entry.size) == entry.crc
+                and _crc(self._bad, bad_end, entry.bad_size) == entry.bad_crc
+            )
+            if not is_whole:
+                break
+            rows_end, bad_end = rows_end + entry.size, bad_end + entry.bad_size
+            good += _SIZE
+            self._append(entry)
+        for handle, end in ((self._index, good), (self._rows, rows_end), (self._bad, bad_end)):
+            os.ftruncate(handle, end)
+            os.lseek(handle, end, os.SEEK_SET)
+
+    def _write_ordered(self, ordered: list[Entry]) -> None:
+        """Copies in the order of rows; what was there stays until the final index is written."""
+        offsets: dict[Entry, tuple[int, int]] = {}
+        at = bad_at = 0
+        for entry in self._entries:
+            offsets[entry] = (at, bad_at)
+            at, bad_at = at + entry.size, bad_at + entry.bad_size
+        rows = [(offsets[entry][0], entry.size) for entry in ordered]
+        bad = [(offsets[entry][1], entry.bad_size) for entry in ordered]
+        _copy_pieces(self._rows, rows, self.rows_path)
+        _copy_pieces(self._bad, bad, self.bad_path)
+
+    def _write_final_index(self, ordered: list[Entry]) -> None:
+        """One entry per gapless range, which is one for a whole chunk."""
+        packed = b""
+        rows, bad = _open(self.rows_path), _open(self.bad_path)
+        try:
+            at = bad_at = 0
+            for entry in _joined(ordered):
+                crc, bad_crc = _crc(rows, at, entry.size), _crc(bad, bad_at, entry.bad_size)
+                data = _ENTRY.pack(*entry._replace(crc=crc, bad_crc=bad_crc))
+                packed += data + _CRC.pack(zlib.crc32(data))
+                at, bad_at = at + entry.size, bad_at + entry.bad_size
+        finally:
+            os.close(rows)
+            os.close(bad)
+        write_atomic(self._final_index, packed)
+
+
+def _joined(ordered: list[Entry]) -> list[Entry]:
+    joined: list[Entry] = []
+    for entry in ordered:
+        if joined and joined[-1].stop == entry.start:
+            joined[-1] = _join(joined[-1], entry)
+        else:
+            joined.append(entry)
+    return joined
+
+
+def _join(first: Entry, second: Entry) -> Entry:
+    """Their checksums are not those of the whole; nobody reads them from memory."""
+    return Entry(
+        first.start, second.stop, first.num_rows + second.num_rows,
+        first.num_rejects + second.num_rejects, first.num_dropped + second.num_dropped,
+        first.size + second.size, 0, first.bad_size + second.bad_size, 0,
+    )  # fmt: skip
+
+
+def _totals(entries: list[Entry], rows_path: Path) -> Totals:
+    return Totals(
+        num_rows=sum(e.num_rows for e in entries),
+        num_rejects=sum(e.num_rejects for e in entries),
+        num_dropped=sum(e.num_dropped for e in entries),
+        size=sum(e.size for e in entries),
+        sha256=_digest(rows_path),
+        bad_size=sum(e.bad_size for e in entries),
+    )
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _there(raw: Path, final: Path) -> Path:
+    """The file that grows, or what became of it where a kill came in the midst of ``finish``."""
+    return final if final.exists() and not raw.exists() else raw
+
+
+def _copy_pieces(handle: int, pieces: list[tuple[int, int]], path: Path) -> None:
+    with replacing(path) as fresh:
+        out = _open(fresh)
+        try:
+            for offset, size in pieces:
+                for block in _blocks(handle, offset, size):
+                    _write(out, block)
+        finally:
+            os.close(out)
+
+
+def _lock(handle: int, path: Path) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise SetupError(
+            f"Another process still works on {path.stem}.",
+            hint="it is tried again when that process has ended.",
+        ) from None
+
+
+def _write(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _blocks(handle: int, offset: int, size: int) -> Iterator[bytes]:
+    while size > 0:
+        block = os.pread(handle, min(size, _BLOCK), offset)
+        if not block:
+            raise OSError(f"{size} bytes are missing at {offset}")
+        yield block
+        offset, size = offset + len(block), size - len(block)
+
+
+def _crc(handle: int, offset: int, size: int) -> int:
+    crc = 0
+    for block in _blocks(handle, offset, size):
+        crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

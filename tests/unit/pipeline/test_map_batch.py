@@ -1,0 +1,109 @@
+"""One batch through a stage: what each record becomes, and who is to blame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.pipeline.batch import BatchSize, OutOfMemory, Row, Step, apply
+from muster.pipeline.stages import Reject
+
+
+def rows_of(*values: int) -> list[Row]:
+    return [Row(n, n, [{"id": n, "x": value}]) for n, value in enumerate(values)]
+
+
+def records(rows: list[Row]) -> list[dict[str, Any]]:
+    return [record for row in rows for record in row.records]
+
+
+def reasons(rows: list[Row]) -> dict[int, str]:
+    return {row.number: row.failures[0].reason for row in rows if row.failures}
+
+
+def test_a_function_may_change_drop_multiply_and_reject() -> None:
+    def stage(record: dict[str, Any]) -> Any:
+        match record["x"]:
+            case 0:
+                return {"y": 1}
+            case 1:
+                return None
+            case 2:
+                return [{"y": 1}, {"y": 2}]
+            case 3:
+                raise Reject("too large")
+        return 1 / 0
+
+    rows = rows_of(0, 1, 2, 3, 4)
+    apply(Step("s", one=stage), rows, keeps_ids=True)
+    assert records(rows) == [{"id": 0, "y": 1}, {"y": 1, "id": "2.0"}, {"y": 2, "id": "2.1"}]
+    assert reasons(rows) == {3: "too large", 4: "ZeroDivisionError: division by zero"}
+    assert "in stage" in rows[4].failures[0].trace
+    assert rows[3].failures[0].trace == ""  # meant, not an accident
+
+
+def test_ids_lead_back_through_two_stages() -> None:
+    def twice(record: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**record}, {**record}]
+
+    rows = rows_of(7)
+    for _ in range(2):
+        apply(Step("s", one=twice), rows, keeps_ids=True)
+    assert [r["id"] for r in records(rows)] == ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.sets(st.integers(0, 9)))
+def test_only_the_records_that_make_a_batch_raise_are_rejected(
+    values: list[int], poison: set[int]
+) -> None:
+    def process(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for record in batch:
+            if record["x"] in poison:
+                raise ValueError(f"cannot do {record['x']}")
+            record["x"] += 100  # a stage may change what it is given
+        return batch
+
+    rows = rows_of(*values)
+    apply(Step("s", many=process), rows, keeps_ids=True)
+    good = [(n, value + 100) for n, value in enumerate(values) if value not in poison]
+    assert [(r["id"], r["x"]) for r in records(rows)] == good
+    assert set(reasons(rows)) == {n for n, value in enumerate(values) if value in poison}
+
+
+@pytest.mark.parametrize("answer", [[{"a": 1}], "text", None, 3])
+def test_a_batch_stage_that_answers_for_another_number_of_records_is_told(answer: Any) -> None:
+    rows = rows_of(1, 2)
+    apply(Step("s", many=lambda batch: answer), rows, keeps_ids=True)
+    assert set(reasons(rows)) <= {0, 1}
+    assert len(reasons(rows)) == (0 if answer == [{"a": 1}] else 2)
+
+
+def test_out_of_memory_changes_nothing_and_says_how_many() -> None:
+    def process(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        raise MemoryError("too much")
+
+    rows = rows_of(1, 2, 3)
+    with pytest.raises(OutOfMemory) as caught:
+        apply(Step("s", many=process), rows, keeps_ids=True)
+    assert caught.value.size == 3
+    assert [r["x"] for r in records(rows)] == [1, 2, 3]
+
+
+def test_the_batch_halves_and_grows_again_but_not_beyond_its_start() -> None:
+    size = BatchSize(32)
+    assert size.shrink(32) == 16
+    assert size.shrink(16) == 8
+    for _ in range(10_000):
+        size.good()
+    assert size.now == 32
+
+
+@given(st.lists(st.booleans(), max_size=200))
+def test_the_batch_never_leaves_its_bounds(goods: list[bool]) -> None:
+    size = BatchSize(20)
+    for is_good in goods:
+        size.good() if is_good else size.shrink(size.now)
+        assert 1 <= size.now <= 20
