@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.api.map import map as map
+    from muster.api.recipe import MapRecipe as MapRecipe
     from muster.api.recipe import Recipe as Recipe
     from muster.api.recipe import RecipeTask as RecipeTask
     from muster.api.recipe import TrainRecipe as TrainRecipe
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from muster.base.errors import UsageError as UsageError
     from muster.farm.batched import batched as batched
     from muster.farm.worker.context import Context as Context
+    from muster.pipeline.stages import Reject as Reject
     from muster.train.config import TrainConfig as TrainConfig
     from muster.train.task import Loss as Loss
     from muster.train.task import Task as Task
@@ -28,9 +31,11 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Context": "muster.farm.worker.context",
     "Loss": "muster.train.task",
+    "MapRecipe": "muster.api.recipe",
     "MusterError": "muster.base.errors",
     "Recipe": "muster.api.recipe",
     "RecipeTask": "muster.api.recipe",
+    "Reject": "muster.pipeline.stages",
     "Run": "muster.api.runs",
     "Task": "muster.train.task",
     "TrainConfig": "muster.train.config",
@@ -38,15 +43,18 @@ _PUBLIC = {
     "UsageError": "muster.base.errors",
     "batched": "muster.farm.batched",
     "fit": "muster.api.train",
+    "map": "muster.api.map",
     "sweep": "muster.api.sweep",
 }
 
 __all__ = [
     "Context",
     "Loss",
+    "MapRecipe",
     "MusterError",
     "Recipe",
     "RecipeTask",
+    "Reject",
     "Run",
     "Task",
     "TrainConfig",
@@ -54,6 +62,7 @@ __all__ = [
     "UsageError",
     "batched",
     "fit",
+    "map",
     "sweep",
 ]
 

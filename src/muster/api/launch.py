@@ -30,6 +30,7 @@ from muster.farm.executors.base import Assignment
 from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.ledger.store import Ledger
 from muster.farm.lifecycle import RetryPolicy
+from muster.farm.model import TaskState
 from muster.farm.publish import publish_after_crash
 from muster.farm.view import RunView
 
@@ -137,7 +138,7 @@ def _coordinate(
         folder=folder,
         targets=targets,
         slots=chores.slots,
-        policy=policy_of(options),
+        policy=policy_of(options, workload.retry),
         total=workload.total,
         feed=workload.feed(numbers),
         plan_id=workload.plan_id,
@@ -154,8 +155,10 @@ def _coordinate(
     return ending
 
 
-def policy_of(options: SweepOptions) -> Policy:
-    retry = RetryPolicy(retries=options.retries, exception_retries=options.retry_exceptions)
+def policy_of(options: SweepOptions, retry: RetryPolicy | None = None) -> Policy:
+    retry = retry or RetryPolicy(
+        retries=options.retries, exception_retries=options.retry_exceptions
+    )
     return Policy(retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going)
 
 
@@ -164,8 +167,10 @@ def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:
     ledger.begin()
     numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
     for name, digest in workload.code.items():
-        ledger.record_code(numbers[name], digest)
+        ledger.record_code(ledger.target_id(name), digest)
     ledger.recover()
+    if workload.reopens_failed:
+        ledger.reopen([TaskState.FAILED])
     ledger.commit()
     return numbers
 

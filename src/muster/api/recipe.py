@@ -64,3 +64,34 @@ class TrainRecipe:
     config: type
     task: str
     defaults: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRecipe:
+    """What a recipe gives to ``muster map NAME``.
+
+    Attributes
+        name: what the user types.
+        config: a frozen dataclass; its fields become flags. Its module imports nothing heavy.
+        stages: the stages of a config, as dataclass instances, functions or classes.
+        source: what to read where no ``--input`` is given: ``(text, config, split)`` of a path or
+            a Hugging Face data set, or an iterable of records; None: an input must be given.
+        inform: for a config that only asks something (``--list-datasets``) the answer as rows of
+            a table (and as JSON); None: run.
+        remarks: sentences to show before the start.
+        summarise: the records of the output, one by one, → numbers by name.
+        draw: the records of the output and a folder → the figures written there.
+        output: the default of ``--output``.
+        defaults: fields of `MapSettings` that suit a config.
+    """
+
+    name: str
+    config: type
+    stages: Callable[[Any], list[Any]]
+    source: Callable[[Any], Any]
+    inform: Callable[[Any], list[dict[str, Any]] | None] = lambda config: None
+    remarks: Callable[[Any], list[str]] = _nothing_to_say
+    summarise: Callable[[Any, Iterable[Mapping[str, Any]]], dict[str, Any]] | None = None
+    draw: Callable[[Any, Iterable[Mapping[str, Any]], Path], list[Path]] | None = None
+    output: str = "output.jsonl"
+    defaults: Callable[[Any], dict[str, Any]] = lambda config: {}

@@ -17,6 +17,7 @@ from muster.base.target import TargetRef, code_hash, parse_target
 from muster.farm.codec import encode_canonical
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
+from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
 from muster.farm.model import TargetSpec
 from muster.farm.parameters import Signature, convert_space
@@ -46,6 +47,8 @@ class Workload:
     recipe: Recipe | None = None
     config: Any = None
     warnings: tuple[str, ...] = field(default=())
+    retry: RetryPolicy | None = None  # instead of the one that the options mean
+    reopens_failed: bool = False  # tasks that failed are tried again at the next start
 
     @property
     def digest(self) -> str:

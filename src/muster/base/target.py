@@ -151,6 +151,23 @@ def code_hash(ref: TargetRef, base_folder: Path | None = None) -> str:
 
 
 def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
+    """The function or class that the target names; TargetError when it cannot be called."""
+    module, found = _find(ref, base_folder)
+    if not callable(found):
+        raise TargetError(
+            f"The target {ref} is not a function but a value of type {type(found).__name__}.",
+            hint=_known(_functions_in(module)),
+        )
+    result: Callable[..., Any] = found
+    return result
+
+
+def load_value(ref: TargetRef, base_folder: Path | None = None) -> Any:
+    """Whatever the target names, such as a list of functions."""
+    return _find(ref, base_folder)[1]
+
+
+def _find(ref: TargetRef, base_folder: Path | None) -> tuple[types.ModuleType, Any]:
     """Import the target, as ``python file.py`` or ``python -m module`` would find its imports.
 
     A file is imported once per content, under a private name that is in ``sys.modules``, so that
@@ -164,13 +181,7 @@ def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
         if not hasattr(found, part):
             raise _no_attribute(ref, part, found)
         found = getattr(found, part)
-    if not callable(found):
-        raise TargetError(
-            f"The target {ref} is not a function but a value of type {type(found).__name__}.",
-            hint=_known(_functions_in(module)),
-        )
-    result: Callable[..., Any] = found
-    return result
+    return module, found
 
 
 def _load_file(ref: TargetRef, base: Path) -> types.ModuleType:

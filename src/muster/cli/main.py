@@ -20,6 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.run:main",
         "run a program on many devices in lock-step, as torchrun does",
     ),
+    "map": (
+        "muster.cli.commands.map:main",
+        "put a data set through model stages, every record exactly once",
+    ),
     "train": ("muster.cli.commands.train:main", "train one model on every device"),
     "verify": (
         "muster.cli.commands.verify:main",

@@ -14,6 +14,7 @@ from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli.flags import DeviceFlags, Positional
 from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, gang_options_from
 from muster.cli.parse import bundle, parse
+from muster.cli.settings_class import settings_of
 from muster.cli.tasks import TASKS, load_train_recipe
 from muster.train.config import TrainConfig
 
@@ -79,32 +80,9 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
     groups = _groups(TrainConfig.of(task.defaults))
     if not dataclasses.is_dataclass(task):
         return parse(bundle("Train", groups), words, f"{command} {name}", text), {}
-    groups = {"task": _settings_of(task), **groups}
+    groups = {"task": settings_of(task), **groups}
     flags: Any = parse(bundle("Train", groups), words, f"{command} {name}", text)
     return flags, dataclasses.asdict(flags.task)
-
-
-def _settings_of(task: Any) -> type:
-    """The fields of a task as a class of their own, which the parser can fill."""
-    fields = []
-    for field in dataclasses.fields(task):
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise TargetError(
-                f"The field {field.name} of {task.__name__} has no default.",
-                hint="give every field one; the command line overrides it.",
-            )
-        fields.append((field.name, field.type, _copied(field)))
-    made = dataclasses.make_dataclass(f"{task.__name__}Settings", fields, frozen=True)
-    made.__doc__ = (task.__doc__ or "").strip() or "The task's own settings."
-    made.__module__ = task.__module__
-    return made
-
-
-def _copied(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return dataclasses.field(default=field.default)
-    factory: Any = field.default_factory
-    return dataclasses.field(default_factory=factory)
 
 
 def _config(flags: Any) -> TrainConfig:

@@ -7,6 +7,7 @@ raises is asked again for halves, so that only the record to blame is rejected.
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,22 +166,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class BatchSize:
-    """How many rows go in together: halved by an out-of-memory, grown again after good batches.
+    """How many rows go in together: halved by an out-of-memory, doubled again by good batches.
 
-    Never above the start. After each further out-of-memory at the same size it waits twice as
-    long before it tries that size again, up to 1024 batches.
+    Never above the start. A size is tried again after 8 good batches, or after twice as many for
+    each time it has failed, up to 1024: one huge record does not make all others wait.
     """
 
     def __init__(self, start: int) -> None:
         self.now = start
         self._start = start
-        self._patience = 8
+        self._failures: Counter[int] = Counter()
         self._good = 0
 
     def shrink(self, failed: int) -> int:
         """A batch of ``failed`` records did not fit; the new size."""
+        self._failures[self._above(max(1, min(self.now, failed) // 2))] += 1
         self.now = max(1, min(self.now, failed) // 2)
-        self._patience = min(1024, self._patience * 2)
         self._good = 0
         return self.now
 
@@ -188,6 +189,10 @@ class BatchSize:
         if self.now == self._start:
             return
         self._good += 1
-        if self._good >= self._patience:
-            self.now = min(self._start, self.now * 2)
+        larger = self._above(self.now)
+        if self._good >= min(1024, 8 << self._failures[larger]):
+            self.now = larger
             self._good = 0
+
+    def _above(self, size: int) -> int:
+        return min(self._start, size * 2)

@@ -466,3 +466,19 @@ def test_commits_are_synced(path: Path) -> None:
     assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)
     assert ledger._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     ledger.close()
+
+
+@pytest.mark.parametrize("free_kib", range(4, 200, 12))
+def test_a_ledger_made_on_a_nearly_full_disk_is_whole_or_not_there(
+    small_disk: Path, free_kib: int
+) -> None:
+    """The disk holds 1 MiB; all but ``free_kib`` is taken."""
+    (small_disk / "ballast").write_bytes(bytes(1024 * (1024 - free_kib)))
+    try:
+        Ledger(small_disk / "l.sqlite").close()
+    except LedgerError:
+        pass
+    (small_disk / "ballast").unlink()
+    ledger = Ledger(small_disk / "l.sqlite")
+    assert ledger.meta("enqueued") is None
+    ledger.close()

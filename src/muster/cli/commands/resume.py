@@ -13,6 +13,7 @@ from muster.api.resume import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
 from muster.base.errors import UsageError
 from muster.cli import output
+from muster.cli.commands import map as map_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import (
     DeviceFlags,
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> int:
         run = open_run(argv[0])
         if run.stored.argv[1:2] == ("train",):
             return _by_command_line(run, argv[1:], train.main)
+        if run.stored.argv[1:2] == ("map",):
+            return _by_command_line(run, argv[1:], map_command.main)
     return _go_on(argv, "resume", "Continue a run where it stopped; failed tasks stay failed.")
 
 
@@ -53,6 +56,11 @@ def _go_on(argv: list[str], command: str, description: str) -> int:
         groups["again"] = _RetryFlags
     flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
     run = open_run(flags.run)
+    if run.stored.argv[1:2] == ("map",):
+        raise UsageError(
+            f"{run.path} is a map, which tries its failed chunks again by itself.",
+            hint=f"go on with: muster resume {run.path}",
+        )
     if run.stored.argv[1:2] == ("run",):
         raise UsageError(
             f"{run.path} is not a sweep: `muster {command}` has no tasks to go on with.",

@@ -21,7 +21,8 @@ def create(path: Path) -> None:
             leftover.unlink(missing_ok=True)
         database = sqlite3.connect(beside, isolation_level=None)
         database.execute("PRAGMA page_size = 8192")
-        database.execute("PRAGMA journal_mode = WAL")
+        # Not WAL yet: a full disk would let `close` fail in silence to move the log into the
+        # file, and what is renamed below would be empty. With a rollback journal COMMIT says so.
         database.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         database.close()
         beside.rename(path)

@@ -1,0 +1,439 @@
+"""``muster.map``: a data set through model stages, every record exactly once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.api.launch import Audience, run_workload
+from muster.api.lock import hold
+from muster.api.map_job import MapJob, Mapped, MapSettings
+from muster.api.map_publish import (
+    Published,
+    Tally,
+    check_output,
+    publish,
+    read_published,
+    size_of,
+    tally,
+)
+from muster.api.map_view import RecordCount
+from muster.api.options import SweepOptions
+from muster.api.placing import would_take
+from muster.api.stored import read_stored
+from muster.api.workload import Numbers, Workload
+from muster.base.atomic_files import explain_os_error
+from muster.base.errors import PlanMismatchError, UnknownNameError
+from muster.base.records import to_json
+from muster.base.run_folder import RunFolder
+from muster.base.settings import read_settings
+from muster.base.target import code_hash
+from muster.devices.placement import Placement
+from muster.farm.identity import name_with_hash, payload_and_key
+from muster.farm.ledger.store import NewTask
+from muster.farm.lifecycle import RetryPolicy
+from muster.farm.model import Outcome, TargetSpec
+from muster.pipeline.plan import MapPlan, spec_of_object, specs_of_text, write_plan
+from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sources.model import Selection, Source
+from muster.pipeline.sources.table import InputOptions, changes, open_input
+
+_TARGET = TargetSpec(
+    name="muster.pipeline.chunk:run_chunk",
+    location="muster.pipeline.chunk",
+    attribute="run_chunk",
+    is_divisible=True,
+)
+#: A chunk may lose many workers: each loss narrows down the record that is to blame for it.
+_RETRY = RetryPolicy(
+    exception_retries=20,
+    backoff_s=0.05,
+    backoff_cap_s=2.0,
+    by_outcome={Outcome.CRASH: 1000, Outcome.TIMEOUT: 1000, Outcome.HOST_OOM: 1000},
+)
+#: A worker without any sign of life for so long is taken for hung.
+HUNG_AFTER_S = 1800.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MapPreview:
+    """What ``--dry-run`` shows."""
+
+    folder: RunFolder
+    num_rows: int
+    num_shards: int
+    is_new: bool
+    placement: Placement
+    columns: tuple[str, ...]
+
+
+def map(
+    stages: Any,
+    source: str | Path | Iterable[Mapping[str, Any]],
+    sink: str | Path,
+    *,
+    limit: int | None = None,
+    skip: int = 0,
+    shuffle_seed: int | None = None,
+    where: str | Sequence[str] = (),
+    show: Any = None,
+    **options: Any,
+) -> Mapped:
+    """Put every record of ``source`` through ``stages`` and write ``sink``, on every device.
+
+    Args:
+        stages: a function of one record, a class or dataclass instance with ``process`` or
+            ``process_one``, a list of these, or ``"file.py:name"``. See `muster.pipeline.stages`.
+        source: a path, folder, glob or ``hf:NAME``, or an iterable of records.
+        sink: a .jsonl, .parquet or .csv file, or a folder.
+        limit, skip, shuffle_seed, where: which records, see `Selection`.
+        show: called about ten times a second with the state of affairs.
+        options: fields of `SweepOptions` (``devices="cpu:4"``) and `MapSettings`
+            (``batch_size=64``).
+
+    Returns:
+        Counts, the output's path and an exit code. Calling again continues.
+
+    Raises what ``muster.sweep`` raises. Records that fail raise nothing: they are in the errors.
+    """
+    kinds = {
+        kind: {f.name for f in dataclasses.fields(kind)} for kind in (MapSettings, SweepOptions)
+    }
+    unknown = set(options) - set().union(*kinds.values())
+    if unknown:
+        raise UnknownNameError("option of map", min(unknown), set().union(*kinds.values()))
+    settings, how = (
+        kind(**{name: value for name, value in options.items() if name in names})
+        for kind, names in kinds.items()
+    )
+    if isinstance(how.run_dir, str):
+        how = dataclasses.replace(how, run_dir=Path(how.run_dir))
+    specs = _specs(stages)
+    job = MapJob(
+        name=specs[0].name,
+        stages=specs,
+        input=str(source) if isinstance(source, str | Path) else source,
+        output=spec_of(str(sink)),
+        selection=Selection(
+            skip=skip,
+            limit=limit,
+            shuffle_seed=shuffle_seed,
+            where=(where,) if isinstance(where, str) else tuple(where),
+        ),
+        settings=settings,
+    )
+    return run_map(job, how, Audience() if show is None else Audience(show=show))
+
+
+def _specs(stages: Any) -> tuple[Any, ...]:
+    if isinstance(stages, str):
+        return specs_of_text(stages, {}, Path.cwd())
+    if isinstance(stages, list | tuple):
+        return tuple(spec_of_object(stage) for stage in stages)
+    return (spec_of_object(stages),)
+
+
+# ---------------------------------------------------------------------- running
+
+
+def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
+    """Run or continue a job; the engine behind ``muster.map`` and the command."""
+    folder = folder_of(job, options)
+    if job.settings.restart and folder.path.exists():
+        _forget(folder)
+    try:
+        if job.settings.stage_by_stage and len(job.stages) > 1:
+            return _run_stages(job, options, audience, folder)
+        return _run_once(job, options, audience, folder)
+    except OSError as error:
+        raise explain_os_error(error, "write", folder.path) from error
+
+
+def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
+    """``--run-dir``, or a folder named after the output: the same output, the same run."""
+    if options.run_dir is not None:
+        return RunFolder(options.run_dir)
+    digest = hashlib.blake2b(str(job.output.path.absolute()).encode(), digest_size=16).hexdigest()
+    return RunFolder(Path("runs") / name_with_hash(options.name or f"map-{job.name}", digest))
+
+
+def preview(job: MapJob, options: SweepOptions) -> MapPreview:
+    """What would be done. The input is looked at; nothing is kept of that."""
+    import tempfile
+
+    folder = folder_of(job, options)
+    check_output(folder, job.output, overwrite=job.settings.overwrite)
+    with tempfile.TemporaryDirectory() as scratch:
+        source = _open(job, Path(scratch))
+        described = source.describe()
+        if folder.exists() and not job.settings.restart:
+            _check_same(folder, job, described)
+        shards = list(source.shards(job.settings.chunk_rows))
+    return MapPreview(
+        folder=folder,
+        num_rows=sum(shard.count for shard in shards),
+        num_shards=len(shards),
+        is_new=not folder.exists(),
+        placement=would_take(options, read_settings()),
+        columns=tuple(described.get("columns") or ()),
+    )
+
+
+def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
+    began = time.monotonic()
+    check_output(folder, job.output, overwrite=job.settings.overwrite)
+    folder.create()
+    source = _open(job, folder.map_input)
+    if folder.exists():
+        _check_same(folder, job, source.describe())
+    before = tally(folder)
+    published = _still_there(folder, job, before)
+    if published is not None:
+        return _mapped(folder, job, published, before, was_done=True)
+    workload = _workload(job, source)
+    write_plan(folder.map_json, _plan(job, options, source))
+    count = RecordCount(workload_rows(source, job), before.num_in, before.num_rejected)
+    shown = dataclasses.replace(audience, show=lambda view: audience.show(count.of(view)))
+    hung = options.timeout_s if options.timeout_s is not None else HUNG_AFTER_S
+    how = dataclasses.replace(options, run_dir=folder.path, timeout_s=hung)
+    run = run_workload(workload, how, shown)
+    after = tally(folder)
+    is_whole = not (after.num_open or after.num_lost)
+    if is_whole and run.ending is not None and not run.ending.cancelled:
+        audience.say("writing the output")
+        with hold(folder):
+            published = publish(folder, job.output, after, keep_parts=job.settings.keep_parts)
+    numbers = count.last.numbers if count.last is not None else {}
+    seconds = time.monotonic() - began
+    is_cut = run.ending is not None and (run.ending.interrupted or run.ending.cancelled)
+    return _mapped(
+        folder, job, published, after, seconds=seconds, numbers=numbers,
+        is_interrupted=is_cut and not is_whole,
+        causes=[group.message for group in run.failures() if group.num_failed],
+    )  # fmt: skip
+
+
+def workload_rows(source: Source, job: MapJob) -> int:
+    """Rows that the shards hold."""
+    return sum(shard.count for shard in source.shards(job.settings.chunk_rows))
+
+
+def _mapped(
+    folder: RunFolder,
+    job: MapJob,
+    published: Published | None,
+    counts: Tally,
+    *,
+    was_done: bool = False,
+    is_interrupted: bool = False,
+    seconds: float = 0.0,
+    numbers: Mapping[str, float] | None = None,
+    causes: Sequence[str] = (),
+) -> Mapped:
+    return Mapped(
+        path=folder.path,
+        output=job.output.path if published is not None else None,
+        errors=folder.errors_jsonl if folder.errors_jsonl.exists() else None,
+        num_total=counts.num_in + counts.num_open + counts.num_lost,
+        num_in=counts.num_in,
+        num_out=counts.num_out,
+        num_rejected=counts.num_rejected,
+        num_dropped=counts.num_dropped,
+        num_lost=counts.num_lost,
+        is_interrupted=is_interrupted,
+        was_done=was_done,
+        seconds=seconds,
+        numbers=dict(numbers or {}),
+        notes=published.notes if published is not None else (),
+        causes=tuple(causes),
+    )
+
+
+def _run_stages(
+    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder
+) -> Mapped:
+    """A run per stage, each on the output of the one before; the last has the job's own folder."""
+    check_output(folder, job.output, overwrite=job.settings.overwrite)
+    last = len(job.stages) - 1
+    source: Any = job.input
+    selection, input_options = job.selection, job.options
+    earlier: list[Mapped] = []
+    for number, stage in enumerate(job.stages):
+        home = folder if number == last else RunFolder(folder.stage(number))
+        settings = dataclasses.replace(job.settings, stage_by_stage=False, restart=False)
+        output = job.output if number == last else spec_of(str(home.path / "output.jsonl"))
+        part = dataclasses.replace(
+            job, stages=(stage,), input=source, output=output, selection=selection,
+            options=input_options, settings=settings,
+        )  # fmt: skip
+        audience.say(f"stage {number + 1} of {last + 1}: {stage.name}")
+        done = _run_once(part, dataclasses.replace(options, run_dir=home.path), audience, home)
+        if done.output is None:
+            return done
+        if number < last:
+            earlier.append(done)
+            source, selection, input_options = str(done.output), Selection(), InputOptions()
+    return _with_earlier(done, earlier)
+
+
+def _with_earlier(done: Mapped, earlier: list[Mapped]) -> Mapped:
+    """Counts over all stages; the errors of each are in the folder of its stage."""
+    notes = [
+        f"{m.num_rejected:,} records failed in stage {n + 1}: {m.errors}"
+        for n, m in enumerate(earlier)
+        if m.num_rejected
+    ]
+    return dataclasses.replace(
+        done,
+        num_total=earlier[0].num_total,
+        num_in=earlier[0].num_in,
+        num_rejected=done.num_rejected + sum(m.num_rejected for m in earlier),
+        num_dropped=done.num_dropped + sum(m.num_dropped for m in earlier),
+        seconds=done.seconds + sum(m.seconds for m in earlier),
+        was_done=done.was_done and all(m.was_done for m in earlier),
+        notes=(*done.notes, *notes),
+    )
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+def _open(job: MapJob, folder: Path) -> Source:
+    return open_input(job.input, job.selection, job.options, folder)
+
+
+def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What may not change between two commands on one run folder."""
+    stages = [dict(stage.values) for stage in job.stages]
+    return {
+        "stages": [stage.name for stage in job.stages],
+        "flags": json.loads(to_json(stages)),
+        "input": _identity(described),
+        "selection": json.loads(to_json(job.selection)),
+        "output": str(job.output.path.absolute()),
+        "ids": job.settings.keeps_ids,
+        "chunk_rows": job.settings.chunk_rows,
+    }
+
+
+def _identity(described: Mapping[str, Any]) -> Any:
+    """An input by content: a file that was only touched is the same."""
+    files = [
+        {key: value for key, value in file.items() if key != "mtime_ns"}
+        for file in described.get("files", ())
+    ]
+    return json.loads(to_json({**described, "files": files}))
+
+
+def _check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
+    """PlanMismatchError that says what has changed: input, stages, flags, output."""
+    old = read_stored(folder).fixed
+    new = _fixed(job, described)
+    if "input" not in old:
+        raise PlanMismatchError(
+            f"{folder.path} is the run folder of something else than a map.",
+            hint="choose another --run-dir.",
+        )
+    lines = []
+    if old["input"] != new["input"]:
+        lines += changes(old["input"], new["input"]) or ["the input has changed"]
+    lines += [
+        f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
+        for name in ("stages", "selection", "output", "ids", "chunk_rows")
+        if old.get(name) != new[name]
+    ]
+    if old["stages"] == new["stages"]:
+        lines += _changed_flags(old["flags"], new["flags"])
+    if lines:
+        raise PlanMismatchError(
+            "This run was begun with another plan; old and new records would be mixed:\n  "
+            + "\n  ".join(lines),
+            hint="choose another --output (or --run-dir) for the new plan, or forget the old one "
+            f"with --restart. {folder.path} is untouched.",
+        )
+
+
+def _changed_flags(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
+        for before, after in zip(old, new, strict=False)
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _plan(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
+    settings = job.settings
+    return MapPlan(
+        source=source.describe(),
+        stages=job.stages,
+        base_folder=str(Path.cwd()),
+        batch_size=settings.batch_size,
+        keeps_ids=settings.keeps_ids,
+        row_retries=settings.row_retries,
+        keep_going=options.keep_going,
+        max_worker_memory_mib=settings.max_worker_memory_mib,
+    )
+
+
+def _workload(job: MapJob, source: Source) -> Workload:
+    fixed = _fixed(job, source.describe())
+    base = Path.cwd()
+    code = {spec.name: code_hash(spec.ref, base) for spec in job.stages}
+
+    def feed(numbers: Numbers) -> Iterator[NewTask]:
+        make = payload_and_key(_TARGET.name)
+        for shard in source.shards(job.settings.chunk_rows):
+            params = {**shard._asdict(), "place": list(shard.place)}
+            payload, key = make({**params, "start": 0, "stop": shard.count})
+            yield NewTask(key, numbers[_TARGET.name], payload)
+
+    total = sum(1 for _ in source.shards(job.settings.chunk_rows))
+    return Workload(
+        name=job.name,
+        targets=(_TARGET,),
+        code=code,
+        spec=fixed,
+        fixed=fixed,
+        total=total,
+        feed=feed,
+        parameters=("order", "start", "stop"),
+        retry=_RETRY,
+        reopens_failed=True,
+    )
+
+
+def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | None:
+    """The record of an output that is written and as it was, so that nothing is left to do."""
+    published = read_published(folder)
+    if published is None or counts.num_open or counts.num_lost:
+        return None
+    path = job.output.path
+    if path.exists() and size_of(path) == published.size:
+        return published
+    if folder.parts.exists():
+        return None  # written again from the chunks
+    raise PlanMismatchError(
+        f"The output {path} of this finished run was removed, and its chunks are gone as well.",
+        hint="make it again from the start with --restart (and --keep-parts to keep the chunks).",
+    )
+
+
+def _forget(folder: RunFolder) -> None:
+    if folder.exists() and "input" not in read_stored(folder).fixed:
+        raise PlanMismatchError(
+            f"{folder.path} is the run folder of something else than a map: it is left alone.",
+            hint="choose another --run-dir.",
+        )
+    if folder.path.exists() and folder.exists():
+        with hold(folder):
+            entries = [entry for entry in folder.path.iterdir() if entry != folder.lock]
+            for entry in itertools.chain(entries):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

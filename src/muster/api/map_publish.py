@@ -1,0 +1,152 @@
+"""From finished chunks to the output: which there are, the merge, and the record of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import UsageError
+from muster.base.records import read_json, write_json
+from muster.base.run_folder import RunFolder
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.model import TaskState
+from muster.pipeline.sinks.merge import merge
+from muster.pipeline.sinks.model import Part, SinkSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """``published.json``: what the output was when it was written."""
+
+    output: str
+    size: int
+    mtime_ns: int
+    rows: int
+    rejected: int
+    dropped: int
+    rows_in: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """Sums over the chunks in the ledger."""
+
+    num_in: int = 0
+    num_out: int = 0
+    num_rejected: int = 0
+    num_dropped: int = 0
+    num_lost: int = 0
+    num_open: int = 0
+
+
+def tally(folder: RunFolder) -> Tally:
+    """What the ledger says so far; zeros where there is none yet."""
+    sums = dict.fromkeys((f.name for f in dataclasses.fields(Tally)), 0)
+    if not folder.ledger.exists():
+        return Tally()
+    for state, params, value in _chunks(folder):
+        width = params["stop"] - params["start"]
+        if state is TaskState.DONE:
+            sums["num_in"] += value["rows_in"]
+            sums["num_out"] += value["rows_out"]
+            sums["num_rejected"] += value["rejected"]
+            sums["num_dropped"] += value["dropped"]
+        elif state is TaskState.FAILED:
+            sums["num_lost"] += width
+        else:
+            sums["num_open"] += width
+    return Tally(**sums)
+
+
+def parts_of(folder: RunFolder) -> list[Part]:
+    """The finished chunks in output order."""
+    parts = []
+    with LedgerReader(folder.ledger) as ledger:
+        for task in ledger.tasks():
+            if task.state is not TaskState.DONE:
+                continue
+            value = json.loads(task.value or b"{}")
+            base = folder.parts_of(value["order"]) / task.key.hex()
+            has_errors = value["rejected"] > 0
+            parts.append(
+                Part(
+                    order=value["order"],
+                    start=value["start"],
+                    stop=value["stop"],
+                    rows=base.with_suffix(".jsonl"),
+                    num_rows=value["rows_out"],
+                    num_bytes=value["bytes"],
+                    sha256=value["sha256"],
+                    errors=base.with_suffix(".errors.jsonl") if has_errors else None,
+                    num_errors=value["rejected"],
+                )
+            )
+    return sorted(parts, key=lambda part: (part.order, part.start))
+
+
+def _chunks(folder: RunFolder) -> Iterator[tuple[TaskState, dict[str, Any], dict[str, Any]]]:
+    with LedgerReader(folder.ledger) as ledger:
+        for task in ledger.tasks():
+            value = json.loads(task.value) if task.value else {}
+            yield task.state, json.loads(task.payload), value
+
+
+def publish(folder: RunFolder, sink: SinkSpec, counts: Tally, *, keep_parts: bool) -> Published:
+    """Write the output, note what it is, and only then remove the chunks' files."""
+    merged = merge(parts_of(folder), sink, errors=folder.errors_jsonl)
+    stat = sink.path.stat()
+    published = Published(
+        output=str(sink.path.absolute()),
+        size=merged.num_bytes,
+        mtime_ns=stat.st_mtime_ns,
+        rows=merged.num_rows,
+        rejected=merged.num_errors,
+        dropped=counts.num_dropped,
+        rows_in=counts.num_in,
+        notes=tuple(merged.notes),
+    )
+    write_json(folder.published_json, published)
+    if not keep_parts:
+        shutil.rmtree(folder.parts, ignore_errors=True)
+    return published
+
+
+def read_published(folder: RunFolder) -> Published | None:
+    if not folder.published_json.exists():
+        return None
+    record = read_json(folder.published_json, "published.json")
+    record["notes"] = tuple(record["notes"])
+    return Published(**record)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the data files in a folder of parts."""
+    if path.is_dir():
+        return sum(entry.stat().st_size for entry in path.glob("part-*"))
+    return path.stat().st_size
+
+
+def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
+    """UsageError when the output exists and is not what this run folder has written."""
+    path = sink.path
+    is_there = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if not is_there or overwrite:
+        return
+    published = read_published(folder)
+    if published is None:
+        raise UsageError(
+            f"The output {path} exists and was not made by this run ({folder.path}).",
+            hint="choose another --output, move it away, or replace it with --overwrite.",
+        )
+    if published.size != size_of(path):
+        raise UsageError(
+            f"The output {path} has changed since this run wrote it: {published.size:,} bytes "
+            f"then, {size_of(path):,} now.",
+            hint="move it away, or replace it with --overwrite.",
+        )

@@ -1,0 +1,52 @@
+"""The picture of a running map in records: the farm counts chunks, people count records."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from muster.farm.estimate import Interval, Rate
+from muster.farm.view import RunView
+
+
+@dataclass
+class RecordCount:
+    """Pictures of chunks as pictures of records. ``before``: rows done by earlier starts."""
+
+    total: int
+    before: int = 0
+    rejected_before: int = 0
+    last: RunView | None = None
+    _rate: Rate = field(default_factory=Rate)
+    _tokens: Rate = field(default_factory=Rate)
+
+    def of(self, view: RunView) -> RunView:
+        numbers = view.numbers
+        now = time.monotonic()
+        done = min(self.total, self.before + int(numbers.get("records", 0)))
+        rejected = self.rejected_before + int(numbers.get("rejected", 0))
+        tokens = int(numbers.get("tokens", 0))
+        self._rate.add(now, done)
+        self._tokens.add(now, tokens)
+        rate = self._rate.per_second()
+        left_s = (self.total - done) / rate if rate else None
+        self.last = view._replace(
+            name=view.name + self._beside(numbers.get("waited_s", 0.0), view, tokens),
+            total=self.total,
+            num_done=done - rejected,
+            num_failed=rejected,
+            rate=rate,
+            eta=None if left_s is None else Interval(left_s, left_s),
+        )
+        return self.last
+
+    def _beside(self, waited_s: float, view: RunView, tokens: int) -> str:
+        """Tokens and the share of the workers' time that went into reading."""
+        parts = []
+        rate = self._tokens.per_second()
+        if tokens and rate:
+            parts.append(f"{rate:,.0f} tokens/s")
+        worked_s = waited_s + view.numbers.get("busy_s", 0.0)
+        if worked_s > 1.0:
+            parts.append(f"{100 * waited_s / worked_s:.0f} % waiting for input")
+        return "".join(f" · {part}" for part in parts)

@@ -1,0 +1,198 @@
+"""``muster map``: parse, show, run, sum up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from muster.base.clock import human_duration
+from muster.cli import output
+from muster.cli.map_flags import Parsed, parse_map
+
+_HELP = """Put every record of a data set through model stages, exactly once, on every device.
+
+PIPELINE is a recipe ({recipes}) or file.py:name, where the name is a function of one record, a
+class with process(batch), or a list of these; the fields of a class that is a dataclass are flags
+as well. The same command again goes on where it stopped, to the row.
+
+Examples:
+  muster map clean.py:normalise --input raw.jsonl --output clean.jsonl
+  muster map caption.py:Caption --input 'shards/*.parquet' --output captions.parquet --gpus 4
+  muster map embed --model sentence-transformers/all-MiniLM-L6-v2 --input texts.csv \\
+      --output vectors.parquet
+  muster map reasoning --dataset gsm8k --model Qwen/Qwen2.5-1.5B-Instruct --output solved.jsonl
+"""
+
+
+def main(argv: list[str]) -> int:
+    parsed = parse_map(argv, _HELP)
+    if parsed.job is None:
+        return _inform(parsed)
+    from muster.api.map import preview, run_map
+
+    if parsed.run.dry_run:
+        _show_plan(parsed, preview(parsed.job, parsed.options))
+        return 0
+    from muster.api.launch import Audience
+
+    run = parsed.run
+    with output.make_screen(is_quiet=run.quiet, is_json=run.json) as screen:
+        if parsed.recipe is not None:
+            for line in parsed.recipe.remarks(parsed.config):
+                screen.line(line)
+        audience = Audience(show=screen.show, say=screen.line, argv=("muster", "map", *argv))
+        mapped = run_map(parsed.job, parsed.options, audience)
+    summary, made = _report(parsed, mapped)
+    if run.json:
+        output.say_json(_outcome(mapped, summary, made))
+    elif not run.quiet:
+        _sum_up(parsed, mapped, summary, made)
+    return mapped.exit_code
+
+
+def _inform(parsed: Parsed) -> int:
+    assert parsed.recipe is not None
+    rows = parsed.recipe.inform(parsed.config) or []
+    if parsed.run.json:
+        output.say_json(rows)
+        return 0
+    if len(rows) == 1:
+        for name, value in rows[0].items():
+            output.say(f"{name:<14} {value}")
+        return 0
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    output.table(names, [[str(row.get(name, "")) for name in names] for row in rows])
+    return 0
+
+
+def _show_plan(parsed: Parsed, plan: Any) -> None:
+    from muster.api.placing import placement_lines
+
+    job = parsed.job
+    assert job is not None
+    stages = [stage.name for stage in job.stages]
+    if parsed.run.json:
+        output.say_json(
+            {
+                "stages": stages,
+                "records": plan.num_rows,
+                "chunks": plan.num_shards,
+                "columns": list(plan.columns),
+                "output": str(job.output.path),
+                "run_dir": str(plan.folder.path),
+                "is_new": plan.is_new,
+                "workers": [slot.label for slot in plan.placement.slots],
+            }
+        )
+        return
+    output.say(f"stages   {' -> '.join(stages)}")
+    output.say(f"records  {plan.num_rows:,} in {plan.num_shards:,} chunks")
+    if plan.columns:
+        output.say(f"columns  {', '.join(plan.columns)}")
+    output.say(f"output   {job.output.path}")
+    output.say(f"folder   {plan.folder.path} ({'new' if plan.is_new else 'continued'})")
+    for line in placement_lines(plan.placement, parsed.options):
+        output.say(f"devices  {line}")
+    output.say("Nothing was started (--dry-run).")
+
+
+def _report(parsed: Parsed, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
+    """A recipe's own numbers and figures, from the output that is written."""
+    recipe = parsed.recipe
+    if recipe is None or mapped.output is None:
+        return {}, []
+    from muster.base.records import write_json
+    from muster.base.run_folder import RunFolder
+    from muster.pipeline.sinks.read import read_output
+
+    folder = RunFolder(mapped.path)
+    assert parsed.job is not None
+    sink = parsed.job.output
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return read_output(sink)
+
+    summary: dict[str, Any] = {}
+    made: list[str] = []
+    if recipe.summarise is not None:
+        summary = recipe.summarise(parsed.config, rows())
+        write_json(folder.table_csv.with_suffix(".json"), summary)
+    if recipe.draw is not None:
+        folder.figures.mkdir(exist_ok=True)
+        made = [str(path) for path in recipe.draw(parsed.config, rows(), folder.figures)]
+    return summary, made
+
+
+def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[str, Any]:
+    return {
+        "path": str(mapped.path),
+        "output": None if mapped.output is None else str(mapped.output),
+        "errors": None if mapped.errors is None else str(mapped.errors),
+        "records_in": mapped.num_in,
+        "records_out": mapped.num_out,
+        "rejected": mapped.num_rejected,
+        "dropped": mapped.num_dropped,
+        "lost": mapped.num_lost,
+        "causes": list(mapped.causes),
+        "total": mapped.num_total,
+        "seconds": round(mapped.seconds, 3),
+        "was_done": mapped.was_done,
+        "numbers": dict(mapped.numbers),
+        "summary": dict(summary),
+        "made": made,
+        "exit_code": mapped.exit_code,
+    }
+
+
+def _sum_up(parsed: Parsed, mapped: Any, summary: Mapping[str, Any], made: list[str]) -> None:
+    if mapped.was_done:
+        output.say(f"{mapped.output}: complete since an earlier run, nothing to do.")
+    parts = [f"{mapped.num_in:,} records in", f"{mapped.num_out:,} out"]
+    if mapped.num_dropped:
+        parts.append(f"{mapped.num_dropped:,} dropped")
+    if mapped.num_rejected:
+        parts.append(f"{mapped.num_rejected:,} rejected")
+    took = "" if mapped.was_done else f", in {human_duration(mapped.seconds)}"
+    output.say(f"{mapped.path.name}: {', '.join(parts)}{took}")
+    for line in _pace_lines(mapped):
+        output.say(line)
+    for name, value in summary.items():
+        output.say(f"  {name:<22} {_shown(value)}")
+    for note in mapped.notes:
+        output.say(f"note:   {note}")
+    if mapped.num_rejected and mapped.errors is not None:
+        output.say(f"errors: {mapped.errors}")
+    for cause in mapped.causes[:3]:
+        output.say(f"  {cause}")
+    if mapped.num_lost:
+        output.say(
+            f"{mapped.num_lost:,} records are in chunks that failed: muster errors {mapped.path}   "
+            "the same command tries them again"
+        )
+    if mapped.is_interrupted:
+        output.say(f"Interrupted; everything finished is saved. Go on: muster resume {mapped.path}")
+    if mapped.output is not None:
+        output.say(f"output: {mapped.output}")
+    for path in made:
+        output.say(f"made:   {path}")
+
+
+def _pace_lines(mapped: Any) -> list[str]:
+    numbers = mapped.numbers
+    if not mapped.seconds or not numbers.get("records"):
+        return []
+    parts = [f"{numbers['records'] / mapped.seconds:,.0f} records/s"]
+    if numbers.get("tokens"):
+        parts.append(f"{numbers['tokens'] / mapped.seconds:,.0f} tokens/s")
+    worked = numbers.get("waited_s", 0.0) + numbers.get("busy_s", 0.0)
+    if worked:
+        parts.append(f"{100 * numbers.get('waited_s', 0.0) / worked:.0f} % waiting for input")
+    return ["  " + " · ".join(parts)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

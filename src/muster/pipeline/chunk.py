@@ -1,0 +1,421 @@
+"""One chunk: a range of rows of a shard, read, run through the stages and journaled.
+
+``run_chunk`` is the target of a map's tasks. It may be killed at any moment and called again: the
+rows in the journal are not read again, and a row that kills its worker is found and rejected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from muster.base.atomic_files import explain_os_error
+from muster.base.errors import TargetError
+from muster.base.processes import resident_mib
+from muster.pipeline.batch import (
+    BatchSize,
+    Failure,
+    OutOfMemory,
+    Row,
+    apply,
+    children,
+    failure_of,
+)
+from muster.pipeline.doubt import Doubt, Kind, suspect
+from muster.pipeline.engines.model import EngineError
+from muster.pipeline.journal import Journal
+from muster.pipeline.meter import METER
+from muster.pipeline.sources.model import BadRow, Shard
+from muster.pipeline.stages import Reject
+from muster.pipeline.worker import TaskContext, Worker, worker_of
+
+_REPORT_EVERY_S = 0.2
+_MEMORY_EVERY_S = 0.5
+#: So many records at the start of a worker that all fail say that the stage is broken.
+_BROKEN_AFTER = 100
+#: A chunk of so many is not stored either, when nothing but failures is in it.
+_TOO_MANY_HELD = 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+
+def run_chunk(
+    ctx: Any, order: int, first: int, count: int, file: int, place: list[int], start: int, stop: int
+) -> dict[str, Any]:
+    """Rows ``start`` to ``stop`` of the shard; returns what the ledger keeps of them."""
+    worker = worker_of(ctx)
+    shard = Shard(order, first, count, file, tuple(place))
+    parts = worker.folder.parts_of(order)
+    try:
+        journal = Journal(parts, ctx.key)
+        try:
+            return Chunk(ctx, worker, shard, journal, start, stop).run()
+        finally:
+            journal.close()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # Trying again at once would not help; the next start of the run does.
+        raise TargetError(str(explain_os_error(error, "write to", parts))) from error
+
+
+class Chunk:
+    def __init__(
+        self,
+        ctx: TaskContext,
+        worker: Worker,
+        shard: Shard,
+        journal: Journal,
+        start: int,
+        stop: int,
+    ) -> None:
+        self._ctx = ctx
+        self._worker = worker
+        self._shard = shard
+        self._journal = journal
+        self._start, self._stop = start, stop
+        self._next = start  # the first row that has not been read
+        self._size = BatchSize(worker.batch_size)
+        self._suspicion = suspect(journal.doubt(), ctx.tries, worker.plan.row_retries)
+        self._in_flight: set[int] = set()
+        self._held: list[Row] = []  # rejects of a worker that has not had a success yet
+        self._reported_s = self._looked_s = 0.0
+        self._begin_s = time.perf_counter()
+
+    def run(self) -> dict[str, Any]:
+        self._set_up()
+        rows = self._read()
+        if self._worker.waiting:
+            assert self._worker.loop is not None
+            self._worker.loop.run_until_complete(self._run_waiting(rows))
+        else:
+            self._run_batches(rows)
+        if len(self._held) >= _TOO_MANY_HELD:
+            self._give_up()
+        self._store_held()
+        totals = self._journal.finish()
+        self._report(is_last=True)
+        return {
+            "order": self._shard.order,
+            "start": self._start,
+            "stop": self._stop,
+            "rows_in": self._stop - self._start,
+            "rows_out": totals.num_rows,
+            "rejected": totals.num_rejects,
+            "dropped": totals.num_dropped,
+            "bytes": totals.size,
+            "sha256": totals.sha256,
+            "errors_bytes": totals.bad_size,
+        }
+
+    def _set_up(self) -> None:
+        if self._worker.is_set_up:
+            return
+        if self._suspicion.num_starts > self._worker.plan.row_retries + 2:
+            raise TargetError(
+                f"The worker died {self._suspicion.num_starts} times while it set up its stages.",
+                hint="the log of the worker has its last words: muster errors RUN.",
+            )
+        self._journal.begin(self._suspicion.starting(self._ctx.tries))
+        self._worker.set_up()
+
+    # ------------------------------------------------------------------ reading
+
+    def _read(self) -> Iterator[Row]:
+        """The rows that are not in the journal, in order, up to a stop that may come nearer."""
+        for start, stop in list(self._journal.missing(self._start, self._stop)):
+            for number, record in self._worker.source.read(self._shard, start, stop):
+                if number >= self._stop:
+                    return
+                self._next = number + 1
+                yield self._row(number, record)
+        self._next = self._stop
+
+    def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
+        absolute = self._shard.first + number
+        if isinstance(record, BadRow):
+            return Row(number, absolute, [], [Failure("read", f"{record.where}: {record.reason}")])
+        if record is None:
+            return Row(number, absolute)
+        if self._suspicion.is_condemned(number):
+            return Row(number, absolute, [], [self._suspicion.verdict])
+        if not self._worker.plan.keeps_ids:
+            return Row(number, absolute, [record])
+        if "id" not in record:
+            record = {"id": absolute, **record}
+        return Row(number, record["id"], [record])
+
+    def _take(self, rows: Iterator[Row], most: int) -> list[Row]:
+        """The next batch; one row where an earlier attempt died among the next ones."""
+        began = time.perf_counter()
+        batch: list[Row] = []
+        for row in rows:
+            batch.append(row)
+            if len(batch) >= most or self._suspicion.is_suspect(self._next):
+                break
+            if self._suspicion.is_suspect(row.number):
+                break
+        self._worker.waited_s += time.perf_counter() - began
+        if batch:
+            self._in_flight |= {row.number for row in batch}
+            doubt = self._suspicion.note(min(self._in_flight), self._next, self._ctx.tries)
+            self._journal.begin(doubt)
+        return batch
+
+    # ------------------------------------------------------------------ stages for batches
+
+    def _run_batches(self, rows: Iterator[Row]) -> None:
+        while batch := self._take(rows, self._size.now):
+            began = time.perf_counter()
+            self._through(self._worker.before, batch)
+            self._store(batch)
+            self._worker.busy_s += time.perf_counter() - began
+            self._between(grain=self._size.now)
+
+    def _through(self, steps: Sequence[Any], batch: list[Row]) -> None:
+        """All steps for the batch; pieces of it where memory does not hold it."""
+        for position, step in enumerate(steps):
+            try:
+                apply(step, batch, keeps_ids=self._worker.plan.keeps_ids)
+            except OutOfMemory as error:
+                self._in_pieces(steps[position:], batch, error)
+                return
+        self._size.good()
+
+    def _in_pieces(self, steps: Sequence[Any], batch: list[Row], error: OutOfMemory) -> None:
+        _give_memory_back()
+        if len(batch) == 1:
+            reason = f"out of memory with this record alone: {error}"
+            batch[0].failures.append(Failure(steps[0].name, reason))
+            batch[0].records = []
+            return
+        size = self._size.shrink(len(batch))
+        for begin in range(0, len(batch), size):
+            self._through(steps, batch[begin : begin + size])
+
+    # ------------------------------------------------------------------ stages that wait
+
+    async def _run_waiting(self, rows: Iterator[Row]) -> None:
+        """Keep ``concurrency`` rows in the waiting stages, and store them as they come out."""
+        ready: list[Row] = []
+        running: set[asyncio.Task[Row]] = set()
+        is_over = False
+        try:
+            while True:
+                room = 1 if self._suspicion.is_suspect(self._next) else self._worker.concurrency
+                while not is_over and len(running) < room:
+                    if not ready:
+                        ready = self._take(rows, min(self._size.now, room))
+                        ready.reverse()
+                        self._through(self._worker.before, ready)
+                        is_over = not ready
+                    if ready:
+                        running.add(asyncio.create_task(self._wait_for(ready.pop())))
+                    if ready and self._suspicion.is_suspect(ready[-1].number):
+                        break
+                if not running:
+                    return
+                began = time.perf_counter()
+                done, running = await asyncio.wait(
+                    running, timeout=_REPORT_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                batch = sorted((task.result() for task in done), key=lambda row: row.number)
+                if batch:
+                    self._through(self._worker.after, batch)
+                    self._store(batch)
+                self._worker.busy_s += time.perf_counter() - began
+                self._between(grain=self._worker.concurrency)
+        except EngineError:
+            # Nobody's fault here: the rows in flight go through a fresh engine in a fresh process.
+            self._journal.begin(Doubt(0, 0, self._ctx.tries, Kind.NOTHING, 0))
+            self._ctx.retire()
+            raise
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _wait_for(self, row: Row) -> Row:
+        for name, stage in self._worker.waiting:
+            kept: list[dict[str, Any]] = []
+            for record in row.records:
+                try:
+                    made = await stage.process_one(dict(record))
+                except EngineError:
+                    raise
+                except Exception as error:
+                    row.failures.append(failure_of(name, error))
+                    continue
+                if isinstance(made, Reject):
+                    row.failures.append(failure_of(name, made))
+                elif made is not None:
+                    kept += children(record, made, keeps_ids=self._worker.plan.keeps_ids)
+            row.records = kept
+        return row
+
+    # ------------------------------------------------------------------ storing
+
+    def _store(self, batch: list[Row]) -> None:
+        """Journal the rows; those of a worker without any success wait for one (see below)."""
+        worker = self._worker
+        worker.num_rows += len(batch)
+        self._in_flight -= {row.number for row in batch}
+        worker.num_rejected += sum(1 for row in batch if row.failures)
+        if not worker.plan.keep_going and worker.num_rejected == worker.num_rows:
+            self._held += batch
+            if worker.num_rows >= _BROKEN_AFTER:
+                self._give_up()
+            return
+        self._store_held()
+        self._write(batch)
+
+    def _give_up(self) -> None:
+        """Nothing has been stored: once the cause is put right, these rows are done again."""
+        failure = self._held[-1].failures[-1]
+        self._held = []
+        raise TargetError(
+            f"All records so far have failed, the last in {failure.stage}: {failure.reason}",
+            hint="correct the stage or its settings; --keep-going rejects such records instead.",
+        )
+
+    def _store_held(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            self._write(held)
+
+    def _write(self, rows: list[Row]) -> None:
+        """One entry per gapless range of rows."""
+        begin = 0
+        for position in range(1, len(rows) + 1):
+            is_end = position == len(rows)
+            if is_end or rows[position].number != rows[position - 1].number + 1:
+                self._write_range(rows[begin:position])
+                begin = position
+
+    def _write_range(self, rows: list[Row]) -> None:
+        lines: list[bytes] = []
+        rejects: list[bytes] = []
+        num_dropped = 0
+        for row in rows:
+            had_records = len(lines)
+            for record in row.records:
+                try:
+                    lines.append(orjson.dumps(record, option=_OPTIONS))
+                except (TypeError, ValueError) as error:
+                    row.failures.append(failure_of("write", error))
+            num_dropped += len(lines) == had_records and not row.failures
+            rejects += [self._reject_line(row, failure) for failure in row.failures]
+        self._worker.num_records += len(lines)
+        self._journal.add(
+            rows[0].number,
+            rows[-1].number + 1,
+            b"".join(lines),
+            len(lines),
+            rejects=b"".join(rejects),
+            num_rejects=len(rejects),
+            num_dropped=num_dropped,
+        )
+
+    def _reject_line(self, row: Row, failure: Failure) -> bytes:
+        record = {
+            "id": row.id,
+            "row": self._shard.first + row.number,
+            "stage": failure.stage,
+            "reason": failure.reason.encode("utf-8", "replace").decode(),
+            "traceback": failure.trace.encode("utf-8", "replace").decode(),
+        }
+        return orjson.dumps(record, default=str, option=_OPTIONS)
+
+    # ------------------------------------------------------------------ between batches
+
+    def _between(self, grain: int) -> None:
+        """Answer others, watch the memory, give a sign of life."""
+        others = self._ctx.num_waiting
+        if others:
+            self._share(others, grain)
+        now = time.monotonic()
+        limit = self._worker.plan.max_worker_memory_mib
+        if limit is not None and now - self._looked_s > _MEMORY_EVERY_S:
+            self._looked_s = now
+            if resident_mib() > limit:
+                self._hand_over(limit)
+        if now - self._reported_s > _REPORT_EVERY_S:
+            self._report()
+
+    @property
+    def _free_from(self) -> int:
+        """The first row that nobody has touched."""
+        return max(self._next, self._journal.end, self._suspicion.stop)
+
+    def _share(self, others: int, grain: int) -> None:
+        """Keep an even share of the rows to come, of at least two batches, and give the rest."""
+        begin, left = self._free_from, self._stop - self._free_from
+        pieces = min(others + 1, left // (2 * max(1, grain)) + 1)
+        if pieces < 2 or left < 2:
+            self._ctx.divide({}, [])
+            return
+        width = math.ceil(left / pieces)
+        cuts = [*range(begin, self._stop, width), self._stop]
+        given = list(itertools.pairwise(cuts[1:]))
+        if not given:
+            self._ctx.divide({}, [])
+            return
+        self._divide(given[0][0], given)
+
+    def _hand_over(self, limit_mib: float) -> None:
+        """A fresh process does the rest: this one has grown over its memory limit."""
+        if self._worker.num_rows <= self._worker.batch_size:
+            raise TargetError(
+                f"The worker holds {resident_mib():,.0f} MiB after its first batch; "
+                f"--max-worker-memory allows {limit_mib:,.0f} MiB; a fresh one would hold as much.",
+                hint="allow more, or lower --batch-size.",
+            )
+        begin = self._free_from
+        if begin < self._stop:
+            self._divide(begin, [(begin, self._stop)])
+        self._ctx.retire()
+
+    def _divide(self, stop: int, given: list[tuple[int, int]]) -> None:
+        shard = self._shard
+        common = {
+            "order": shard.order, "first": shard.first, "count": shard.count, "file": shard.file,
+            "place": list(shard.place),
+        }  # fmt: skip
+        self._stop = stop
+        kept = {**common, "start": self._start, "stop": stop}
+        self._ctx.divide(kept, [{**common, "start": a, "stop": b} for a, b in given])
+
+    def _report(self, *, is_last: bool = False) -> None:
+        self._reported_s = time.monotonic()
+        worker = self._worker
+        left = 0 if is_last else self._stop - self._next
+        numbers = {
+            "records": float(worker.num_rows),
+            "rejected": float(worker.num_rejected),
+            "waited_s": worker.waited_s,
+            "busy_s": worker.busy_s,
+            "left": float(left),
+            **METER.read(),
+        }
+        done = self._next - self._start
+        text = f"{done:,} of {self._stop - self._start:,} records of shard {self._shard.order}"
+        if self._size.now != worker.batch_size:
+            text += f", batch {self._size.now}"
+        self._ctx.measure(text, numbers)
+
+
+def _give_memory_back() -> None:
+    import gc
+    import sys
+
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

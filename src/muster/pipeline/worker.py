@@ -1,0 +1,129 @@
+"""The worker's side of a map: its stages, made and set up once, and chunks run through them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from muster.base.run_folder import RunFolder
+from muster.pipeline.batch import Step
+from muster.pipeline.plan import MapPlan, first_batch, make_stage, read_plan
+from muster.pipeline.sources.model import Source
+from muster.pipeline.sources.table import reopen
+
+
+class TaskContext(Protocol):
+    """What a chunk needs of the farm's ``Context``."""
+
+    device: str
+    tries: int
+
+    @property
+    def run_path(self) -> Path: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def num_waiting(self) -> int: ...
+    def divide(self, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None: ...
+    def measure(self, text: str, numbers: Mapping[str, float]) -> None: ...
+    def retire(self) -> None: ...
+
+
+class Worker:
+    """One per process and run. ``waiting`` are the stages with ``process_one``; ``before`` and
+    ``after`` the others on both sides of them.
+    """
+
+    def __init__(self, folder: RunFolder, plan: MapPlan, device: str) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.device = device
+        self.source: Source = reopen(plan.source)
+        self.stages = [make_stage(spec, Path(plan.base_folder)) for spec in plan.stages]
+        self.batch_size = first_batch(self.stages, plan.batch_size)
+        self.before: list[Step] = []
+        self.after: list[Step] = []
+        self.waiting: list[tuple[str, Any]] = []
+        for spec, stage in zip(plan.stages, self.stages, strict=True):
+            self._sort_in(spec.name, stage)
+        self.concurrency = max((int(s.concurrency) for _, s in self.waiting), default=1)
+        self.loop = asyncio.new_event_loop() if self._has_coroutines() else None
+        self.is_set_up = False
+        self.num_rows = self.num_rejected = self.num_records = 0
+        self.waited_s = self.busy_s = 0.0
+
+    def set_up(self) -> None:
+        """Load models, once. Raises what the stages raise."""
+        for stage in self.stages:
+            setup = getattr(stage, "setup", None)
+            if setup is not None:
+                self._wait_for(setup(self.device))
+        self.concurrency = max((int(s.concurrency) for _, s in self.waiting), default=1)
+        self.is_set_up = True
+
+    def close(self) -> None:
+        for stage in self.stages:
+            close = getattr(stage, "close", None)
+            if close is not None and self.is_set_up:
+                self._wait_for(close())
+
+    def _wait_for(self, made: Any) -> None:
+        if inspect.isawaitable(made):
+            assert self.loop is not None
+            self.loop.run_until_complete(made)
+
+    def _has_coroutines(self) -> bool:
+        return bool(self.waiting) or any(
+            inspect.iscoroutinefunction(getattr(stage, name, None))
+            for stage in self.stages
+            for name in ("setup", "close")
+        )
+
+    def _sort_in(self, name: str, stage: Any) -> None:
+        if hasattr(stage, "process_one"):
+            if self.after:
+                # A waiting stage behind others: those run inside the coroutine of each record.
+                self.waiting += [(step.name, _Alone(step)) for step in self.after]
+                self.after = []
+            self.waiting.append((name, stage))
+            return
+        if hasattr(stage, "process"):
+            step = Step(name, many=stage.process)
+        else:
+            step = Step(name, one=stage)
+        (self.after if self.waiting else self.before).append(step)
+
+
+class _Alone:
+    """A stage for batches between two waiting stages: it gets its records one by one."""
+
+    concurrency = 1
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    async def process_one(self, record: dict[str, Any]) -> Any:
+        if self._step.one is not None:
+            return self._step.one(record)
+        assert self._step.many is not None
+        [made] = self._step.many([record])
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+
+_worker: Worker | None = None
+
+
+def worker_of(ctx: TaskContext) -> Worker:
+    """This process's worker; it is made at its first chunk."""
+    global _worker
+    folder = RunFolder(ctx.run_path)
+    if _worker is None or _worker.folder != folder:
+        if _worker is not None:
+            _worker.close()
+        _worker = Worker(folder, read_plan(folder.map_json), ctx.device)
+    return _worker

@@ -1,0 +1,208 @@
+"""``muster map`` under kill -9 and full disks: afterwards the output is that of a quiet run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+NUM_ROWS = 600
+BATCH = 5
+
+STAGE = """
+import hashlib, os, time
+from muster import Reject
+
+def note(text):
+    handle = os.open(os.environ["CHAOS_NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{text}\\n".encode())
+    os.close(handle)
+
+class Hash:
+    def process(self, batch):
+        time.sleep(0.01)
+        made = []
+        for record in batch:
+            note(record["n"])
+            if record["n"] % 97 == 5:
+                made.append(Reject("ninety-seven"))
+            elif record["n"] % 31 == 2:
+                made.append(None)
+            elif record["n"] % 40 == 1:
+                made.append([{"h": "twice"}, {"h": "twice"}])
+            else:
+                made.append({"h": hashlib.sha256(record["text"].encode()).hexdigest()})
+        return made
+
+class Later:
+    concurrency = 10
+
+    async def process_one(self, record):
+        import asyncio
+        note(record["n"])
+        await asyncio.sleep(0.01 + record["n"] * 7919 % 13 / 500)
+        if record["n"] % 97 == 5:
+            raise Reject("ninety-seven")
+        return {"h": hashlib.sha256(record["text"].encode()).hexdigest()}
+"""
+
+
+class Place:
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.notes = folder / "notes"
+        self.random = random.Random(seed)
+        self.kills: Counter[str] = Counter()
+        folder.mkdir(exist_ok=True)
+        (folder / "stage.py").write_text(STAGE)
+        lines = (json.dumps({"n": n, "text": f"row {n} " * 5}) + "\n" for n in range(NUM_ROWS))
+        (folder / "in.jsonl").write_text("".join(lines))
+        self.environment = {**os.environ, "CHAOS_NOTES": str(self.notes)}
+
+    def start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable, "-m", "muster", "map", f"stage.py:{kind}", "--input", "in.jsonl",
+            "--output", "out.jsonl", "--batch-size", str(BATCH), "--chunk-rows", "90",
+            "--devices", "cpu:2", "--monitor-interval", "0", "--run-dir", "run", *words,
+        ]  # fmt: skip
+        with (self.folder / "said").open("ab") as said:
+            return subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=said, stderr=said
+            )
+
+    def processes(self) -> dict[int, str]:
+        """Everything that carries our mark in its environment, by what it is."""
+        found = {}
+        needle = f"CHAOS_NOTES={self.notes}".encode()
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError):
+                if needle in Path(f"/proc/{pid}/environ").read_bytes():
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    names = (b"worker.main", b"warden", b"muster\0map")
+                    found[pid] = next((n.decode() for n in names if n in line), "other")
+        return found
+
+    def kill_something(self) -> None:
+        able = [(pid, kind) for pid, kind in self.processes().items() if kind != "other"]
+        if able:
+            kind = self.random.choice(sorted({kind for _, kind in able}))
+            pid = self.random.choice([pid for pid, its in able if its == kind])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.kills[kind] += 1
+
+    def storm(self, kind: str) -> int:
+        """Start it again and again under kills until it comes to its end; the exit code."""
+        for patience_s in (0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 60.0):
+            process = self.start(kind)
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(timeout=self.random.uniform(0.1, patience_s))
+                    break
+                self.kill_something()
+            if code >= 0:
+                return code
+        raise AssertionError(self.said())
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text()[-4000:]
+
+    def output(self) -> tuple[str, str]:
+        return tuple(  # type: ignore[return-value]
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (self.folder / "out.jsonl", self.folder / "run" / "errors.jsonl")
+        )
+
+    def num_seen(self) -> int:
+        return len(self.notes.read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """What undisturbed runs write."""
+    expected = {}
+    for kind in ("Hash", "Later"):
+        place = Place(tmp_path_factory.mktemp("quiet") / kind, 0)
+        assert place.start(kind).wait(60) == 1, place.said()  # rejects
+        expected[kind] = place.output()
+    return expected
+
+
+def check_storm(folder: Path, seed: int, quiet: dict[str, tuple[str, str]]) -> None:
+    kind = ("Hash", "Later")[seed % 2]
+    place = Place(folder, seed)
+    code = place.storm(kind)
+    assert code == 1, place.said()
+    assert place.output() == quiet[kind]
+    in_flight = 2 * max(BATCH, 10)
+    assert place.num_seen() <= NUM_ROWS + sum(place.kills.values()) * in_flight
+    deadline = time.monotonic() + 5
+    while place.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert place.processes() == {}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_anywhere_the_output_is_that_of_a_quiet_run(
+    tmp_path: Path, quiet: dict[str, tuple[str, str]], seed: int
+) -> None:
+    check_storm(tmp_path / "storm", seed, quiet)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 32))
+def test_thirty_storms(tmp_path: Path, quiet: dict[str, tuple[str, str]], seed: int) -> None:
+    check_storm(tmp_path / "storm", seed, quiet)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_kib: int) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_up(tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int) -> None:
+    with small_disk(tmp_path / f"disk{size_kib}", size_kib) as disk:
+        place = Place(disk, size_kib)
+        place.notes = tmp_path / f"notes{size_kib}"
+        place.environment["CHAOS_NOTES"] = str(place.notes)
+        code = place.start("Hash").wait(60)
+        if code != 1 or not (disk / "out.jsonl").exists():
+            assert "Traceback" not in place.said(), place.said()
+            remount = ["mount", "-o", "remount,size=64m", str(disk)]
+            subprocess.run(remount, check=True)
+            assert place.start("Hash").wait(60) == 1, place.said()
+        assert place.output() == quiet["Hash"]
+
+
+@pytest.mark.parametrize("size_kib", [300, 420])
+def test_a_disk_that_fills_up_costs_nothing_that_was_done(
+    tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int
+) -> None:
+    fill_up(tmp_path, quiet, size_kib)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size_kib", range(180, 640, 24))
+def test_a_disk_that_is_full_at_any_write(
+    tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int
+) -> None:
+    fill_up(tmp_path, quiet, size_kib)

@@ -1,0 +1,583 @@
+"""``muster map`` as a user meets it: real files, real processes, real kills."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+import muster
+
+STAGES = '''
+import asyncio, os, time
+from dataclasses import dataclass
+from muster import Reject
+
+def note(text):
+    handle = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{text}\\n".encode())
+    os.close(handle)
+
+def square(record):
+    return {**record, "y": record["x"] ** 2}
+
+def fussy(record):
+    note(f"seen {record['x']} {os.getpid()}")
+    if record["x"] % 100 == 7:
+        raise ValueError(f"cannot do {record['x']}")
+    if record["x"] % 100 == 8:
+        raise Reject("eight")
+    return {"x": record["x"]}
+
+def all_fail(record):
+    raise ValueError("always")
+
+def some(record):
+    """Drops odd numbers, doubles those below ten."""
+    if record["x"] % 2:
+        return None
+    return [record, {**record, "again": True}] if record["x"] < 10 else record
+
+def deadly(record):
+    note(f"seen {record['x']} {os.getpid()}")
+    if record["x"] in (13, 57):
+        os.kill(os.getpid(), 11)
+    return record
+
+def hanging(record):
+    note(f"seen {record['x']} {os.getpid()}")
+    if record["x"] == 21:
+        time.sleep(600)
+    return record
+
+def unhurried(record):
+    note(f"seen {record['x']} {os.getpid()}")
+    time.sleep(0.01)
+    return {"x": record["x"], "y": record["x"] ** 2}
+
+@dataclass
+class Scale:
+    """Multiplies."""
+
+    factor: int = 10
+    """By this."""
+
+    def setup(self, device):
+        note(f"setup {device} {os.getpid()}")
+
+    def process(self, batch):
+        note(f"batch {len(batch)}")
+        return [{"x": r["x"], "y": r["x"] * self.factor} for r in batch]
+
+class Hungry:
+    """Holds at most eight records."""
+
+    batch_size = 64
+
+    def process(self, batch):
+        note(f"batch {len(batch)}")
+        if len(batch) > 8 or any(r["x"] == 500 for r in batch):
+            raise MemoryError("CUDA out of memory (not really)")
+        return batch
+
+class Leaking:
+    """Never lets go of anything."""
+
+    kept = []
+
+    def process(self, batch):
+        note(f"pid {os.getpid()}")
+        self.kept.append(bytearray(os.urandom(1 << 20) * 8))
+        return batch
+
+class Waiting:
+    concurrency = 20
+
+    async def process_one(self, record):
+        note(f"seen {record['x']} {os.getpid()}")
+        await asyncio.sleep(0.02 + record["x"] % 7 * 0.005)
+        if record["x"] % 50 == 3:
+            raise Reject("three")
+        return {"x": record["x"], "y": record["x"] ** 2}
+
+STEPS = [square, Scale, some]
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "stages.py").write_text(STAGES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    return tmp_path
+
+
+def write(path: Path, count: int) -> Path:
+    path.write_text("".join(f'{{"x": {n}, "text": "row {n}"}}\n' for n in range(count)))
+    return path
+
+
+def call(*words: str) -> list[str]:
+    return [sys.executable, "-m", "muster", "map", *words]
+
+
+def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(call(*words), capture_output=True, text=True, timeout=timeout_s)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def notes(place: Path, kind: str = "seen") -> list[list[str]]:
+    path = place / "notes"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.split()[1:] for line in lines if line.startswith(kind)]
+
+
+def run_folder(place: Path) -> Path:
+    [folder] = (place / "runs").iterdir()
+    return folder
+
+
+ON = ("--devices", "cpu:2", "--monitor-interval", "0")
+
+
+def test_every_record_once_in_order_and_the_second_time_nothing_is_left(place: Path) -> None:
+    write(place / "in.jsonl", 1000)
+    words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    done = run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["records_out"] == 1000
+    expected = [{"id": n, "x": n, "text": f"row {n}", "y": n * n} for n in range(1000)]
+    assert rows(place / "out.jsonl") == expected
+    first = (place / "out.jsonl").stat().st_mtime_ns
+    again = run(*words)
+    assert again.returncode == 0
+    assert "nothing to do" in again.stdout
+    assert (place / "out.jsonl").stat().st_mtime_ns == first
+
+
+def test_a_class_is_set_up_once_per_worker_and_its_fields_are_flags(place: Path) -> None:
+    write(place / "in.jsonl", 500)
+    words = ("stages.py:Scale", "--factor", "3", "--batch-size", "25", "--input", "in.jsonl")
+    done = run(*words, "--output", "out.jsonl", *ON)
+    assert done.returncode == 0, done.stderr
+    assert [row["y"] for row in rows(place / "out.jsonl")] == [3 * n for n in range(500)]
+    setups = notes(place, "setup")
+    assert len({pid for _, pid in setups}) == len(setups) <= 2
+    assert {device for device, _ in setups} == {"cpu"}
+    assert max(int(size) for [size] in notes(place, "batch")) <= 25
+
+
+def test_poison_costs_only_itself_and_the_exit_code_says_so(place: Path) -> None:
+    write(place / "in.jsonl", 1000)
+    done = run("stages.py:fussy", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    assert done.returncode == 1
+    assert "20 rejected" in done.stdout
+    good = [n for n in range(1000) if n % 100 not in (7, 8)]
+    assert [row["x"] for row in rows(place / "out.jsonl")] == good
+    errors = rows(run_folder(place) / "errors.jsonl")
+    assert [error["row"] for error in errors] == [n for n in range(1000) if n % 100 in (7, 8)]
+    assert errors[0]["stage"] == "fussy"
+    assert errors[0]["reason"] == "ValueError: cannot do 7"
+    assert "stages.py" in errors[0]["traceback"]
+    assert errors[1]["reason"] == "eight"
+
+
+def test_a_stage_that_fails_everything_stops_the_run_and_stores_nothing(place: Path) -> None:
+    write(place / "in.jsonl", 5000)
+    done = run("stages.py:all_fail", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    assert done.returncode == 1
+    assert "ValueError: always" in done.stdout + done.stderr
+    assert not (place / "out.jsonl").exists()
+    text = (place / "stages.py").read_text()
+    mended = text.replace('raise ValueError("always")', "return record")
+    (place / "stages.py").write_text(mended)
+    again = run(
+        "stages.py:all_fail", "--input", "in.jsonl", "--output", "out.jsonl",
+        "--allow-changed-code", *ON,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert len(rows(place / "out.jsonl")) == 5000
+
+
+def test_dropped_and_multiplied_records_keep_ids_that_lead_back(place: Path) -> None:
+    write(place / "in.jsonl", 12)
+    done = run("stages.py:some", "--input", "in.jsonl", "--output", "out.jsonl", *ON, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["dropped"] == 6
+    ids = [row["id"] for row in rows(place / "out.jsonl")]
+    assert ids == [f"{n}.{k}" for n in (0, 2, 4, 6, 8) for k in (0, 1)] + [10]
+
+
+def test_a_row_that_kills_its_worker_is_found_and_rejected(place: Path) -> None:
+    write(place / "in.jsonl", 200)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--chunk-rows", "100", *ON)
+    done = run("stages.py:deadly", *words)
+    assert done.returncode == 1, done.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == [
+        n for n in range(200) if n not in (13, 57)
+    ]
+    errors = rows(run_folder(place) / "errors.jsonl")
+    assert [error["row"] for error in errors] == [13, 57]
+    assert errors[0]["stage"] == "worker"
+    assert "died or hung 2 times" in errors[0]["reason"]
+
+
+def test_a_row_that_hangs_is_cut_off_and_rejected(place: Path) -> None:
+    write(place / "in.jsonl", 60)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--timeout", "1", *ON)
+    done = run("stages.py:hanging", *words, "--chunk-rows", "60", "--batch-size", "4")
+    assert done.returncode == 1, done.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == [n for n in range(60) if n != 21]
+
+
+def test_out_of_memory_halves_the_batch_and_goes_on(place: Path) -> None:
+    write(place / "in.jsonl", 600)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--devices", "cpu:1")
+    done = run("stages.py:Hungry", *words, "--chunk-rows", "600")
+    assert done.returncode == 1, done.stderr  # row 500 does not fit alone
+    assert [row["x"] for row in rows(place / "out.jsonl")] == [n for n in range(600) if n != 500]
+    [error] = rows(run_folder(place) / "errors.jsonl")
+    assert "out of memory" in error["reason"]
+    sizes = [int(size) for [size] in notes(place, "batch")]
+    assert sizes[:4] == [64, 32, 16, 8]
+    assert sizes.count(64) == 1  # learned
+    assert len(sizes) < 150  # and not one by one ever after
+
+
+def test_one_long_chunk_is_shared_by_both_workers(place: Path) -> None:
+    write(place / "in.jsonl", 400)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--chunk-rows", "400", *ON)
+    done = run("stages.py:unhurried", *words, "--batch-size", "4")
+    assert done.returncode == 0, done.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(400))
+    seen = notes(place)
+    assert sorted(int(x) for x, _ in seen) == list(range(400))  # nothing twice
+    share = Counter(pid for _, pid in seen)
+    assert len(share) == 2
+    assert min(share.values()) > 100
+
+
+def test_a_worker_over_its_memory_limit_is_replaced_between_batches(place: Path) -> None:
+    write(place / "in.jsonl", 800)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--devices", "cpu:1")
+    done = run("stages.py:Leaking", *words, "--max-worker-memory", "400M", "--batch-size", "4")
+    assert done.returncode == 0, done.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(800))
+    assert len({pid for [pid] in notes(place, "pid")}) > 2
+    small = run("stages.py:Leaking", *words[:2], "--output", "b.jsonl", "--max-worker-memory", "9M")
+    assert small.returncode == 1
+    assert "--max-worker-memory allows 9 MiB" in small.stdout + small.stderr
+
+
+def test_stages_that_wait_run_many_records_at_once_and_keep_their_order(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", *ON, "--chunk-rows", "150")
+    done = run("stages.py:Waiting", *words)
+    assert done.returncode == 1, done.stderr
+    good = [n for n in range(300) if n % 50 != 3]
+    assert [row["x"] for row in rows(place / "out.jsonl")] == good
+    assert [e["row"] for e in rows(run_folder(place) / "errors.jsonl")] == [
+        n for n in range(300) if n % 50 == 3
+    ]
+
+
+def test_stage_by_stage_gives_the_same_records(place: Path) -> None:
+    write(place / "in.jsonl", 100)
+    together = run("stages.py:STEPS", "--input", "in.jsonl", "--output", "a.jsonl", *ON)
+    assert together.returncode == 0, together.stderr
+    apart = run(
+        "stages.py:STEPS", "--input", "in.jsonl", "--output", "b.jsonl", "--stage-by-stage", *ON
+    )
+    assert apart.returncode == 0, apart.stderr
+    assert (place / "a.jsonl").read_bytes() == (place / "b.jsonl").read_bytes()
+    assert len(rows(place / "a.jsonl")) == 55
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_other_formats_hold_the_same_records(place: Path, suffix: str) -> None:
+    write(place / "in.jsonl", 300)
+    done = run("stages.py:square", "--input", "in.jsonl", "--output", f"out.{suffix}", *ON)
+    assert done.returncode == 0, done.stderr
+    path = place / f"out.{suffix}"
+    if suffix == "parquet":
+        assert pq.read_table(path).column("y").to_pylist() == [n * n for n in range(300)]
+    else:
+        with path.open(newline="") as file:
+            assert [int(row["y"]) for row in csv.DictReader(file)] == [n * n for n in range(300)]
+
+
+def test_a_folder_of_parts_and_an_unordered_file(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    words = ("stages.py:square", "--input", "in.jsonl", "--chunk-rows", "100", *ON)
+    done = run(*words, "--output", "parts/")
+    assert done.returncode == 0, done.stderr
+    files = sorted((place / "parts").glob("part-*.jsonl"))
+    assert len(files) == 3
+    assert [row["x"] for file in files for row in rows(file)] == list(range(300))
+    loose = run(*words, "--output", "loose.jsonl", "--unordered")
+    assert loose.returncode == 0, loose.stderr
+    assert sorted(row["x"] for row in rows(place / "loose.jsonl")) == list(range(300))
+
+
+def test_which_records_is_the_users_choice(place: Path) -> None:
+    write(place / "in.jsonl", 1000)
+    words = ("stages.py:square", "--input", "in.jsonl", *ON)
+    done = run(*words, "--output", "a.jsonl", "--skip", "100", "--limit", "50", "--where", "x>=120")
+    assert done.returncode == 0, done.stderr
+    assert [row["x"] for row in rows(place / "a.jsonl")] == list(range(120, 150))
+    for name in ("b", "c"):
+        done = run(*words, "--output", f"{name}.jsonl", "--shuffle-seed", "4", "--limit", "200")
+        assert done.returncode == 0, done.stderr
+    shuffled = [row["x"] for row in rows(place / "b.jsonl")]
+    assert shuffled == [row["x"] for row in rows(place / "c.jsonl")]
+    assert len(set(shuffled)) == 200
+    assert shuffled != sorted(shuffled)
+
+
+def test_from_python_with_an_iterator(place: Path) -> None:
+    source = ({"x": n} for n in range(250))
+    script = place / "script.py"
+    script.write_text(
+        "import muster\nfrom stages import square\n"
+        "if __name__ == '__main__':\n"
+        "    done = muster.map(square, ({'x': n} for n in range(250)), 'out.jsonl',"
+        " devices='cpu:2')\n"
+        "    print(done.num_out, done.exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.stdout.split() == ["250", "0"], done.stderr
+    assert [row["y"] for row in rows(place / "out.jsonl")] == [n * n for n in range(250)]
+    assert next(source)["x"] == 0
+    with pytest.raises(muster.UsageError, match="option of map"):
+        muster.map("stages.py:square", "in.jsonl", "x.jsonl", bacth_size=3)
+
+
+# ---------------------------------------------------------------------- interrupted
+
+
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        call(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+SLOW = ("stages.py:unhurried", "--input", "in.jsonl", "--batch-size", "4", *ON)
+
+
+def test_a_killed_worker_costs_at_most_the_rows_in_flight(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    with running(*SLOW, "--output", "out.jsonl", "--chunk-rows", "150") as process:
+        wait_for(lambda: len(notes(place)) > 150)
+        os.kill(int(notes(place)[-1][1]), signal.SIGKILL)
+        assert process.wait(60) == 0
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(300))
+    assert len(notes(place)) <= 300 + 4
+
+
+def test_a_killed_coordinator_leaves_nothing_running_and_the_next_goes_on(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    words = (*SLOW, "--output", "out.jsonl", "--chunk-rows", "150")
+    with running(*words) as process:
+        wait_for(lambda: len(notes(place)) > 150)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        workers = {int(pid) for _, pid in notes(place)}
+        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in workers))
+    again = run(*words)
+    assert again.returncode == 0, again.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(300))
+    assert len(notes(place)) <= 300 + 2 * 4
+
+
+def test_a_frozen_worker_does_not_stop_the_job(place: Path) -> None:
+    write(place / "in.jsonl", 200)
+    words = (*SLOW, "--output", "out.jsonl", "--chunk-rows", "100", "--timeout", "2")
+    with running(*words) as process:
+        wait_for(lambda: len(notes(place)) > 60)
+        os.kill(int(notes(place)[-1][1]), signal.SIGSTOP)
+        assert process.wait(60) == 0
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(200))
+
+
+def test_ctrl_c_saves_and_resume_goes_on(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    with running(*SLOW, "--output", "out.jsonl", "--chunk-rows", "20") as process:
+        wait_for(lambda: len(notes(place)) > 50)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not (place / "out.jsonl").exists()
+    command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(300))
+    assert len(notes(place)) == 300
+
+
+# ---------------------------------------------------------------------- refused
+
+
+def cut_short(place: Path, *words: str) -> None:
+    """A run that has begun and is not over."""
+    with running(*words) as process:
+        wait_for(lambda: len(notes(place)) > 20)
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def test_another_plan_on_the_same_output_is_refused_with_what_differs(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    cut_short(place, *SLOW, "--output", "out.jsonl")
+    with (place / "in.jsonl").open("a") as file:
+        file.write('{"x": 1}\n')
+    changed = run(*SLOW, "--output", "out.jsonl")
+    assert changed.returncode == 2
+    assert "in.jsonl" in changed.stderr
+    assert "--restart" in changed.stderr
+    write(place / "in.jsonl", 300)
+    assert run(*SLOW, "--output", "out.jsonl", "--limit", "10").returncode == 2
+    source = (place / "stages.py").read_text()
+    (place / "stages.py").write_text(source + "\n# another version\n")
+    code = run(*SLOW, "--output", "out.jsonl")
+    assert code.returncode == 2
+    assert "source of unhurried has changed" in code.stderr
+    (place / "stages.py").write_text(source)
+    assert run(*SLOW, "--output", "out.jsonl").returncode == 0
+
+
+def test_changed_flags_are_named_and_restart_begins_again(place: Path) -> None:
+    write(place / "in.jsonl", 50)
+    words = ("stages.py:Scale", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    assert run(*words).returncode == 0
+    other = run(*words, "--factor", "7")
+    assert other.returncode == 2
+    assert "factor: 10 -> 7" in other.stderr
+    anew = run(*words, "--factor", "7", "--restart", "--overwrite")
+    assert anew.returncode == 0, anew.stderr
+    assert rows(place / "out.jsonl")[3]["y"] == 21
+
+
+def test_an_output_of_somebody_else_is_not_touched(place: Path) -> None:
+    write(place / "in.jsonl", 10)
+    (place / "out.jsonl").write_text("precious\n")
+    words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    refused = run(*words)
+    assert refused.returncode == 2
+    assert "exists and was not made by this run" in refused.stderr
+    assert (place / "out.jsonl").read_text() == "precious\n"
+    assert run(*words, "--overwrite").returncode == 0
+    assert len(rows(place / "out.jsonl")) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["stages.py:square", "--output", "o.jsonl"], "There is nothing to read"),
+        (["stages.py:square", "--input", "in.jsonl"], "no place for the result"),
+        (["stages.py:square", "--input", "no.jsonl", "--output", "o.jsonl"], "no.jsonl"),
+        (["stages.py:square", "--input", "empty.jsonl", "--output", "o.jsonl"], "empty"),
+        (["stages.py:square", "--input", "wide.jsonl", "--output", "o.jsonl"], "UTF-16"),
+        (["stages.py:square", "--input", "in.jsonl", "--output", "o.xyz"], "xyz"),
+        (["stages.py:nothing", "--input", "in.jsonl", "--output", "o.jsonl"], "nothing"),
+        (["resoning", "--input", "in.jsonl", "--output", "o.jsonl"], "did you mean 'reasoning'"),
+        (["--input", "in.jsonl"], "There is no pipeline to run"),
+        (
+            ["stages.py:square", "--input", "in.jsonl", "--output", "o.jsonl", "--where", "z>1"],
+            "z",
+        ),
+        (
+            ["stages.py:square", "--input", "in.jsonl", "--output", "o.jsonl",
+             "--max-worker-memory", "much"],
+            "--max-worker-memory much",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str], text: str) -> None:
+    write(place / "in.jsonl", 3)
+    (place / "empty.jsonl").write_text("")
+    (place / "wide.jsonl").write_text('{"x": 1}\n', encoding="utf-16")
+    done = run(*words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (place / "o.jsonl").exists()
+
+
+def test_a_malformed_line_is_named_by_file_and_line(place: Path) -> None:
+    write(place / "in.jsonl", 20)
+    with (place / "in.jsonl").open("ab") as file:
+        file.write(b'{"x": 1,,}\n{"x": "\xff"}\n[1]\n{"x": 23}\n')
+    done = run("stages.py:some", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    assert done.returncode == 1
+    errors = rows(run_folder(place) / "errors.jsonl")
+    assert [error["row"] for error in errors] == [20, 21, 22]
+    for line, error in zip((21, 22, 23), errors, strict=True):
+        assert error["stage"] == "read"
+        assert f"in.jsonl, line {line}" in error["reason"]
+
+
+def test_a_dry_run_starts_nothing(place: Path) -> None:
+    write(place / "in.jsonl", 640)
+    words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", "--dry-run")
+    done = run(*words, *ON, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["records"], plan["chunks"], plan["is_new"]) == (640, 64, True)
+    assert "x" in plan["columns"]
+    assert not (place / "runs").exists()
+
+
+def test_killed_at_random_moments_the_output_is_the_same(place: Path) -> None:
+    write(place / "in.jsonl", 400)
+    words = ("stages.py:unhurried", "--input", "in.jsonl", "--batch-size", "4", *ON)
+    words = (*words, "--output", "out.jsonl", "--chunk-rows", "60")
+    rng = random.Random(3)
+    for _ in range(4):
+        seen = len(notes(place))
+        more = rng.randint(20, 80)
+        with running(*words) as process:
+            wait_for(lambda: len(notes(place)) > seen + more or process.poll() is not None)  # noqa: B023
+            victim = rng.choice([process.pid, int(notes(place)[-1][1])])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            if victim == process.pid:
+                process.wait()
+            else:
+                time.sleep(0.2)
+    last = run(*words)
+    assert last.returncode == 0, last.stderr
+    expected = "".join(
+        json.dumps({"id": n, "x": n, "y": n * n}, separators=(",", ":")) + "\n" for n in range(400)
+    )
+    assert (place / "out.jsonl").read_text() == expected
