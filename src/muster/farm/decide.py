@@ -32,9 +32,7 @@ from muster.farm.identity import payload_and_key
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.farm.pace import Pace
 from muster.farm.roster import Roster, Slot, Worker
-
-#: A divisible task that has run for less is not asked to share: it may be over any moment.
-SHARE_AFTER_S = 0.5
+from muster.farm.sharing import divisible, runs_divisible, whom_to_ask
 
 
 class Scheduler:
@@ -349,12 +347,9 @@ class Scheduler:
         task is long by nature, so there the limit is on the time without a sign of life.
         """
         share = len(worker.in_flight) if worker.together else 1
-        since = worker.sign_s if self._runs_divisible(worker) else worker.head_since
+        is_long = runs_divisible(worker, self.targets)
+        since = worker.sign_s if is_long else worker.head_since
         return since + (self.policy.timeout_s or math.inf) * max(1, share)
-
-    def _runs_divisible(self, worker: Worker) -> bool:
-        head = next(iter(worker.in_flight.values()), None)
-        return head is not None and self.targets[head.target_id].is_divisible
 
     # ------------------------------------------------------------------ handing out
 
@@ -493,25 +488,13 @@ class Scheduler:
                 out.revokes.append(worker.worker_id)
 
     def _share(self, hungry: int, now: float, out: Decisions) -> None:
-        """The running task with the most before it is asked to give some of that away."""
-        if self._fetching or any(worker.is_asked for worker in self.roster.workers.values()):
+        """A running task is asked to give some of what it has before it to the idle."""
+        if self._fetching:
             return
-        able = self._divisible(now)
-        if able:
-            worker = max(able, key=lambda worker: worker.left)
+        worker = whom_to_ask(self.roster.workers.values(), self.targets, now)
+        if worker is not None:
             worker.is_asked = True
             out.shares.append((worker.worker_id, next(iter(worker.in_flight)), hungry))
-
-    def _divisible(self, now: float) -> list[Worker]:
-        """Workers whose running task could be shared."""
-        return [
-            worker
-            for worker in self.roster.workers.values()
-            if self._runs_divisible(worker)
-            and worker.ready
-            and not (worker.has_declined or worker.killing or worker.poisoned)
-            and now - worker.head_since > SHARE_AFTER_S
-        ]
 
     def _revoke_all(self, out: Decisions) -> None:
         for worker in self.roster.workers.values():
@@ -540,7 +523,7 @@ class Scheduler:
         open_work = len(self.queue) + len(self.solo) + len(self.wary)
         if not self.exhausted:
             open_work += self._expected
-        open_work += len(self._divisible(now))
+        open_work += len(divisible(self.roster.workers.values(), self.targets, now))
         for slot in slots:
             if len(free) >= open_work:
                 return
