@@ -14,6 +14,7 @@ from typing import Any
 
 from muster.api.launch import Audience, run_workload
 from muster.api.lock import hold
+from muster.api.map_cost import cost_line
 from muster.api.map_job import MapJob, Mapped, MapSettings
 from muster.api.map_publish import (
     Published,
@@ -35,6 +36,7 @@ from muster.base.records import to_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.base.target import code_hash
+from muster.devices.inventory import discover
 from muster.devices.placement import Placement
 from muster.farm.identity import name_with_hash, payload_and_key
 from muster.farm.ledger.store import NewTask
@@ -43,7 +45,8 @@ from muster.farm.model import Outcome, TargetSpec
 from muster.pipeline.plan import MapPlan, spec_of_object, specs_of_text, write_plan
 from muster.pipeline.sinks.spec import spec_of
 from muster.pipeline.sources.model import Selection, Source
-from muster.pipeline.sources.table import InputOptions, changes, open_input
+from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
+from muster.plan.prices import read_prices
 
 _TARGET = TargetSpec(
     name="muster.pipeline.chunk:run_chunk",
@@ -103,18 +106,7 @@ def map(
 
     Raises what ``muster.sweep`` raises. Records that fail raise nothing: they are in the errors.
     """
-    kinds = {
-        kind: {f.name for f in dataclasses.fields(kind)} for kind in (MapSettings, SweepOptions)
-    }
-    unknown = set(options) - set().union(*kinds.values())
-    if unknown:
-        raise UnknownNameError("option of map", min(unknown), set().union(*kinds.values()))
-    settings, how = (
-        kind(**{name: value for name, value in options.items() if name in names})
-        for kind, names in kinds.items()
-    )
-    if isinstance(how.run_dir, str):
-        how = dataclasses.replace(how, run_dir=Path(how.run_dir))
+    settings, how = _options(options)
     specs = _specs(stages)
     job = MapJob(
         name=specs[0].name,
@@ -130,6 +122,19 @@ def map(
         settings=settings,
     )
     return run_map(job, how, Audience() if show is None else Audience(show=show))
+
+
+def _options(options: Mapping[str, Any]) -> tuple[MapSettings, SweepOptions]:
+    own = {field.name for field in dataclasses.fields(MapSettings)}
+    shared = {field.name for field in dataclasses.fields(SweepOptions)}
+    unknown = set(options) - own - shared
+    if unknown:
+        raise UnknownNameError("option of map", min(unknown), own | shared)
+    how = {name: value for name, value in options.items() if name in shared}
+    if isinstance(how.get("run_dir"), str):
+        how["run_dir"] = Path(how["run_dir"])
+    settings = {name: value for name, value in options.items() if name in own}
+    return MapSettings(**settings), SweepOptions(**how)
 
 
 def _specs(stages: Any) -> tuple[Any, ...]:
@@ -188,6 +193,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
 
 def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
     began = time.monotonic()
+    settings = read_settings()
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     folder.create()
     source = _open(job, folder.map_input)
@@ -212,11 +218,13 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
             published = publish(folder, job.output, after, keep_parts=job.settings.keep_parts)
     numbers = count.last.numbers if count.last is not None else {}
     seconds = time.monotonic() - began
+    cost = cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None))
     is_cut = run.ending is not None and (run.ending.interrupted or run.ending.cancelled)
     return _mapped(
         folder, job, published, after, seconds=seconds, numbers=numbers,
         is_interrupted=is_cut and not is_whole,
         causes=[group.message for group in run.failures() if group.num_failed],
+        cost=cost,
     )  # fmt: skip
 
 
@@ -236,6 +244,7 @@ def _mapped(
     seconds: float = 0.0,
     numbers: Mapping[str, float] | None = None,
     causes: Sequence[str] = (),
+    cost: str | None = None,
 ) -> Mapped:
     return Mapped(
         path=folder.path,
@@ -253,6 +262,7 @@ def _mapped(
         numbers=dict(numbers or {}),
         notes=published.notes if published is not None else (),
         causes=tuple(causes),
+        cost=cost,
     )
 
 
@@ -315,21 +325,11 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "stages": [stage.name for stage in job.stages],
         "flags": json.loads(to_json(stages)),
-        "input": _identity(described),
-        "selection": json.loads(to_json(job.selection)),
+        "input": json.loads(to_json(identity(described))),
         "output": str(job.output.path.absolute()),
         "ids": job.settings.keeps_ids,
         "chunk_rows": job.settings.chunk_rows,
     }
-
-
-def _identity(described: Mapping[str, Any]) -> Any:
-    """An input by content: a file that was only touched is the same."""
-    files = [
-        {key: value for key, value in file.items() if key != "mtime_ns"}
-        for file in described.get("files", ())
-    ]
-    return json.loads(to_json({**described, "files": files}))
 
 
 def _check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
@@ -346,7 +346,7 @@ def _check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) ->
         lines += changes(old["input"], new["input"]) or ["the input has changed"]
     lines += [
         f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
-        for name in ("stages", "selection", "output", "ids", "chunk_rows")
+        for name in ("stages", "output", "ids", "chunk_rows")
         if old.get(name) != new[name]
     ]
     if old["stages"] == new["stages"]:

@@ -90,6 +90,7 @@ class Mapped:
     numbers: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
+    cost: str | None = None
 
     @property
     def exit_code(self) -> int:

@@ -35,7 +35,7 @@ class Failure:
     trace: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
     """A row of the input and what has become of it so far: records, failures, both or nothing."""
 
@@ -59,13 +59,15 @@ def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
 
     Raises OutOfMemory where the step does; the rows are then as they were.
     """
-    records = [record for row in rows for record in row.records]
-    made = _call_one(step, records) if step.one is not None else _call_many(step, records)
-    outcomes = iter(made)
+    if step.one is not None:
+        for row in rows:
+            _apply_one(step, step.one, row, keeps_ids)
+        return
+    made = iter(_call_many(step, [record for row in rows for record in row.records]))
     for row in rows:
         kept: list[dict[str, Any]] = []
         for record in row.records:
-            outcome = next(outcomes)
+            outcome = next(made)
             if isinstance(outcome, Failure):
                 row.failures.append(outcome)
             else:
@@ -73,16 +75,25 @@ def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
         row.records = kept
 
 
-def _call_one(step: Step, records: list[dict[str, Any]]) -> list[Any]:
-    function = step.one
-    assert function is not None
-    made: list[Any] = []
-    for record in records:
+def _apply_one(
+    step: Step, function: Callable[[dict[str, Any]], Any], row: Row, keeps_ids: bool
+) -> None:
+    kept: list[dict[str, Any]] = []
+    for record in row.records:
         try:
-            made.append(_checked(step, function(dict(record))))
+            made = function(record.copy())
         except Exception as error:
-            made.append(failure_of(step.name, error))
-    return made
+            row.failures.append(failure_of(step.name, error))
+            continue
+        if type(made) is dict and (_ID in made or not keeps_ids):  # by far the most
+            kept.append(made)
+            continue
+        made = _checked(step, made)
+        if isinstance(made, Failure):
+            row.failures.append(made)
+        else:
+            kept += children(record, made, keeps_ids=keeps_ids)
+    row.records = kept
 
 
 def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:

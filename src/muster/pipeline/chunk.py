@@ -43,6 +43,7 @@ _BROKEN_AFTER = 100
 #: A chunk of so many is not stored either, when nothing but failures is in it.
 _TOO_MANY_HELD = 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+Numbered = Iterator[tuple[int, dict[str, Any] | BadRow | None]]
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
@@ -81,6 +82,7 @@ class Chunk:
         self._shard = shard
         self._journal = journal
         self._start, self._stop = start, stop
+        self._keeps_ids = worker.plan.keeps_ids
         self._next = start  # the first row that has not been read
         self._size = BatchSize(worker.batch_size)
         self._suspicion = suspect(journal.doubt(), ctx.tries, worker.plan.row_retries)
@@ -128,50 +130,49 @@ class Chunk:
 
     # ------------------------------------------------------------------ reading
 
-    def _read(self) -> Iterator[Row]:
-        """The rows that are not in the journal, in order, up to a stop that may come nearer."""
+    def _read(self) -> Iterator[tuple[int, dict[str, Any] | BadRow | None]]:
+        """The rows that are not in the journal, in order."""
         for start, stop in list(self._journal.missing(self._start, self._stop)):
-            for number, record in self._worker.source.read(self._shard, start, stop):
-                if number >= self._stop:
-                    return
-                self._next = number + 1
-                yield self._row(number, record)
-        self._next = self._stop
+            yield from self._worker.source.read(self._shard, start, stop)
+
+    def _take(self, rows: Numbered, most: int) -> list[Row]:
+        """The next batch, up to a stop that may have come nearer; one row at a time where an
+        earlier attempt has died.
+        """
+        began = time.perf_counter()
+        most = 1 if self._next < self._suspicion.stop else most
+        most = min(most, self._stop - self._next)
+        taken = list(itertools.islice(rows, most)) if most > 0 else []
+        while taken and taken[-1][0] >= self._stop:  # rows before it were in the journal
+            taken.pop()
+        batch = [self._row(number, record) for number, record in taken]
+        self._worker.waited_s += time.perf_counter() - began
+        if not batch:
+            self._next = max(self._next, self._stop)
+            return batch
+        self._next = batch[-1].number + 1
+        self._in_flight.update(row.number for row in batch)
+        doubt = self._suspicion.note(min(self._in_flight), self._next, self._ctx.tries)
+        self._journal.begin(doubt)
+        return batch
 
     def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
         absolute = self._shard.first + number
+        if number == self._suspicion.condemned:
+            return Row(number, absolute, [], [self._suspicion.verdict])
+        if type(record) is dict:
+            if not self._keeps_ids:
+                return Row(number, absolute, [record], [])
+            if "id" not in record:
+                record = {"id": absolute, **record}
+            return Row(number, record["id"], [record], [])
         if isinstance(record, BadRow):
             return Row(number, absolute, [], [Failure("read", f"{record.where}: {record.reason}")])
-        if record is None:
-            return Row(number, absolute)
-        if self._suspicion.is_condemned(number):
-            return Row(number, absolute, [], [self._suspicion.verdict])
-        if not self._worker.plan.keeps_ids:
-            return Row(number, absolute, [record])
-        if "id" not in record:
-            record = {"id": absolute, **record}
-        return Row(number, record["id"], [record])
-
-    def _take(self, rows: Iterator[Row], most: int) -> list[Row]:
-        """The next batch; one row where an earlier attempt died among the next ones."""
-        began = time.perf_counter()
-        batch: list[Row] = []
-        for row in rows:
-            batch.append(row)
-            if len(batch) >= most or self._suspicion.is_suspect(self._next):
-                break
-            if self._suspicion.is_suspect(row.number):
-                break
-        self._worker.waited_s += time.perf_counter() - began
-        if batch:
-            self._in_flight |= {row.number for row in batch}
-            doubt = self._suspicion.note(min(self._in_flight), self._next, self._ctx.tries)
-            self._journal.begin(doubt)
-        return batch
+        return Row(number, absolute, [], [])
 
     # ------------------------------------------------------------------ stages for batches
 
-    def _run_batches(self, rows: Iterator[Row]) -> None:
+    def _run_batches(self, rows: Numbered) -> None:
         while batch := self._take(rows, self._size.now):
             began = time.perf_counter()
             self._through(self._worker.before, batch)
@@ -202,14 +203,15 @@ class Chunk:
 
     # ------------------------------------------------------------------ stages that wait
 
-    async def _run_waiting(self, rows: Iterator[Row]) -> None:
+    async def _run_waiting(self, rows: Numbered) -> None:
         """Keep ``concurrency`` rows in the waiting stages, and store them as they come out."""
         ready: list[Row] = []
         running: set[asyncio.Task[Row]] = set()
         is_over = False
         try:
             while True:
-                room = 1 if self._suspicion.is_suspect(self._next) else self._worker.concurrency
+                is_wary = self._next < self._suspicion.stop
+                room = 1 if is_wary else self._worker.concurrency
                 while not is_over and len(running) < room:
                     if not ready:
                         ready = self._take(rows, min(self._size.now, room))
@@ -292,6 +294,9 @@ class Chunk:
 
     def _write(self, rows: list[Row]) -> None:
         """One entry per gapless range of rows."""
+        if rows[-1].number - rows[0].number == len(rows) - 1:
+            self._write_range(rows)
+            return
         begin = 0
         for position in range(1, len(rows) + 1):
             is_end = position == len(rows)
@@ -300,18 +305,13 @@ class Chunk:
                 begin = position
 
     def _write_range(self, rows: list[Row]) -> None:
-        lines: list[bytes] = []
-        rejects: list[bytes] = []
-        num_dropped = 0
-        for row in rows:
-            had_records = len(lines)
-            for record in row.records:
-                try:
-                    lines.append(orjson.dumps(record, option=_OPTIONS))
-                except (TypeError, ValueError) as error:
-                    row.failures.append(failure_of("write", error))
-            num_dropped += len(lines) == had_records and not row.failures
-            rejects += [self._reject_line(row, failure) for failure in row.failures]
+        try:
+            lines = [
+                orjson.dumps(record, option=_OPTIONS) for row in rows for record in row.records
+            ]
+        except (TypeError, ValueError):
+            lines = [line for row in rows for line in self._lines_of(row)]
+        rejects = [self._reject_line(row, f) for row in rows if row.failures for f in row.failures]
         self._worker.num_records += len(lines)
         self._journal.add(
             rows[0].number,
@@ -320,8 +320,20 @@ class Chunk:
             len(lines),
             rejects=b"".join(rejects),
             num_rejects=len(rejects),
-            num_dropped=num_dropped,
+            num_dropped=sum(1 for row in rows if not row.records and not row.failures),
         )
+
+    def _lines_of(self, row: Row) -> list[bytes]:
+        """What cannot be written becomes a failure of the row."""
+        lines, kept = [], []
+        for record in row.records:
+            try:
+                lines.append(orjson.dumps(record, option=_OPTIONS))
+                kept.append(record)
+            except (TypeError, ValueError) as error:
+                row.failures.append(failure_of("write", error))
+        row.records = kept
+        return lines
 
     def _reject_line(self, row: Row, failure: Failure) -> bytes:
         record = {

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.atomic_files import replacing, sync_folder, write_atomic
+from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import SetupError
 from muster.pipeline.doubt import Doubt, Kind
 
@@ -162,8 +162,13 @@ class Journal:
     # ------------------------------------------------------------------ its end
 
     def finish(self) -> Totals:
-        """Make the chunk's files: synced, in input order, under their final names."""
-        self.sync()
+        """Make the chunk's files: synced, in input order, under their final names.
+
+        The indices are not synced: a chunk that the ledger has never needs them again, and one
+        that it has not is cut back to what its index shows.
+        """
+        os.fsync(self._rows)
+        os.fsync(self._bad)
         ordered = sorted(self._entries)
         if ordered == self._entries:
             for raw, final in ((self._rows_raw, self.rows_path), (self._bad_raw, self.bad_path)):
@@ -171,8 +176,8 @@ class Journal:
                     os.replace(raw, final)
         else:
             self._write_ordered(ordered)
-        totals = _totals(ordered, self.rows_path)
-        self._write_final_index(ordered)
+        sha256 = self._write_final_index(ordered)
+        totals = _totals(ordered, sha256)
         if not totals.bad_size:
             self.bad_path.unlink(missing_ok=True)
         sync_folder(self._folder)
@@ -231,21 +236,27 @@ class Journal:
         _copy_pieces(self._rows, rows, self.rows_path)
         _copy_pieces(self._bad, bad, self.bad_path)
 
-    def _write_final_index(self, ordered: list[Entry]) -> None:
-        """One entry per gapless range, which is one for a whole chunk."""
-        packed = b""
+    def _write_final_index(self, ordered: list[Entry]) -> str:
+        """One entry per gapless range, which is one for a whole chunk; the sha256 of its lines."""
+        packed, digest = b"", hashlib.sha256()
         rows, bad = _open(self.rows_path), _open(self.bad_path)
         try:
             at = bad_at = 0
             for entry in _joined(ordered):
-                crc, bad_crc = _crc(rows, at, entry.size), _crc(bad, bad_at, entry.bad_size)
+                crc, bad_crc = 0, _crc(bad, bad_at, entry.bad_size)
+                for block in _blocks(rows, at, entry.size):
+                    crc = zlib.crc32(block, crc)
+                    digest.update(block)
                 data = _ENTRY.pack(*entry._replace(crc=crc, bad_crc=bad_crc))
                 packed += data + _CRC.pack(zlib.crc32(data))
                 at, bad_at = at + entry.size, bad_at + entry.bad_size
         finally:
             os.close(rows)
             os.close(bad)
-        write_atomic(self._final_index, packed)
+        fresh = self._final_index.with_suffix(".fin.tmp")
+        fresh.write_bytes(packed)
+        os.replace(fresh, self._final_index)
+        return digest.hexdigest()
 
 
 def _joined(ordered: list[Entry]) -> list[Entry]:
@@ -267,13 +278,13 @@ def _join(first: Entry, second: Entry) -> Entry:
     )  # fmt: skip
 
 
-def _totals(entries: list[Entry], rows_path: Path) -> Totals:
+def _totals(entries: list[Entry], sha256: str) -> Totals:
     return Totals(
         num_rows=sum(e.num_rows for e in entries),
         num_rejects=sum(e.num_rejects for e in entries),
         num_dropped=sum(e.num_dropped for e in entries),
         size=sum(e.size for e in entries),
-        sha256=_digest(rows_path),
+        sha256=sha256,
         bad_size=sum(e.bad_size for e in entries),
     )
 
@@ -330,11 +341,3 @@ def _crc(handle: int, offset: int, size: int) -> int:
     for block in _blocks(handle, offset, size):
         crc = zlib.crc32(block, crc)
     return crc
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

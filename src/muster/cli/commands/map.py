@@ -134,6 +134,7 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
         "dropped": mapped.num_dropped,
         "lost": mapped.num_lost,
         "causes": list(mapped.causes),
+        "cost": mapped.cost,
         "total": mapped.num_total,
         "seconds": round(mapped.seconds, 3),
         "was_done": mapped.was_done,
@@ -156,6 +157,8 @@ def _sum_up(parsed: Parsed, mapped: Any, summary: Mapping[str, Any], made: list[
     output.say(f"{mapped.path.name}: {', '.join(parts)}{took}")
     for line in _pace_lines(mapped):
         output.say(line)
+    if mapped.cost is not None:
+        output.say(f"  {mapped.cost}")
     for name, value in summary.items():
         output.say(f"  {name:<22} {_shown(value)}")
     for note in mapped.notes:

@@ -1,0 +1,160 @@
+"""Parquet of records: a schema that holds them all, written one row group at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from muster.base.errors import UsageError
+from muster.pipeline.sinks.model import Part
+from muster.pipeline.sinks.parts import Batch, batches
+from muster.pipeline.sinks.survey import Seen
+
+GROUP_BYTES = 64 << 20
+GROUP_ROWS = 100_000
+#: Marks a column of JSON text, so that a reader knows to parse it.
+_JSON_MARK = {b"muster": b"json"}
+_SCALARS = {
+    "bool": pa.bool_(),
+    "string": pa.string(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")()
+       for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+_DECLARED = re.compile(r"(?P<item>\w+)(?P<list>\[(?P<length>\d+|\*|)\])?")
+
+
+class ParquetEncoder:
+    """Declared columns are of their declared type, the others of what `Seen` holds.
+
+    Integers among floats become floats, and keys that a struct lacks null. A column of values
+    without a common type is JSON text, and a note names it. A column without any value is text.
+    """
+
+    def __init__(self, seen: Mapping[str, Seen], declared: Mapping[str, str]) -> None:
+        notes = []
+        fields = []
+        self._declared = declared
+        for name in dict.fromkeys((*seen, *declared)):
+            if name in declared:
+                fields.append(pa.field(name, declared_type(name, declared[name], seen.get(name))))
+                continue
+            why = seen[name].conflict()
+            if why is None:
+                fields.append(pa.field(name, _type_of(seen[name])))
+            else:
+                fields.append(pa.field(name, pa.string(), metadata=_JSON_MARK))
+                notes.append(f"column {name!r} is JSON text: its values are {why}")
+        self.schema = pa.schema(fields)
+        self.notes = tuple(notes)
+
+    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
+        with pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
+            group: list[Any] = []
+            rows = size = 0
+            for batch in batches(parts):
+                table = self._table(batch)
+                group.append(table)
+                rows, size = rows + table.num_rows, size + table.nbytes
+                if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(group), row_group_size=rows)
+                    group, rows, size = [], 0, 0
+            if group:
+                writer.write_table(pa.Table.from_batches(group), row_group_size=rows)
+
+    def _table(self, batch: Batch) -> Any:
+        arrays = []
+        for field in self.schema:
+            values = [record.get(field.name) for record in batch.records]
+            if is_json_text(field):
+                values = [None if v is None else orjson.dumps(v).decode() for v in values]
+            try:
+                arrays.append(_exact(values, field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                raise self._misfit(field, values, batch) from None
+        if not arrays:
+            raise UsageError(
+                "No record has any column, and Parquet keeps no rows without columns.",
+                hint="write a .jsonl file instead, or have the stage return something.",
+            )
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _misfit(self, field: Any, values: list[Any], batch: Batch) -> UsageError:
+        for line, value in enumerate(values, start=batch.line):
+            try:
+                _exact([value], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                record = batch.records[line - batch.line]
+                known = f"id {record['id']!r}, " if "id" in record else ""
+                return UsageError(
+                    f"The column {field.name!r} is declared as "
+                    f"{self._declared.get(field.name, field.type)}, and a value does not fit: "
+                    f"{_shortened(value)} ({known}line {line} of {batch.part.rows}): "
+                    f"{str(error).strip().rstrip('.')}. No output was written.",
+                    hint="declare another type for that column, or have the stage make what it "
+                    "declares.",
+                )
+        raise AssertionError(f"all values of {field.name} fit one by one, but not together")
+
+
+def is_json_text(field: Any) -> bool:
+    """Whether a column of a file that was read is JSON text, by its field in the schema."""
+    return (field.metadata or {}).get(b"muster") == b"json"
+
+
+def declared_type(column: str, text: str, seen: Seen | None) -> Any:
+    """``float32``, ``string[]`` (a list), ``float32[384]`` (a list of that length) as a type.
+
+    ``float32[*]``: a list of fixed length, which is that of the first value. UsageError: unknown.
+    """
+    match = _DECLARED.fullmatch(text.strip())
+    if match is None or match["item"] not in _SCALARS:
+        raise UsageError(
+            f"The column {column!r} is declared as {text!r}, which is no type.",
+            hint=f"write one of {', '.join(sorted(_SCALARS))}, with [] for a list and [384] for "
+            "one of fixed length.",
+        )
+    item = _SCALARS[match["item"]]
+    if match["list"] is None:
+        return item
+    if match["length"] == "*":
+        length = None if seen is None else seen.length
+        return pa.list_(item) if length is None else pa.list_(item, length)
+    return pa.list_(item, int(match["length"])) if match["length"] else pa.list_(item)
+
+
+def _type_of(seen: Seen) -> Any:
+    if not seen.kinds:
+        return pa.string()
+    if list in seen.kinds:
+        assert seen.item is not None
+        return pa.list_(_type_of(seen.item))
+    if dict in seen.kinds:
+        return pa.struct([pa.field(name, _type_of(inner)) for name, inner in seen.fields.items()])
+    if float in seen.kinds:
+        return pa.float64()
+    return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}[next(iter(seen.kinds))]
+
+
+def _exact(values: list[Any], kind: Any) -> Any:
+    """An array of just these values; pyarrow's own errors, and ValueError where it would bend."""
+    array = pa.array(values, type=kind)
+    flat = array
+    while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
+        flat = flat.flatten()
+    # JSON has no infinity, so this one is a number that was too large.
+    if pa.types.is_floating(flat.type) and pc.any(pc.is_inf(flat)).as_py():
+        raise ValueError(f"it is too large for {flat.type}")
+    return array
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,163 @@
+"""Finished parts: whether they are all there, and their bytes, checked while they are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from muster.base.errors import SetupError
+from muster.pipeline.sinks.model import Part
+
+_BLOCK_BYTES = 1 << 20
+BATCH_ROWS = 1024
+_BATCH_VALUES = 1 << 18
+
+
+def by_shard(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts of each shard, in input order.
+
+    SetupError names the first hole or overlap: shards are numbered from 0 without a gap, and the
+    parts of a shard follow each other from row 0 on. How long the last one is, only the plan knows.
+    """
+    shards = [list(group) for _, group in groupby(parts, key=lambda part: part.order)]
+    for order, shard in enumerate(shards):
+        if shard[0].order > order:
+            raise _no_whole(f"shard {order} has no part, the next is of shard {shard[0].order}")
+        if shard[0].order < order:
+            raise _no_whole(f"shard {shard[0].order} comes after shard {order - 1}")
+        row = 0
+        for part in shard:
+            if part.start > row:
+                raise _no_whole(f"rows {row} to {part.start} of shard {order} have no part")
+            if part.start < row:
+                raise _no_whole(
+                    f"rows {part.start} to {min(row, part.stop)} of shard {order} are there twice"
+                )
+            row = part.stop
+    return shards
+
+
+def blocks(part: Part) -> Iterator[memoryview]:
+    """The bytes of a part, in a buffer that the next block overwrites.
+
+    SetupError, at the end at the latest, when they are not those that the ledger knows.
+    """
+    digest, size, lines = hashlib.sha256(), 0, 0
+    buffer = bytearray(min(_BLOCK_BYTES, part.num_bytes + 1))
+    view = memoryview(buffer)
+    try:
+        with part.rows.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                block = view[:count]
+                digest.update(block)
+                size += count
+                lines += buffer.count(b"\n", 0, count)
+                yield block
+    except FileNotFoundError:
+        raise _damaged(part, part.rows, "it is missing") from None
+    _check(part, size, lines, digest.hexdigest())
+
+
+def records(part: Part) -> Iterator[dict[str, Any]]:
+    """The records of a part. SetupError as in `blocks`."""
+    digest, size, lines = hashlib.sha256(), 0, 0
+    try:
+        with part.rows.open("rb", buffering=_BLOCK_BYTES) as file:
+            for line in file:
+                digest.update(line)
+                size += len(line)
+                lines += 1
+                yield _record(part, line, lines)
+    except FileNotFoundError:
+        raise _damaged(part, part.rows, "it is missing") from None
+    _check(part, size, lines, digest.hexdigest())
+
+
+class Batch(NamedTuple):
+    """Some records that follow each other in a part; ``line`` is that of the first, from 1."""
+
+    part: Part
+    line: int
+    records: list[dict[str, Any]]
+
+
+def batches(parts: Iterable[Part]) -> Iterator[Batch]:
+    """All records, at most `BATCH_ROWS` at a time and fewer where records are large."""
+    for part in parts:
+        batch, num_values, line = Batch(part, 1, []), 0, 0
+        for line, record in enumerate(records(part), start=1):
+            batch.records.append(record)
+            num_values += _size_of(record)
+            if len(batch.records) == BATCH_ROWS or num_values >= _BATCH_VALUES:
+                yield batch
+                batch, num_values = Batch(part, line + 1, []), 0
+        if batch.records:
+            yield batch
+
+
+def error_blocks(part: Part) -> Iterator[bytes]:
+    """The bytes of the part's rejected records; SetupError when their number is another."""
+    if part.errors is None:
+        return
+    lines = 0
+    try:
+        with part.errors.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                lines += block.count(b"\n")
+                yield block
+    except FileNotFoundError:
+        raise _damaged(part, part.errors, "it is missing") from None
+    if lines != part.num_errors:
+        why = f"it has {lines:,} lines where {part.num_errors:,} were written"
+        raise _damaged(part, part.errors, why)
+
+
+def _size_of(record: dict[str, Any]) -> int:
+    """About how many values a record has: lists and texts are what can be long."""
+    return sum(
+        1 + (len(value) >> 4 if type(value) is str else len(value))
+        if isinstance(value, str | list | dict)
+        else 1
+        for value in record.values()
+    )
+
+
+def _record(part: Part, line: bytes, number: int) -> dict[str, Any]:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise _damaged(part, part.rows, f"line {number} is not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise _damaged(part, part.rows, f"line {number} is no record but {line[:40]!r}")
+    return record
+
+
+def _check(part: Part, size: int, lines: int, sha256: str) -> None:
+    if size != part.num_bytes:
+        why = f"it has {size:,} bytes where {part.num_bytes:,} were written"
+        raise _damaged(part, part.rows, why)
+    if sha256 != part.sha256:
+        raise _damaged(part, part.rows, "its sha256 is not the one that was noted")
+    if lines != part.num_rows:
+        why = f"it has {lines:,} lines where {part.num_rows:,} were written"
+        raise _damaged(part, part.rows, why)
+
+
+def _damaged(part: Part, path: Path, why: str) -> SetupError:
+    return SetupError(
+        f"The part {path} (rows {part.start} to {part.stop} of shard {part.order}) is damaged: "
+        f"{why}. No output was written.",
+        hint="begin again with --restart; if it happens twice, look at that disk.",
+    )
+
+
+def _no_whole(what: str) -> SetupError:
+    return SetupError(
+        f"The finished parts do not make up the whole: {what}. No output was written.",
+        hint="run the same command again; if this stays, begin again with --restart.",
+    )

@@ -1,0 +1,78 @@
+"""What an output path means: which format, and whether it is a file or a folder of parts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from muster.base.atomic_files import explain_os_error
+from muster.base.errors import UnknownNameError, UsageError
+from muster.pipeline.sinks.model import Format, SinkSpec
+
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".csv": "csv",
+}
+
+
+def spec_of(text: str, format: str | None = None) -> SinkSpec:
+    """The sink that ``--output`` and ``--format`` name.
+
+    A path that ends with a slash or has no suffix is a folder of parts, in ``format`` (default
+    jsonl). The suffix of a file decides its format. UsageError says what does not fit together.
+    Nothing is written; see `prepare_place`.
+    """
+    if not text:
+        raise UsageError("The output is an empty path.", hint="write --output out.jsonl.")
+    asked = None if format is None else _format_named(format)
+    path = Path(text)
+    if path.name in ("", ".."):
+        raise UsageError(
+            f"The output {text!r} has no name of its own.",
+            hint="write --output NAME/ or out.jsonl.",
+        )
+    if text.endswith(("/", os.sep)) or not path.suffix:
+        _check_no_file(path)
+        return SinkSpec(path=path, format=asked or "jsonl", is_folder=True)
+    found = _FORMATS.get(path.suffix.lower())
+    if found is None:
+        raise UsageError(
+            f"Cannot write {text}: {path.suffix!r} is no format of an output.",
+            hint="end it with .jsonl, .parquet or .csv, or with a slash for a folder of parts.",
+        )
+    if asked is not None and asked != found:
+        raise UsageError(
+            f"--output {text} is {found} by its suffix, and --format asks for {asked}.",
+            hint=f"leave --format out, or write --output {path.with_suffix('.' + asked)}.",
+        )
+    if path.is_dir():
+        raise UsageError(
+            f"Cannot write the file {text}: there is a folder of that name.",
+            hint=f"choose another name, or write {text}/ for a folder of parts.",
+        )
+    return SinkSpec(path=path, format=found)
+
+
+def prepare_place(spec: SinkSpec) -> None:
+    """Make the folder that the output will be in. SetupError when that cannot be done."""
+    try:
+        spec.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, "make the folder", spec.path.parent) from error
+
+
+def _format_named(name: str) -> Format:
+    found = _FORMATS.get(f".{name}")
+    if found is None or name == "ndjson":
+        raise UnknownNameError("format", name, dict.fromkeys(_FORMATS.values()))
+    return found
+
+
+def _check_no_file(path: Path) -> None:
+    if path.is_file():
+        raise UsageError(
+            f"Cannot write a folder of parts to {path}: there is a file of that name.",
+            hint=f"choose another name, or give it a suffix: {path}.jsonl.",
+        )

@@ -1,0 +1,131 @@
+"""From the user's words to data files: which they are, of what kind, and how to know them again."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import UsageError
+
+KINDS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv",
+    ".parquet": "parquet",
+}  # fmt: skip
+PACKED = {".gz": "gzip", ".zst": "zstd"}
+_KNOWN = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet; text files also with .gz or .zst behind"
+_SAMPLE = 64 << 10
+_MAGIC = {
+    b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "Parquet", b"PK\x03\x04": "zip",
+    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """``packed``: ``gzip``, ``zstd`` or nothing."""
+
+    kind: str
+    packed: str
+    path: Path
+
+
+def find_files(text: str) -> list[Found]:
+    """The data files that a path, folder or glob names, in natural order; all of one kind."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        found = [item for item in map(_found, _inside(path)) if item is not None]
+        if not found:
+            raise UsageError(f"The folder {text} holds no data files.", hint=f"known: {_KNOWN}.")
+    elif path.exists():
+        found = [_known(path)]
+    elif any(sign in text for sign in "*?["):
+        names = glob.glob(str(path), recursive=True)  # noqa: PTH207, absolute patterns too
+        found = [_known(Path(name)) for name in names if not Path(name).is_dir()]
+        if not found:
+            raise UsageError(f"No file matches {text}.", hint="quote the pattern for the shell.")
+    else:
+        raise UsageError(
+            f"There is no file or folder {text}.",
+            hint="a data set of the Hugging Face hub is written hf:NAME.",
+        )
+    kinds = sorted({item.kind for item in found})
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{text} mixes kinds of files: {', '.join(kinds)}.",
+            hint=f"name one kind with a pattern, such as '{path}/*.{kinds[0]}'.",
+        )
+    return sorted(found, key=lambda item: _natural(str(item.path)))
+
+
+def check_start(path: Path, name: str, kind: str) -> None:
+    """UsageError where the first bytes belie the suffix; cheap and before any work."""
+    with path.open("rb") as stream:
+        start = stream.read(4096)
+    is_what = next((what for magic, what in _MAGIC.items() if start.startswith(magic)), "")
+    if kind == "parquet":
+        if is_what != "Parquet":
+            raise UsageError(f"{name} is no Parquet file: it does not begin with PAR1.")
+        return
+    if is_what == "UTF-16":
+        raise UsageError(
+            f"{name} is UTF-16.",
+            hint=f"convert it: iconv -f UTF-16 -t UTF-8 {name} > new{path.suffix}",
+        )
+    if is_what:
+        raise UsageError(f"{name} is {is_what} data.", hint="give it the suffix that says so.")
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if kind == "jsonl" and (text.startswith(b"[") or re.match(rb"\{\s*\n", text)):
+        raise UsageError(
+            f"{name} is one JSON value over several lines, not one object per line.",
+            hint=f"convert it: jq -c '.[]' {name} > new.jsonl",
+        )
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size, time and a hash of the first, middle and last 64 KiB: what a change would change."""
+    stat = path.stat()
+    digest = hashlib.blake2b(str(stat.st_size).encode(), digest_size=16)
+    with path.open("rb") as stream:
+        places = {0, max(0, (stat.st_size - _SAMPLE) // 2), max(0, stat.st_size - _SAMPLE)}
+        for place in sorted(places):
+            stream.seek(place)
+            digest.update(stream.read(_SAMPLE))
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "hash": digest.hexdigest()}
+
+
+def _inside(folder: Path) -> Iterable[Path]:
+    """Files at any depth; hidden ones and those of other tools (``_SUCCESS``) are not data."""
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith((".", "_")) for part in parts):
+            yield path
+
+
+def _found(path: Path) -> Found | None:
+    packed = PACKED.get(path.suffix.lower(), "")
+    inner = Path(path.stem).suffix if packed else path.suffix
+    kind = KINDS.get(inner.lower())
+    if kind is None or (packed and kind == "parquet"):
+        return None
+    return Found(kind, packed, path.absolute())
+
+
+def _known(path: Path) -> Found:
+    found = _found(path)
+    if found is None:
+        raise UsageError(f"Cannot tell what {path} is from its name.", hint=f"known: {_KNOWN}.")
+    return found
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """``part-10`` comes behind ``part-9``."""
+    parts = re.split(r"(\d+)", text)
+    return [
+        (0, int(part), part) if part.isdigit() and part.isascii() else (1, 0, part)
+        for part in parts
+    ]

@@ -1,0 +1,116 @@
+"""Hugging Face data sets: their Arrow files, or a stream of them kept as JSON lines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
+from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.unpack import missing, spool_stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """Of a Hugging Face data set. ``streaming``: download no more than is read."""
+
+    config: str | None = None
+    split: str | None = None
+    streaming: bool = False
+
+
+def arrow_files(name: str, options: InputOptions) -> list[Path]:
+    """The memory-mappable files of a data set, in order. Downloads and converts it when needed."""
+    import pyarrow as pa
+
+    data = _load(name, options)
+    paths = [Path(item["filename"]) for item in data.cache_files]
+    num_rows = 0
+    for path in paths:
+        with pa.memory_map(str(path)) as mapped:
+            num_rows += pa.ipc.open_stream(mapped).read_all().num_rows
+    if not paths or num_rows != data.num_rows:
+        raise UsageError(
+            f"hf:{name}, split {options.split}, is a part that has no files of its own.",
+            hint="name the whole split, and the part with --skip and --limit.",
+        )
+    return paths
+
+
+def streamed_file(name: str, options: InputOptions, selection: Selection, folder: Path) -> Path:
+    """The records that are asked for, as JSON lines. An interrupted download goes on."""
+    data = _load(name, options)
+    most = first_rows(selection)
+    key = hashlib.blake2b(repr((name, options, most)).encode(), digest_size=8).hexdigest()
+
+    def open_at(number: int) -> Iterable[Any]:
+        return data.skip(number) if number else data  # type: ignore[no-any-return]
+
+    try:
+        return spool_stream(open_at, folder / f"stream-{key}.jsonl", most, f"hf:{name}")
+    except MusterError:
+        raise
+    except ConnectionError as error:
+        raise SetupError(
+            f"The connection to hf:{name} was lost: {error}.",
+            hint="run the same command again; it goes on where it was.",
+        ) from None
+
+
+def first_rows(selection: Selection) -> int | None:
+    """How many rows of an input are needed at most; None: all."""
+    if selection.limit is None or selection.shuffle_seed is not None:
+        return None
+    return selection.skip + selection.limit
+
+
+def _load(name: str, options: InputOptions) -> Any:
+    try:
+        import datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        raise missing("datasets", "Reading hf: data sets", "datasets") from None
+    folder = Path(name).expanduser()
+    try:
+        if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
+            found: Any = datasets.load_from_disk(folder)
+        else:
+            found = datasets.load_dataset(
+                str(folder) if folder.exists() else name,
+                options.config,
+                split=options.split,
+                streaming=options.streaming,
+            )
+    except ConnectionError as error:
+        raise SetupError(
+            f"Cannot reach the hub for hf:{name}: {error}.",
+            hint="check the network; a data set that is in the cache needs HF_HUB_OFFLINE=1.",
+        ) from None
+    except Exception as error:  # the library raises what the data set's files make it raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"Cannot load the data set hf:{name}"
+            f"{_said('config', options.config)}{_said('split', options.split)}: {reason}.",
+            hint="check the name, --config and --split; private data sets need `hf auth login`.",
+        ) from None
+    if isinstance(found, dict):
+        found = _split_of(found, name, options)
+    is_stored = isinstance(found, datasets.Dataset)
+    return found.to_iterable_dataset() if options.streaming and is_stored else found
+
+
+def _split_of(splits: Any, name: str, options: InputOptions) -> Any:
+    if options.split is None and len(splits) > 1:
+        raise UsageError(
+            f"hf:{name} has {len(splits)} splits: {', '.join(splits)}.",
+            hint=f"choose one, such as --split {next(iter(splits))}.",
+        )
+    if options.split is not None and options.split not in splits:
+        raise UnknownNameError(f"split of hf:{name}", options.split, splits)
+    return splits[options.split or next(iter(splits))]
+
+
+def _said(what: str, value: str | None) -> str:
+    return "" if value is None else f", {what} {value}"

@@ -1,0 +1,66 @@
+"""What a source is: shards that are fixed before the start, and records read from one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+
+class Shard(NamedTuple):
+    """A piece of the input that one task reads. ``count`` rows from row ``first`` on.
+
+    ``first`` counts rows over the whole input (all files, in order), from 0; it is also where the
+    ids of records come from. ``file`` is the place in ``Source.describe()["files"]``. ``place`` is
+    where to begin reading in that file, in the source's own terms (a byte offset and a line
+    number, a row group and a row in it), JSON values only.
+    """
+
+    order: int
+    first: int
+    count: int  # type: ignore[assignment]
+    file: int
+    place: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is no record: malformed JSON, wrong encoding, too many fields.
+
+    ``where`` names file and line, ``reason`` says what is wrong with it.
+    """
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows, in which order. ``skip`` and ``limit`` count rows of the source (of its shuffled
+    order when ``shuffle_seed`` is given); ``where`` then drops those that do not match.
+
+    ``where``: conditions ``column OP value`` with OP one of == != < <= > >= in, all of which must hold.
+    """
+
+    skip: int = 0
+    limit: int | None = None
+    shuffle_seed: int | None = None
+    where: tuple[str, ...] = field(default=())
+
+
+class Source(Protocol):
+    """An input that has been looked at. Opening one again from ``describe()`` gives the same."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """JSON: kind, files with size, time and a sampled hash, selection, columns."""
+
+    def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
+        """The shards in output order; the same for the same input and selection, always."""
+
+    def read(
+        self, shard: Shard, start: int, stop: int
+    ) -> Iterator[tuple[int, dict[str, Any] | BadRow | None]]:
+        """Rows ``start`` to ``stop`` (counted in the shard from 0) as (row in the shard, record).
+
+        None stands for a row that ``where`` or a blank line leaves out.
+        """

@@ -1,0 +1,156 @@
+"""The door to inputs: from the user's words to a source, and from its description to it again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.base.errors import UsageError
+from muster.pipeline.sources.columnar import ArrowStream, Parquet
+from muster.pipeline.sources.comparing import changes, identity
+from muster.pipeline.sources.conditions import parse_conditions
+from muster.pipeline.sources.delimited import Delimited
+from muster.pipeline.sources.file_source import FileSource
+from muster.pipeline.sources.files import check_start, find_files, fingerprint
+from muster.pipeline.sources.formats import DataFile, Format
+from muster.pipeline.sources.hub import InputOptions, arrow_files, first_rows, streamed_file
+from muster.pipeline.sources.json_lines import JsonLines
+from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.unpack import spool, unpack
+
+__all__ = ["InputOptions", "changes", "from_iterator", "identity", "open_input", "reopen"]
+
+_NO_OPTIONS = InputOptions()
+
+
+def open_input(
+    what: str | Path | Iterable[Any],
+    selection: Selection,
+    options: InputOptions = _NO_OPTIONS,
+    folder: Path = Path("input"),
+) -> FileSource:
+    """A path, folder, glob, ``hf:NAME`` or an iterable of records, looked at but not yet scanned.
+
+    ``folder`` keeps the index and what has to be unpacked; a second start finds both there.
+    Raises UsageError (UnknownNameError for a column of ``where``) and SetupError.
+    """
+    _check_selection(selection)
+    if not isinstance(what, str | Path):
+        _refuse(options, "an iterable")
+        return from_iterator(what, folder, selection)
+    text = str(what)
+    if text.startswith("hf:"):
+        return _from_hub(text.removeprefix("hf:"), selection, options, folder)
+    _refuse(options, text)
+    files: list[dict[str, Any]] = []
+    found = find_files(text)
+    for item in found:
+        try:
+            entry = {"path": str(item.path), **fingerprint(item.path)}
+            if item.packed:
+                entry["unpacked"] = str(unpack(item, folder).absolute())
+            check_start(Path(entry.get("unpacked", entry["path"])), item.path.name, item.kind)
+        except PermissionError:
+            raise UsageError(f"You may not read {item.path}.") from None
+        files.append(entry)
+    return _opened(found[0].kind, files, selection, folder, text)
+
+
+def from_iterator(records: Iterable[Any], folder: Path, selection: Selection) -> FileSource:
+    """Write ``records`` down once, in constant memory; with a limit, no more than are needed."""
+    path = spool(records, folder, first_rows(selection))
+    files = [_entry(path, "the iterable")]
+    return _opened("jsonl", files, selection, folder, "the iterable")
+
+
+def reopen(description: Mapping[str, Any], folder: Path | None = None) -> FileSource:
+    """The source that ``describe()`` described; reads no data. ``folder`` as in ``open_input``.
+
+    UsageError when a file is gone or has another size: its shards would hold other rows.
+    """
+    for file in description["files"]:
+        _check_still_there(file)
+    chosen = dict(description["selection"])
+    selection = Selection(**{**chosen, "where": tuple(chosen["where"])})
+    kind = description["kind"]
+    where = parse_conditions(
+        selection.where, description["columns"], reads_numbers=kind in ("csv", "tsv")
+    )
+    return FileSource(
+        description=dict(description),
+        format=_format(kind, where),
+        selection=selection,
+        conditions=where,
+        folder=folder,
+    )
+
+
+def _check_still_there(file: Mapping[str, Any]) -> None:
+    path = Path(file.get("unpacked", file["path"]))
+    if not path.exists():
+        raise UsageError(f"{path} is gone since the run began.", hint="put it back, or --restart.")
+    size = path.stat().st_size
+    if "unpacked" not in file and size != file["size"]:
+        raise UsageError(
+            f"{path} has changed since the run began: {file['size']:,} -> {size:,} bytes.",
+            hint="put the old one back, or begin anew with --restart.",
+        )
+
+
+def _from_hub(name: str, selection: Selection, options: InputOptions, folder: Path) -> FileSource:
+    shown = f"hf:{name}"
+    if options.streaming:
+        path = streamed_file(name, options, selection, folder)
+        return _opened("jsonl", [_entry(path, shown)], selection, folder, shown)
+    files = [{"path": str(path), **fingerprint(path)} for path in arrow_files(name, options)]
+    return _opened("arrow", files, selection, folder, shown)
+
+
+def _entry(path: Path, name: str) -> dict[str, Any]:
+    return {"path": name, **fingerprint(path), "unpacked": str(path.absolute())}
+
+
+def _opened(
+    kind: str, files: list[dict[str, Any]], selection: Selection, folder: Path, text: str
+) -> FileSource:
+    if not sum(file["size"] for file in files):
+        raise UsageError(f"There are no records in {text}: it is empty.")
+    form = _format(kind, ())
+    columns: dict[str, None] = {}
+    for file in files:
+        path = Path(file.get("unpacked", file["path"]))
+        if path.stat().st_size:
+            columns.update(dict.fromkeys(form.columns(DataFile(path, Path(file["path"]).name))))
+    description = {
+        "kind": kind,
+        "files": files,
+        "columns": list(columns),
+        "selection": {**dataclasses.asdict(selection), "where": list(selection.where)},
+    }
+    return reopen(description, folder)
+
+
+def _format(kind: str, where: Any) -> Format:
+    if kind == "jsonl":
+        return JsonLines()
+    if kind in ("csv", "tsv"):
+        return Delimited("," if kind == "csv" else "\t")
+    return Parquet(where) if kind == "parquet" else ArrowStream()
+
+
+def _check_selection(selection: Selection) -> None:
+    for name, value in (("skip", selection.skip), ("limit", selection.limit)):
+        if value is not None and value < 0:
+            raise UsageError(f"--{name} {value} is negative.")
+
+
+def _refuse(options: InputOptions, text: str) -> None:
+    given = [f"--{field.name}" for field in dataclasses.fields(options)
+             if getattr(options, field.name)]  # fmt: skip
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} has no effect on {text}.",
+            hint="these belong to Hugging Face data sets: --input hf:NAME.",
+        )
