@@ -15,6 +15,7 @@ from typing import Any
 from muster.api.launch import Audience, run_workload
 from muster.api.lock import hold
 from muster.api.map_cost import cost_line
+from muster.api.map_growing import Growing
 from muster.api.map_job import MapJob, Mapped, MapSettings
 from muster.api.map_publish import (
     Published,
@@ -42,8 +43,10 @@ from muster.farm.identity import name_with_hash, payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.model import Outcome, TargetSpec
+from muster.farm.view import RunView
 from muster.pipeline.plan import MapPlan, spec_of_object, specs_of_text, write_plan
 from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.model import Selection, Source
 from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
 from muster.plan.prices import read_prices
@@ -153,6 +156,7 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     folder = folder_of(job, options)
     if job.settings.restart and folder.path.exists():
         _forget(folder)
+        discard(job.output)
     try:
         if job.settings.stage_by_stage and len(job.stages) > 1:
             return _run_stages(job, options, audience, folder)
@@ -206,7 +210,14 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     workload = _workload(job, source)
     write_plan(folder.map_json, _plan(job, options, source))
     count = RecordCount(workload_rows(source, job), before.num_in, before.num_rejected)
-    shown = dataclasses.replace(audience, show=lambda view: audience.show(count.of(view)))
+    growing = Growing(folder, job.output) if job.settings.unordered else None
+
+    def show(view: RunView) -> None:
+        audience.show(count.of(view))
+        if growing is not None:
+            growing.look(view)
+
+    shown = dataclasses.replace(audience, show=show)
     hung = options.timeout_s if options.timeout_s is not None else HUNG_AFTER_S
     how = dataclasses.replace(options, run_dir=folder.path, timeout_s=hung)
     run = run_workload(workload, how, shown)
@@ -215,7 +226,12 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     if is_whole and run.ending is not None and not run.ending.cancelled:
         audience.say("writing the output")
         with hold(folder):
-            published = publish(folder, job.output, after, keep_parts=job.settings.keep_parts)
+            published = publish(
+                folder, job.output, after, keep_parts=job.settings.keep_parts,
+                appender=None if growing is None else growing.appender,
+            )  # fmt: skip
+    if growing is not None:
+        growing.appender.close()
     numbers = count.last.numbers if count.last is not None else {}
     seconds = time.monotonic() - began
     cost = cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None))
@@ -328,6 +344,7 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
         "input": json.loads(to_json(identity(described))),
         "output": str(job.output.path.absolute()),
         "ids": job.settings.keeps_ids,
+        "unordered": job.settings.unordered,
         "chunk_rows": job.settings.chunk_rows,
     }
 
@@ -346,7 +363,7 @@ def _check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) ->
         lines += changes(old["input"], new["input"]) or ["the input has changed"]
     lines += [
         f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
-        for name in ("stages", "output", "ids", "chunk_rows")
+        for name in ("stages", "output", "ids", "unordered", "chunk_rows")
         if old.get(name) != new[name]
     ]
     if old["stages"] == new["stages"]:

@@ -17,6 +17,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
 from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.model import Part, SinkSpec
+from muster.pipeline.sinks.unordered import Appender
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +98,22 @@ def _chunks(folder: RunFolder) -> Iterator[tuple[TaskState, dict[str, Any], dict
             yield task.state, json.loads(task.payload), value
 
 
-def publish(folder: RunFolder, sink: SinkSpec, counts: Tally, *, keep_parts: bool) -> Published:
+def publish(
+    folder: RunFolder,
+    sink: SinkSpec,
+    counts: Tally,
+    *,
+    keep_parts: bool,
+    appender: Appender | None = None,
+) -> Published:
     """Write the output, note what it is, and only then remove the chunks' files."""
-    merged = merge(parts_of(folder), sink, errors=folder.errors_jsonl)
+    parts = parts_of(folder)
+    if appender is None:
+        merged = merge(parts, with_columns(folder, sink), errors=folder.errors_jsonl)
+    else:
+        for part in parts:
+            appender.add(part)
+        merged = appender.finish(parts, errors=folder.errors_jsonl)
     stat = sink.path.stat()
     published = Published(
         output=str(sink.path.absolute()),
@@ -115,6 +129,14 @@ def publish(folder: RunFolder, sink: SinkSpec, counts: Tally, *, keep_parts: boo
     if not keep_parts:
         shutil.rmtree(folder.parts, ignore_errors=True)
     return published
+
+
+def with_columns(folder: RunFolder, sink: SinkSpec) -> SinkSpec:
+    """The sink with the column types that the stages have declared when they were set up."""
+    if not folder.map_columns.exists():
+        return sink
+    declared = read_json(folder.map_columns, "columns.json")
+    return dataclasses.replace(sink, columns=tuple(declared.items()))
 
 
 def read_published(folder: RunFolder) -> Published | None:

@@ -27,6 +27,7 @@ runs/<name>/
   plan_error.json     that beside what it took
   verify.json         what `muster verify` has found
   map.json            what every worker of a map is told: source, stages, limits
+  columns.json        the types of columns that stages have declared
   parts/0000/         the finished and growing chunks of a map, 256 shards to a folder
   input/              the index of a map's input, and what had to be unpacked or downloaded
   errors.jsonl        the records of a map that failed, with stage, reason and traceback
@@ -201,6 +202,10 @@ class RunFolder:
     @property
     def map_input(self) -> Path:
         return self.path / "input"
+
+    @property
+    def map_columns(self) -> Path:
+        return self.path / "columns.json"
 
     @property
     def errors_jsonl(self) -> Path:

@@ -72,3 +72,8 @@ def replace_environment(values: Mapping[str, str]) -> None:
     """Give this very process another environment; for one that was forked for other work."""
     os.environ.clear()
     os.environ.update(values)
+
+
+def secret(name: str) -> str | None:
+    """One variable that the user named, such as an API key; None when it is unset or empty."""
+    return os.environ.get(name) or None

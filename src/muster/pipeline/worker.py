@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
 from muster.pipeline.batch import Step
 from muster.pipeline.plan import MapPlan, first_batch, make_stage, read_plan
@@ -62,7 +63,18 @@ class Worker:
             if setup is not None:
                 self._wait_for(setup(self.device))
         self.concurrency = max((int(s.concurrency) for _, s in self.waiting), default=1)
+        self._declare()
         self.is_set_up = True
+
+    def _declare(self) -> None:
+        """Leave the types of columns that stages know now for the merge; all workers say the same."""
+        declared: dict[str, str] = {}
+        for stage in self.stages:
+            columns = getattr(stage, "columns", None)
+            if columns is not None:
+                declared.update(columns())
+        if declared:
+            write_json(self.folder.map_columns, declared)
 
     def close(self) -> None:
         for stage in self.stages:

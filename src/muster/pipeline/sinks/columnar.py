@@ -145,14 +145,35 @@ def _type_of(seen: Seen) -> Any:
 
 def _exact(values: list[Any], kind: Any) -> Any:
     """An array of just these values; pyarrow's own errors, and ValueError where it would bend."""
+    _check_kinds(values, kind)
     array = pa.array(values, type=kind)
     flat = array
-    while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
+    while _is_list(flat.type):
         flat = flat.flatten()
     # JSON has no infinity, so this one is a number that was too large.
     if pa.types.is_floating(flat.type) and pc.any(pc.is_inf(flat)).as_py():
         raise ValueError(f"it is too large for {flat.type}")
     return array
+
+
+def _check_kinds(values: list[Any], kind: Any) -> None:
+    """ValueError for what pyarrow would take and change: 1.5 to 1, and a text to its letters."""
+    kinds = set(map(type, values))
+    if _is_list(kind):
+        if not kinds <= {list, type(None)}:
+            raise ValueError("it is no list")
+        _check_kinds([v for items in values if items is not None for v in items], kind.value_type)
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        if bool in kinds:
+            raise ValueError("it is no number")
+        if float in kinds and pa.types.is_integer(kind):
+            for value in values:
+                if type(value) is float and not value.is_integer():
+                    raise ValueError("it is no whole number")
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _shortened(value: Any) -> str:

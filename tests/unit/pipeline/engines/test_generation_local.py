@@ -200,6 +200,14 @@ def test_greedy_texts_are_those_of_generate(tiny: Path) -> None:
     assert [one.text for one in answers(tiny, requests, 4)] == expected
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own compiler
+@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
+def test_a_compiled_model_writes_the_same(tiny: Path) -> None:
+    requests = mixed_requests(20)
+    assert answers(tiny, requests, 6, compile=True) == answers(tiny, requests, 6)
+
+
 def test_another_seed_gives_another_text(tiny: Path) -> None:
     sampling = Sampling(temperature=1.0, max_tokens=30)
     requests = [Request(prompt="1+2", sampling=sampling, seed=seed) for seed in range(8)]

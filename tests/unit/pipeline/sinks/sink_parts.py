@@ -38,7 +38,7 @@ def lines(rows: Rows) -> bytes:
 
 
 def part(folder: Path, order: int, start: int, rows: Rows, bad: Rows | None = None) -> Part:
-    """A part of ``len(rows) + len(bad)`` rows."""
+    """A part of ``len(rows) + len(bad)`` rows, at least one."""
     path = folder / f"{order}-{start}.jsonl"
     data = lines(rows)
     path.write_bytes(data)
@@ -49,7 +49,7 @@ def part(folder: Path, order: int, start: int, rows: Rows, bad: Rows | None = No
     return Part(
         order=order,
         start=start,
-        stop=start + len(rows) + len(bad or []),
+        stop=start + max(1, len(rows) + len(bad or [])),
         rows=path,
         num_rows=len(rows),
         num_bytes=len(data),

@@ -1,0 +1,150 @@
+"""Where the problems come from: the words of ``--dataset`` turned into something to open."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster import UsageError
+from muster.base.errors import SetupError, UnknownNameError
+from muster_recipes.arith.config import MAX_DIFFICULTY
+from muster_recipes.arith.problems import make
+from muster_recipes.reasoning.config import ReasoningConfig
+from muster_recipes.reasoning.datasets_table import ARITH, DATA_SETS, DataSet
+
+_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
+_HUB = "hf:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """Either ``text`` for the door of sources (a path or ``hf:NAME`` with ``config`` and ``split``,
+    empty for the data set's own default) or ``records``, which are made while they are read.
+    """
+
+    text: str = ""
+    config: str = ""
+    split: str = ""
+    records: Iterator[dict[str, Any]] | None = None
+
+
+def source_of(config: ReasoningConfig) -> Input:
+    """What to read, all of it: which records of it is the reader's business.
+
+    UnknownNameError for a word that is no key, no file and no Hugging Face name; UsageError for
+    flags that have no meaning for this data set.
+    """
+    name = config.dataset
+    if name == ARITH:
+        return Input(records=_arith(config))
+    for flag in ("difficulty", "num_problems"):
+        if (value := getattr(config, flag)) != getattr(ReasoningConfig, flag):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} {value} has no meaning for {name}.",
+                hint="it is for --dataset arith.",
+            )
+    if name in DATA_SETS:
+        return _known(config, DATA_SETS[name])
+    if name.startswith(_HUB):
+        return Input(text=name, config=config.dataset_config, split=config.split or "train")
+    if is_path(name):
+        for flag, value in (("--dataset-config", config.dataset_config), ("--split", config.split)):
+            if value:
+                raise UsageError(f"{flag} {value} has no meaning for the file {name}.")
+        return Input(text=name)
+    if name.count("/") == 1 and not name.startswith((".", "/")):
+        return Input(text=_HUB + name, config=config.dataset_config, split=config.split or "train")
+    raise UnknownNameError("data set", name, DATA_SETS)
+
+
+def is_path(text: str) -> bool:
+    """Files by their ending, folders and patterns by a slash at the end, a star or a leading dot;
+    and whatever is there.
+    """
+    return (
+        text.lower().endswith(_FILES)
+        or text.endswith("/")
+        or text.startswith(("./", "../", "/", "~"))
+        or any(character in text for character in "*?[")
+        or Path(text).exists()
+    )
+
+
+def check_columns(config: ReasoningConfig, columns: Iterable[str]) -> None:
+    """UsageError when a column that will be read is not among ``columns``; to be called early."""
+    known = list(columns)
+    item = DATA_SETS.get(config.dataset)
+    if item is not None and not config.problem_column and not config.answer_column:
+        wanted = dict.fromkeys(item.columns, "")
+        wanted.pop("Rationale", None)  # shown as known, and not read
+    else:
+        wanted = {config.problem_column or "problem": "--problem-column"}
+        if config.answer_column:
+            wanted[config.answer_column] = "--answer-column"
+    for column, flag in wanted.items():
+        if column not in known:
+            choose = f"; name one of them with {flag}." if flag else "."
+            raise UsageError(
+                f"{config.dataset} has no column {column!r}.",
+                hint=f"its columns are {', '.join(known)}{choose}",
+            )
+
+
+def _known(config: ReasoningConfig, item: DataSet) -> Input:
+    if config.dataset_config and config.dataset_config not in item.configs:
+        raise UnknownNameError(
+            f"configuration of {item.key}", config.dataset_config, item.configs or ["(only one)"]
+        )
+    if config.split and config.split not in item.splits:
+        raise UnknownNameError(f"split of {item.key}", config.split, item.splits)
+    split = config.split or next(iter(item.splits))
+    if item.joins_configs and not config.dataset_config:
+        return Input(records=_joined(item, split))
+    chosen = config.dataset_config or (item.configs[0] if item.configs else "")
+    return Input(text=_HUB + item.hub, config=chosen, split=split)
+
+
+def _arith(config: ReasoningConfig) -> Iterator[dict[str, Any]]:
+    if not 1 <= config.difficulty <= MAX_DIFFICULTY:
+        raise UsageError(
+            f"--difficulty {config.difficulty} is not a number of operations from 1 to "
+            f"{MAX_DIFFICULTY}."
+        )
+    for flag, value in (("--dataset-config", config.dataset_config), ("--split", config.split)):
+        if value:
+            raise UsageError(f"{flag} {value} has no meaning for the data set arith.")
+    return (_arith_record(config.difficulty, index) for index in range(config.num_problems))
+
+
+def _arith_record(difficulty: int, index: int) -> dict[str, Any]:
+    problem = make(0, "test", index, difficulty)
+    return {"id": index, "problem": problem.text, "reference_answer": str(problem.answer)}
+
+
+def _joined(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of all configurations, each one with its name in the column ``subject``."""
+    if importlib.util.find_spec("datasets") is None:
+        raise SetupError(
+            f"Reading {item.key} from the hub needs the package datasets, which is not installed.",
+            hint="pip install 'muster-gpu[datasets]'",
+        )
+    return itertools.chain.from_iterable(_rows(item.hub, name, split) for name in item.configs)
+
+
+def _rows(hub: str, name: str, split: str) -> Iterator[dict[str, Any]]:
+    import datasets  # type: ignore[import-untyped]
+
+    try:
+        rows = datasets.load_dataset(hub, name, split=split)
+    except (OSError, ValueError) as error:
+        raise SetupError(
+            f"Cannot load {hub} ({name}, {split}): {error}",
+            hint="check the network, or give a local copy: --dataset FILE --problem-column problem "
+            "--answer-column solution.",
+        ) from error
+    for row in rows:
+        yield {"subject": name, **row}

@@ -1,0 +1,216 @@
+"""Parquet and CSV hold what the records hold, as far as the format can."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, parts_of
+
+from muster.base.errors import UsageError
+from muster.pipeline.sinks import columnar
+from muster.pipeline.sinks.merge import Merged, merge
+from muster.pipeline.sinks.model import SinkSpec
+from muster.pipeline.sinks.read import read_output
+
+
+def write(folder: Path, name: str, shards: list[list[Rows]], **columns: str) -> Merged:
+    spec = sink(folder, name, **columns)
+    return merge(parts_of(folder / "parts", shards), spec, errors=folder / "errors.jsonl")
+
+
+def sink(folder: Path, name: str, **columns: str) -> SinkSpec:
+    path = folder / name
+    format: Any = path.suffix[1:]
+    return SinkSpec(path=path, format=format, columns=tuple(columns.items()))
+
+
+def same(found: Any, meant: Any) -> bool:
+    """Equal but for what is documented: integers as floats, keys that a struct lacks as null."""
+    if isinstance(meant, dict) and isinstance(found, dict):
+        return set(meant) <= set(found) and all(
+            same(value, meant.get(name)) for name, value in found.items()
+        )
+    if isinstance(meant, list) and isinstance(found, list):
+        return len(found) == len(meant) and all(map(same, found, meant))
+    if type(found) is float and type(meant) is int:
+        return int(found) == meant
+    return type(found) is type(meant) and bool(found == meant)
+
+
+@settings(deadline=None, max_examples=150)
+@given(cuts)
+@example([[[{"a": 1}], [{"a": 2.5}]]])
+@example([[[{"a": 2**53 + 1}], [{"a": 2.5}]]])
+@example([[[{"a": {}}], [{"a": None}]]])
+@example([[[{"a": [[], [{"x": {}}]]}], [{"a": []}]]])
+@example([[[{"a": {"x": 1}}], [{"a": {"y": "t"}}]]])
+@example([[[{"": True, "a.b": "\x00"}], [{}]]])
+def test_parquet_holds_the_records(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]]
+) -> None:
+    folder = tmp_path_factory.mktemp("formats")
+    rows = flat(shards)
+    if rows and not any(rows):
+        with pytest.raises(UsageError, match="No record has any column"):
+            write(folder, "out.parquet", shards)
+        return
+    merged = write(folder, "out.parquet", shards)
+    found = list(read_output(sink(folder, "out.parquet")))
+    assert len(found) == len(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for one, meant in zip(found, rows, strict=True):
+        assert list(one) == names
+        assert same(one, meant), (one, meant)
+    schema = pq.read_schema(folder / "out.parquet")
+    texts = {name for name in names if columnar.is_json_text(schema.field(name))}
+    noted = {name for name in names if any(f"column {name!r} is JSON" in n for n in merged.notes)}
+    assert noted == texts
+    kinds = {name: {type(row.get(name)) for row in rows} - {type(None)} for name in names}
+    for name in names:
+        if len(kinds[name]) == 1 and kinds[name] <= {str, bool, int, float}:
+            assert name not in texts, "a column of one simple type needs no JSON"
+        if len(kinds[name]) > 1 and kinds[name] != {int, float}:
+            assert name in texts
+
+
+def test_types_are_those_of_all_parts(tmp_path: Path) -> None:
+    shards: list[list[Rows]] = [
+        [[{"f": 1, "i": 1, "n": None, "late": None}], [{"f": 0.5, "l": [1, None]}]],
+        [[{"late": [{"x": 1}]}, {"late": [{"y": [True]}], "mix": "t"}], [{"mix": 3}]],
+        [[{"huge": 2**64 - 1}]],
+    ]
+    merged = write(tmp_path, "out.parquet", shards)
+    schema = pq.read_schema(tmp_path / "out.parquet")
+    assert {field.name: str(field.type) for field in schema} == {
+        "f": "double",
+        "i": "int64",
+        "n": "string",
+        "late": "list<element: struct<x: int64, y: list<element: bool>>>",
+        "l": "list<element: int64>",
+        "mix": "string",
+        "huge": "string",
+    }
+    assert merged.notes == (
+        "column 'mix' is JSON text: its values are integer and text",
+        "column 'huge' is JSON text: its values are integers beyond 64 bits with a sign",
+    )
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert [v for v in table["mix"].to_pylist() if v is not None] == ['"t"', "3"]
+
+
+def test_a_struct_with_data_for_keys_is_json_text(tmp_path: Path) -> None:
+    rows = [{"scores": {f"user-{n}": n}} for n in range(800)]
+    write(tmp_path, "out.parquet", [[rows]])
+    assert pq.read_schema(tmp_path / "out.parquet").field("scores").type == pa.string()
+    assert list(read_output(sink(tmp_path, "out.parquet"))) == rows
+
+
+def test_declared_columns_win(tmp_path: Path) -> None:
+    rows: Rows = [{"v": [1, 2.5], "k": 1, "w": ["a"]}, {"v": None, "k": 2}, {"v": [3, 4]}]
+    write(
+        tmp_path, "out.parquet", [[rows]],
+        v="float32[2]", k="int8", w="string[]", none="int32", stars="float32[*]",
+    )  # fmt: skip
+    schema = pq.read_schema(tmp_path / "out.parquet")
+    assert schema.field("v").type == pa.list_(pa.field("element", pa.float32()), 2)
+    assert schema.field("k").type == pa.int8()
+    assert schema.field("w").type == pa.list_(pa.field("element", pa.string()))
+    assert schema.field("none").type == pa.int32()
+    assert schema.field("stars").type == pa.list_(pa.field("element", pa.float32()))
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["v"].to_pylist() == [[1, 2.5], None, [3, 4]]
+    assert table["k"].to_pylist() == [1, 2, None]
+    write(tmp_path, "again.parquet", [[rows]], v="float32[*]")
+    assert pq.read_schema(tmp_path / "again.parquet").field("v").type.list_size == 2
+
+
+MISFITS = [
+    ("float32[3]", [1.0, 2.0]),
+    ("float32[*]", [1.0]),
+    ("float32", "text"),
+    ("float32", 1e300),
+    ("float32[2]", [1e300, 0.0]),
+    ("int32", 2**40),
+    ("int32", 1.5),
+    ("string", 7),
+    ("bool", "yes"),
+    ("float32", True),
+    ("int32[]", [1, 2.5]),
+    ("string[]", "abc"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), MISFITS)
+def test_a_value_that_does_not_fit_is_named(tmp_path: Path, kind: str, value: Any) -> None:
+    good: dict[str, Any] = {"float32[3]": [0, 0, 0], "float32[*]": [0, 0]}
+    rows = [{"id": "a", "v": good.get(kind)}, {"id": "b", "v": None}, {"id": "c", "v": value}]
+    with pytest.raises(UsageError, match="The column 'v' is declared as") as caught:
+        write(tmp_path, "out.parquet", [[rows[:1], rows[1:]]], v=kind)
+    assert kind in str(caught.value)
+    assert f"{value!r}" in str(caught.value)
+    assert "(id 'c', line 2 of" in str(caught.value)
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("kind", ["", "float", "float32[", "float32[3][2]", "struct"])
+def test_an_unknown_type_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UsageError, match="which is no type"):
+        write(tmp_path, "out.parquet", [[[{"v": 1}]]], v=kind)
+
+
+def test_row_groups_are_bounded_for_many_rows_and_for_wide_ones(tmp_path: Path) -> None:
+    many = [{"n": n} for n in range(130_000)]
+    write(tmp_path, "many.parquet", [[many]])
+    # Every row is 64 KiB of floats; all of them are more than one group may be.
+    wide: Rows = [{"v": [0.5] * 8192}] * 1200
+    write(tmp_path, "wide.parquet", [[wide[:600], wide[600:]]], v="float64[]")
+    for name, count in (("many", len(many)), ("wide", len(wide))):
+        file = pq.ParquetFile(tmp_path / f"{name}.parquet").metadata
+        sizes = [file.row_group(n).num_rows for n in range(file.num_row_groups)]
+        assert sum(sizes) == count
+        assert len(sizes) == 2
+        assert sizes[0] <= 101_024 if name == "many" else 900 <= sizes[0] <= 1100
+
+
+@settings(deadline=None, max_examples=100)
+@given(cuts)
+@example([[[{"a": ""}], [{"a": "x\r\ny"}, {"a": 'q"q', "b": ","}]]])
+@example([[[{"a": None}], [{}]]])
+def test_csv_comes_back_through_the_csv_module(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]]
+) -> None:
+    folder = tmp_path_factory.mktemp("formats")
+    write(folder, "out.csv", shards)
+    with (folder / "out.csv").open(newline="", encoding="utf-8") as file:
+        header, *found = list(csv.reader(file))
+    rows = flat(shards)
+    assert header == list(dict.fromkeys(name for row in rows for name in row))
+    assert len(found) == len(rows)
+    for cells, meant in zip(found, rows, strict=True):
+        for name, cell in zip(header, cells, strict=True):
+            value = meant.get(name)
+            if isinstance(value, str):
+                assert cell == value
+            elif value is None:
+                assert cell == ""
+            else:
+                assert json.loads(cell) == value
+    data = (folder / "out.csv").read_bytes()
+    assert data.endswith(b"\r\n")
+
+
+def test_a_folder_of_parquet_has_one_schema(tmp_path: Path) -> None:
+    spec = SinkSpec(path=tmp_path / "out", format="parquet", is_folder=True)
+    shards: list[list[Rows]] = [[[{"a": 1}]], [[{"a": 0.5, "b": "t"}], [{"c": True}]]]
+    merge(parts_of(tmp_path / "parts", shards), spec, errors=tmp_path / "errors.jsonl")
+    schemas = [pq.read_schema(path) for path in sorted(spec.path.glob("*.parquet"))]
+    assert len(schemas) == 2
+    assert schemas[0] == schemas[1]
+    assert [row["a"] for row in read_output(spec)] == [1.0, 0.5, None]
