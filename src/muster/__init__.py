@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from muster.api.sweep import sweep as sweep
     from muster.api.train import fit as fit
     from muster.base.errors import MusterError as MusterError
+    from muster.base.errors import SetupError as SetupError
+    from muster.base.errors import TargetError as TargetError
+    from muster.base.errors import UnknownNameError as UnknownNameError
     from muster.base.errors import UsageError as UsageError
+    from muster.base.target import load_target as load_target
     from muster.farm.batched import batched as batched
     from muster.farm.worker.context import Context as Context
+    from muster.pipeline.seeds import seed_of as seed_of
     from muster.pipeline.stages import Reject as Reject
     from muster.train.config import TrainConfig as TrainConfig
     from muster.train.task import Loss as Loss
@@ -37,13 +42,18 @@ _PUBLIC = {
     "RecipeTask": "muster.api.recipe",
     "Reject": "muster.pipeline.stages",
     "Run": "muster.api.runs",
+    "SetupError": "muster.base.errors",
+    "TargetError": "muster.base.errors",
     "Task": "muster.train.task",
     "TrainConfig": "muster.train.config",
     "TrainRecipe": "muster.api.recipe",
+    "UnknownNameError": "muster.base.errors",
     "UsageError": "muster.base.errors",
     "batched": "muster.farm.batched",
     "fit": "muster.api.train",
+    "load_target": "muster.base.target",
     "map": "muster.api.map",
+    "seed_of": "muster.pipeline.seeds",
     "sweep": "muster.api.sweep",
 }
 
@@ -56,13 +66,18 @@ __all__ = [
     "RecipeTask",
     "Reject",
     "Run",
+    "SetupError",
+    "TargetError",
     "Task",
     "TrainConfig",
     "TrainRecipe",
+    "UnknownNameError",
     "UsageError",
     "batched",
     "fit",
+    "load_target",
     "map",
+    "seed_of",
     "sweep",
 ]
 

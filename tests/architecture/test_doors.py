@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import muster
+from muster import generation
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -110,7 +111,8 @@ def convenient_packages(source: Path) -> list[str]:
 
 def private_uses(source: Path) -> list[str]:
     """Recipes that use more of muster than its public names."""
-    public = {"muster", *(f"muster.{name}" for name in muster.__all__)}
+    public = {"muster", *(f"muster.{name}" for name in muster.__all__), "muster.generation"}
+    public |= {f"muster.generation.{name}" for name in generation.__all__}
     return [
         f"{place}: {name}"
         for place, tree in modules(source)

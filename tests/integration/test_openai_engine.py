@@ -132,6 +132,18 @@ def test_nobody_comes_again_before_the_time_the_server_asks_for(
     assert served["too_early"] == 0
 
 
+@pytest.mark.parametrize("limit", [{"requests_per_minute": 600}, {"tokens_per_minute": 600 * 10}])
+def test_requests_go_out_no_faster_than_the_limit(serve: Serve, limit: dict[str, int]) -> None:
+    """Of 20 requests, 10 may go at once and then 10 in a second; each books 10.25 tokens, and with
+    what it gives back 0.25. The last goes 1 s after the first, on however fast a machine.
+    """
+    base_url = serve("--shortest", "7", "--longest", "7")
+    requests = [Request(prompt="a b c", sampling=Sampling(max_tokens=9)) for _ in range(20)]
+    made, _ = run(base_url, requests, **limit)
+    assert all(isinstance(one, Completion) for one in made)
+    assert stats_of(base_url)["elapsed_s"] > 0.9
+
+
 def test_a_wait_beyond_the_limit_is_the_engines_error(serve: Serve) -> None:
     made, _ = run(serve("--status-429", "1", "--retry-after", "5000"), numbered(2), timeout_s=20.0)
     assert [type(one) for one in made] == [EngineError] * 2
@@ -151,8 +163,8 @@ def test_a_prompt_that_breaks_the_server_is_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.pipeline.engines.pace._LONGEST_S", 0.05)
-    requests = [*numbered(200), Request(prompt="POISON", seed=1)]
-    base_url = serve("--slots", "1", "--token-ms", "2")
+    requests = [*numbered(100), Request(prompt="POISON", seed=1)]
+    base_url = serve("--slots", "1", "--token-ms", "3")
     made, _ = run(base_url, requests, concurrency=4)
     assert isinstance(made[-1], RequestError)
     assert "after 8 failures, while other requests were answered" in str(made[-1])
@@ -161,7 +173,7 @@ def test_a_prompt_that_breaks_the_server_is_given_up(
 
 
 def test_a_server_that_only_fails_is_the_engines_error(serve: Serve) -> None:
-    made, _ = run(serve("--status-500", "1"), numbered(3), timeout_s=0.5)
+    made, _ = run(serve("--status-500", "1"), numbered(3), timeout_s=0.3)
     assert [type(one) for one in made] == [EngineError] * 3
     assert "the last: status 500: something broke" in str(made[0])
 

@@ -332,7 +332,9 @@ def _with_earlier(done: Mapped, earlier: list[Mapped]) -> Mapped:
 
 
 def _open(job: MapJob, folder: Path) -> Source:
-    return open_input(job.input, job.selection, job.options, folder)
+    source = open_input(job.input, job.selection, job.options, folder)
+    job.check_columns(source.describe()["columns"])
+    return source
 
 
 def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ class MapSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MapJob:
-    """``input``: a path, folder, glob or ``hf:NAME``, or records from Python."""
+    """``input``: a path, folder, glob or ``hf:NAME``, or records from Python. ``check_columns``
+    raises UsageError when a column that the stages need is not there.
+    """
 
     name: str
     stages: tuple[StageSpec, ...]
@@ -64,6 +66,7 @@ class MapJob:
     selection: Selection = field(default_factory=Selection)
     options: InputOptions = field(default_factory=InputOptions)
     settings: MapSettings = field(default_factory=MapSettings)
+    check_columns: Callable[[Iterable[str]], None] = lambda columns: None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,8 @@ class MapRecipe:
             a Hugging Face data set, or an iterable of records; None: an input must be given.
         inform: for a config that only asks something (``--list-datasets``) the answer as rows of
             a table (and as JSON); None: run.
-        remarks: sentences to show before the start.
+        check: the columns of the input are looked at before anything starts.
+        remarks: sentences to show before the start, after what they are about has been done.
         summarise: the records of the output, one by one, → numbers by name.
         draw: the records of the output and a folder → the figures written there.
         output: the default of ``--output``.
@@ -90,6 +91,7 @@ class MapRecipe:
     stages: Callable[[Any], list[Any]]
     source: Callable[[Any], Any]
     inform: Callable[[Any], list[dict[str, Any]] | None] = lambda config: None
+    check: Callable[[Any, Iterable[str]], None] = lambda config, columns: None
     remarks: Callable[[Any], list[str]] = _nothing_to_say
     summarise: Callable[[Any, Iterable[Mapping[str, Any]]], dict[str, Any]] | None = None
     draw: Callable[[Any, Iterable[Mapping[str, Any]], Path], list[Path]] | None = None

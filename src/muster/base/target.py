@@ -150,6 +150,11 @@ def code_hash(ref: TargetRef, base_folder: Path | None = None) -> str:
     return "" if path is None else sha256(read_source(path)).hexdigest()
 
 
+def load_target(text: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` names; raises TargetError."""
+    return load(parse_target(text))
+
+
 def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
     """The function or class that the target names; TargetError when it cannot be called."""
     module, found = _find(ref, base_folder)

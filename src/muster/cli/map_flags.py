@@ -133,7 +133,8 @@ def _of_recipe(recipe: MapRecipe, words: list[str]) -> Parsed:
     groups = {name: _without(kind, own) for name, kind in _COMMON.items()}
     doc = (recipe.config.__doc__ or "").strip()
     kind = bundle("MapRecipe", {"recipe": recipe.config, **groups})
-    flags: Any = parse(kind, words, f"map {recipe.name}", f"Recipe {recipe.name}: {doc}")
+    text = f"Recipe {recipe.name}: {doc}"
+    flags: Any = parse(kind, words, f"map {recipe.name}", text, pairs=False)
     config = flags.recipe
     options = options_from(flags.device, flags.worker, flags.fault, flags.run)
     if recipe.inform(config) is not None:
@@ -177,6 +178,11 @@ def _job(
     from muster.pipeline.sources.table import InputOptions
 
     source = flags.source
+    if source.input is not None and recipe is not None and recipe.source(config) is not None:
+        raise UsageError(
+            f"--input {source.input} has no effect on {name}: the recipe has data sets of its own.",
+            hint=f"say --dataset {source.input}.",
+        )
     where, options = (
         source.input,
         InputOptions(
@@ -206,6 +212,7 @@ def _job(
         ),
         options=options,
         settings=MapSettings(**given),
+        check_columns=lambda columns: recipe.check(config, columns) if recipe else None,
     )
 
 

@@ -13,14 +13,20 @@ from muster.base.errors import UsageError
 _T = TypeVar("_T")
 
 
-def parse(kind: type[_T], argv: Sequence[str], command: str, description: str) -> _T:
-    """The flags in ``argv`` as a ``kind``. Hyphens and underscores mean the same."""
+def parse(
+    kind: type[_T], argv: Sequence[str], command: str, description: str, *, pairs: bool = True
+) -> _T:
+    """The flags in ``argv`` as a ``kind``. Hyphens and underscores mean the same.
+
+    ``pairs``: plain bools have a ``--no-`` form as well.
+    """
+    single = () if pairs else (tyro.conf.FlagCreatePairsOff,)
     return tyro.cli(
         kind,
         prog=f"muster {command}",
         args=list(argv),
         description=description,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *single),
     )
 
 

@@ -10,8 +10,10 @@ import asyncio
 import errno
 import itertools
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -38,6 +40,7 @@ from muster.pipeline.worker import TaskContext, Worker, worker_of
 
 _REPORT_EVERY_S = 0.2
 _MEMORY_EVERY_S = 0.5
+_ANSWER_EVERY_S = 0.2
 #: So many records at the start of a worker that all fail say that the stage is broken.
 _BROKEN_AFTER = 100
 #: A chunk of so many is not stored either, when nothing but failures is in it.
@@ -126,7 +129,39 @@ class Chunk:
                 hint="the log of the worker has its last words: muster errors RUN.",
             )
         self._journal.begin(self._suspicion.starting(self._ctx.tries))
-        self._worker.set_up()
+        try:
+            with self._sharing():
+                self._worker.set_up()
+        except EngineError:
+            self._ctx.retire()
+            raise
+        except Exception as error:
+            # Most causes (a wrong path, a missing package) are there the next time as well.
+            failure = failure_of("setup", error)
+            raise TargetError(f"The stages cannot be set up: {failure.reason}") from error
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """Loading a model may take minutes: others get their share of the rows meanwhile.
+
+        The thread touches nothing but the end of this chunk, and nobody else does before it ends.
+        """
+        is_over = threading.Event()
+
+        def answer() -> None:
+            while not is_over.wait(_ANSWER_EVERY_S):
+                others = self._ctx.num_waiting
+                if others:
+                    self._share(others, grain=self._worker.batch_size)
+                self._report()
+
+        thread = threading.Thread(target=answer, name="muster-sharing", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     # ------------------------------------------------------------------ reading
 

@@ -9,7 +9,8 @@ A stage is one of
   records are in it at once, and they leave it in the order in which they are done.
 
 Classes may have ``setup(device)``, called once per worker before the first record, ``close()``, and
-``columns()``, asked after the set-up, with types of output columns: ``{"vector": "float32[384]"}``. A class that is a dataclass gets its fields as flags of the command line.
+``columns()``, asked after the set-up, with types of output columns: ``{"vector": "float32[384]"}``.
+A class that is a dataclass gets its fields as flags of the command line.
 A stage that raises ``Reject`` (or returns one for an entry) sends that record to errors.jsonl with
 the reason; any other exception of ``process`` is tried again on halves of the batch until the
 record that causes it is alone.

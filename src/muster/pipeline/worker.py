@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +40,7 @@ class Worker:
     """
 
     def __init__(self, folder: RunFolder, plan: MapPlan, device: str) -> None:
+        _log_to_stderr()
         self.folder = folder
         self.plan = plan
         self.device = device
@@ -67,7 +69,7 @@ class Worker:
         self.is_set_up = True
 
     def _declare(self) -> None:
-        """Leave the types of columns that stages know now for the merge; all workers say the same."""
+        """Leave the types of columns that stages know for the merge; all workers say the same."""
         declared: dict[str, str] = {}
         for stage in self.stages:
             columns = getattr(stage, "columns", None)
@@ -125,6 +127,14 @@ class _Alone:
         if isinstance(made, Exception):
             raise made
         return made
+
+
+def _log_to_stderr() -> None:
+    """What stages and engines log goes into the worker's log, from INFO on."""
+    logger = logging.getLogger("muster")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
 
 
 _worker: Worker | None = None

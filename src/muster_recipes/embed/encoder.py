@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from muster.base.errors import SetupError
-from muster.pipeline.meter import METER
+from muster import SetupError
+from muster.generation import METER
 
 if TYPE_CHECKING:
     import numpy as np

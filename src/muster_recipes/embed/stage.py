@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from muster import Reject
-from muster.base.errors import TargetError
-from muster.base.target import load, parse_target
+from muster import Reject, TargetError, load_target
 from muster_recipes.embed.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -42,7 +39,7 @@ class Embed:
     def setup(self, device: str) -> None:
         """Load the model or the function, and ask it for one vector to know how long they are."""
         if self.function:
-            self._vectors_of = load(parse_target(self.function, Path.cwd()))
+            self._vectors_of = load_target(self.function)
         else:
             self._vectors_of = Encoder(
                 self.model,

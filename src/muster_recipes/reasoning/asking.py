@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from muster import Reject
-from muster.pipeline.engines.model import (
+from muster import Reject, seed_of
+from muster.generation import (
     Completion,
     Engine,
     EngineSpec,
@@ -15,11 +15,10 @@ from muster.pipeline.engines.model import (
     RequestError,
     Sampling,
 )
-from muster.pipeline.seeds import seed_of
 from muster_recipes.reasoning.host import Host, fitted, prepare
 
 if TYPE_CHECKING:
-    from muster.pipeline.engines.table import Lent
+    from muster.generation import Lent
 
 
 class Asking:
@@ -36,7 +35,7 @@ class Asking:
         return 1 if self._engine is None else self._engine.concurrency
 
     async def open(self, device: str) -> None:
-        from muster.pipeline.engines.table import shared
+        from muster.generation import shared
 
         prepare(self._host, device)
         self._lent = await shared(fitted(self._spec, self._host, device), device)

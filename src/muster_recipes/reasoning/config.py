@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from muster import UsageError
-from muster.pipeline.engines.model import EngineSpec, Sampling
+from muster.generation import EngineSpec, Sampling
 
 #: The model that ships with muster: it solves the problems of the data set ``arith`` only.
 ARITH_MODEL = Path(__file__).parent.parent / "arith" / "weights"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from muster.base.errors import UnknownNameError
+from muster import UnknownNameError
 
 ARITH = "arith"
 

@@ -10,7 +10,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 
-from muster.pipeline.engines.model import EngineSpec
+from muster.generation import EngineSpec
 
 _log = logging.getLogger("muster")
 #: Everything but muster: a pattern for the beginning of a module's name.

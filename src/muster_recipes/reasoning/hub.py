@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from muster.base.errors import SetupError
+from muster import SetupError
 from muster_recipes.reasoning.config import ReasoningConfig
 from muster_recipes.reasoning.datasets_table import DATA_SETS
 from muster_recipes.reasoning.sources import source_of

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from muster.pipeline.engines.model import EngineSpec, Sampling
+from muster import Reject
+from muster.generation import EngineSpec, Sampling
 from muster_recipes.reasoning import prompts, referee
 from muster_recipes.reasoning.answers import separate_thinking
 from muster_recipes.reasoning.asking import Asking, reference_of, required, seed_for, spent
@@ -53,7 +54,10 @@ class Judge:
         if self._asking is not None:
             messages = prompts.grade(problem, version["reasoning"], verdict)
             seed = seed_for(self._seed, record, "evaluate", version["round"])
-            completion = await self._asking.ask(messages, self._sampling, seed)
+            try:
+                completion = await self._asking.ask(messages, self._sampling, seed)
+            except Reject:  # such as a solution that is too long to be read again: it stays
+                return judged(version, verdict, parse_grades("")), tokens
             grades = parse_grades(separate_thinking(completion.text).reasoning)
             tokens = spent({"tokens": tokens}, completion)
         return judged(version, verdict, grades), tokens

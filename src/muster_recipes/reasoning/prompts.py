@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.pipeline.engines.model import Message
+from muster.generation import Message
 from muster_recipes.reasoning.grades import WEIGHTS
 
 #: A criterion below this is named in the feedback.

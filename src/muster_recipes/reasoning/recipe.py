@@ -13,7 +13,7 @@ from muster_recipes.reasoning.config import ReasoningConfig
 from muster_recipes.reasoning.datasets_table import DATA_SETS, dataset_info, list_datasets
 from muster_recipes.reasoning.host import SPEED_UPS, Host
 from muster_recipes.reasoning.hub import refresh
-from muster_recipes.reasoning.sources import source_of
+from muster_recipes.reasoning.sources import check_columns, source_of
 from muster_recipes.reasoning.stages import Evaluate, Finish, Generate, Improve, Read
 
 
@@ -117,6 +117,7 @@ RECIPE = MapRecipe(
     stages=stages,
     source=source,
     inform=inform,
+    check=check_columns,
     remarks=remarks,
     summarise=summarise,
     draw=draw,

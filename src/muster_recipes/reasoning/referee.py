@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.errors import SetupError
+from muster import SetupError
 
 _TIMEOUT_S = 10.0
 _PROGRAM = Path(__file__).with_name("referee_process.py")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster import UsageError
-from muster.base.errors import SetupError, UnknownNameError
+from muster import SetupError, UnknownNameError, UsageError
 from muster_recipes.arith.config import MAX_DIFFICULTY
 from muster_recipes.arith.problems import make
 from muster_recipes.reasoning.config import ReasoningConfig

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from muster import Reject
-from muster.pipeline.engines.model import Completion, EngineSpec, Sampling
+from muster.generation import Completion, EngineSpec, Sampling
 from muster_recipes.reasoning import prompts
 from muster_recipes.reasoning.asking import Asking, required, seed_for, spent
 from muster_recipes.reasoning.host import Host
@@ -179,7 +179,10 @@ class Improve:
         rounds = 0
         while rounds < self.max_iterations and needs_work(best, self.quality_threshold):
             rounds += 1
-            new, tokens = await self._rewrite(record, best, rounds, tokens)
+            try:
+                new, tokens = await self._rewrite(record, best, rounds, tokens)
+            except Reject:  # the feedback made the prompt too long: what there is stays
+                break
             versions.append(new)
             if is_better(new, best):
                 best = new

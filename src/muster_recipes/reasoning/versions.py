@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.pipeline.engines.model import Completion
+from muster.generation import Completion
 from muster_recipes.reasoning.answers import find_answer, separate_thinking
 from muster_recipes.reasoning.grades import Grades, quality_of, quality_without_grades
 from muster_recipes.reasoning.verify import Verification

@@ -16,7 +16,7 @@ class Bucket:
     """At most ``per_minute`` units in any minute, and a burst of one second's worth (or of one
     unit) more. 0 is no limit.
 
-    ``debt`` may be more than a burst: a request is sent when the one before has been paid for.
+    Units that are more than a burst are waited for as a whole before they go.
     """
 
     per_minute: float

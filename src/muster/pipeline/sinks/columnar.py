@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 import orjson
@@ -16,7 +17,9 @@ from muster.pipeline.sinks.model import Part
 from muster.pipeline.sinks.parts import Batch, batches
 from muster.pipeline.sinks.survey import Seen
 
-GROUP_BYTES = 64 << 20
+#: Small, because it is what the peak of memory consists of, and a run of a few thousand records
+#: should not take less than one of millions.
+GROUP_BYTES = 8 << 20
 GROUP_ROWS = 100_000
 #: Marks a column of JSON text, so that a reader knows to parse it.
 _JSON_MARK = {b"muster": b"json"}
@@ -56,7 +59,7 @@ class ParquetEncoder:
         self.notes = tuple(notes)
 
     def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
-        with pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
+        with _plain_memory(), pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
             group: list[Any] = []
             rows = size = 0
             for batch in batches(parts):
@@ -141,6 +144,17 @@ def _type_of(seen: Seen) -> Any:
     if float in seen.kinds:
         return pa.float64()
     return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}[next(iter(seen.kinds))]
+
+
+@contextmanager
+def _plain_memory() -> Iterator[None]:
+    """Arrow's own allocators keep what was freed: the peak would be several row groups higher."""
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
 
 
 def _exact(values: list[Any], kind: Any) -> Any:

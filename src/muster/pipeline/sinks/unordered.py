@@ -14,7 +14,7 @@ from typing import Self
 from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.sinks.delimited import MAX_CELL_CHARS, as_csv, columns_of, csv_blocks
-from muster.pipeline.sinks.merge import Merged, explained, merge_errors
+from muster.pipeline.sinks.merge import Merged, explained, merge_errors, sweep
 from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sinks.parts import blocks, by_shard, records
 from muster.pipeline.sinks.spec import prepare_place
@@ -164,6 +164,7 @@ class Appender:
     def _rewrite_csv(self, path: Path) -> None:
         """All rows as long as the last ones."""
         csv.field_size_limit(MAX_CELL_CHARS)
+        sweep(path)
         width = len(self._columns)
         with (
             self.partial.open(newline="", encoding="utf-8") as old,

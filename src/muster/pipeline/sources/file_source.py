@@ -19,8 +19,9 @@ from muster.pipeline.sources.model import Selection, Shard
 from muster.pipeline.sources.selecting import permutation, shards_of
 
 DEFAULT_ROWS = 10_000
-#: A small input still has work for many workers.
+#: A small input still has work for many workers, in shards that are worth a batch or several.
 DEFAULT_SHARDS = 64
+LEAST_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,8 @@ class FileSource:
         return self.description
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
-        """Pieces of ``rows_per_shard`` rows, or of a 64th of the selected rows up to 10,000; of
-        32 MiB at most. The first call scans the input, up to the last row of ``limit``.
+        """Pieces of ``rows_per_shard`` rows, or of a 64th of the selected rows, from 256 to 10,000;
+        of 32 MiB at most. The first call scans the input, up to the last row of ``limit``.
         """
         if self.folder is not None:
             yield from shards_of(self._index(self.folder, rows_per_shard), self.selection)
@@ -84,10 +85,13 @@ class FileSource:
             raise UsageError(f"There are no rows in {names}.")
         if rows_per_shard is not None:
             return index
-        num_rows = max(0, index.num_rows - selection.skip)
-        if selection.limit is not None:
-            num_rows = min(num_rows, selection.limit)
-        rows = max(1, -(-num_rows // DEFAULT_SHARDS))
+        num_rows = index.num_rows
+        if selection.shuffle_seed is None:  # else one order, whatever is taken of it
+            num_rows = max(0, num_rows - selection.skip)
+            if selection.limit is not None:
+                num_rows = min(num_rows, selection.limit)
+        num_shards = min(DEFAULT_SHARDS, max(1, num_rows // LEAST_ROWS))
+        rows = max(1, -(-num_rows // num_shards))
         return index if rows >= DEFAULT_ROWS else self._cut(folder, rows)
 
     def _cut(self, folder: Path, rows: int) -> CutIndex:

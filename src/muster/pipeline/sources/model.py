@@ -39,7 +39,7 @@ class Selection:
     """Which rows, in which order. ``skip`` and ``limit`` count rows of the source (of its shuffled
     order when ``shuffle_seed`` is given); ``where`` then drops those that do not match.
 
-    ``where``: conditions ``column OP value`` with OP one of == != < <= > >= in, all of which must hold.
+    ``where``: conditions ``column OP value`` with OP one of == != < <= > >= in; all must hold.
     """
 
     skip: int = 0

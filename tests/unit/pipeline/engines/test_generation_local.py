@@ -203,7 +203,9 @@ def test_greedy_texts_are_those_of_generate(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own compiler
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-def test_a_compiled_model_writes_the_same(tiny: Path) -> None:
+def test_a_compiled_model_writes_the_same(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The compiler sets this variable and leaves it; so it is put back at the end.
+    monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")
     requests = mixed_requests(20)
     assert answers(tiny, requests, 6, compile=True) == answers(tiny, requests, 6)
 
@@ -300,7 +302,7 @@ def test_the_batch_grows_again_when_there_is_memory(
             await asyncio.gather(*map(engine.generate, mixed_requests(12)))
             small = engine.stats()["batch_size"]
             device_of_rows.most_rows = 100
-            await asyncio.gather(*map(engine.generate, mixed_requests(400)))
+            await asyncio.gather(*map(engine.generate, mixed_requests(300)))
             return small, engine.stats()["batch_size"]
         finally:
             await engine.stop()

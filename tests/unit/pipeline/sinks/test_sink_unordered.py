@@ -145,7 +145,7 @@ def test_finish_wants_all_parts_and_no_others(tmp_path: Path) -> None:
     spec, errors = spec_of(str(tmp_path / "out.jsonl")), tmp_path / "errors.jsonl"
     with Appender(spec) as appender:
         appender.add(parts[1])
-        with pytest.raises(SetupError, match="1 finished parts are not in .*of shard 0"):
+        with pytest.raises(SetupError, match=r"1 finished parts are not in .*of shard 0"):
             appender.finish(parts, errors=errors)
         appender.add(parts[0])
         with pytest.raises(SetupError, match="records of another run"):

@@ -149,9 +149,9 @@ def test_a_shard_holds_at_most_32_mib_and_a_larger_line_is_one(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("num_rows", "sizes_expected"),
-    [(3, {1}), (64, {1}), (65, {1, 2}), (640, {10}), (700_000, {10_000})],
+    [(3, {3}), (511, {511}), (512, {256}), (20_000, {281, 313}), (700_000, {10_000})],
 )
-def test_the_default_is_a_64th_of_the_rows_up_to_10_000(tmp_path, num_rows, sizes_expected) -> None:
+def test_the_default_is_a_64th_from_256_rows_to_10_000(tmp_path, num_rows, sizes_expected) -> None:
     (tmp_path / "d.jsonl").write_bytes(b"{}\n" * num_rows)
     source = open_input(tmp_path / "d.jsonl", Selection(), folder=tmp_path / "input")
     shards = list(source.shards(None))

@@ -1,0 +1,349 @@
+"""What ``muster map`` costs besides the stage: records per second and memory beside its peers.
+
+    python benchmarks/map_overhead.py            # 200,000 and 2,000,000 rows; tens of minutes
+    python benchmarks/map_overhead.py --quick    # 20,000 rows, one round
+    python benchmarks/map_overhead.py --peers-python /path/to/python    # where the peers are
+
+A stage that returns its record, over JSON lines of about 200 bytes, from JSON lines to JSON lines,
+on two workers. "plain loop" is one Python process with ``json`` that writes, syncs and renames a
+file per 10,000 rows. ``datasets`` maps with ``num_proc=2`` and exports; Ray Data has two CPUs;
+datatrove has two tasks, and for them the input in two files. Peers that are not installed are left
+out. Seconds are from the start of the command to its end, start of workers included. Of all but
+datatrove and Ray Data, which promise no order, the output is compared row by row.
+
+Memory is the peak of the sum over all processes of the command, read every 50 ms: proportional set
+size, in which a page that two processes share counts half for each. Ray's servers belong to it.
+Goals: 1.5 times the plain loop, and no more memory for ten times the rows (10 % at most).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from measuring import held, machine, summary, table, write_json
+
+STAGE = "def same(record):\n    return record\n"
+ROWS_PER_FILE = 10_000
+SAMPLE_EVERY_S = 0.05
+MUSTER, PLAIN = "muster map", "plain loop"
+#: Contender -> its package.
+PEERS = {"datasets.map": "datasets", "Ray Data": "ray", "datatrove": "datatrove"}
+UNORDERED = ("Ray Data", "datatrove")
+GOAL_SPEED, GOAL_MEMORY = 1.5, 1.10
+
+
+@dataclass(frozen=True)
+class Found:
+    rate: float
+    peak_mib: float
+
+
+# ---------------------------------------------------------------------- the contenders
+
+
+def same(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
+def plain(source: Path, out: Path) -> None:
+    """Read, write, sync and rename: the least that a program does which must not lose a row."""
+    out.mkdir()
+
+    def publish(lines: list[str], number: int) -> None:
+        final = out / f"part-{number:05d}.jsonl"
+        temporary = final.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(final)
+
+    lines: list[str] = []
+    number = 0
+    for path in inputs(source):
+        with path.open() as file:
+            for line in file:
+                lines.append(json.dumps(same(json.loads(line))) + "\n")
+                if len(lines) == ROWS_PER_FILE:
+                    publish(lines, number)
+                    lines, number = [], number + 1
+    if lines:
+        publish(lines, number)
+
+
+def with_datasets(source: Path, out: Path) -> None:
+    import datasets
+
+    files = [str(path) for path in inputs(source)]
+    cache = str(out.parent / "cache")
+    loaded = datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache)
+    out.mkdir()
+    loaded.map(same, num_proc=2).to_json(out / "out.jsonl")
+
+
+def with_ray(source: Path, out: Path) -> None:
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.data.read_json(str(source), lines=True).map_batches(same).write_json(str(out))
+    ray.shutdown()
+
+
+def with_datatrove(source: Path, out: Path) -> None:
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.writers import JsonlWriter
+
+    def stage(documents: Any, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        yield from documents
+
+    steps = [
+        JsonlReader(str(source), text_key="text", id_key="id"),
+        stage,
+        JsonlWriter(str(out), output_filename="${rank}.jsonl", compression=None),
+    ]
+    logs = str(out.parent / "logs")
+    LocalPipelineExecutor(steps, tasks=2, workers=2, logging_dir=logs).run()
+
+
+PROGRAMS: dict[str, Callable[[Path, Path], None]] = {
+    PLAIN: plain,
+    "datasets.map": with_datasets,
+    "Ray Data": with_ray,
+    "datatrove": with_datatrove,
+}
+
+
+def command_for(contender: str, source: Path, folder: Path, peers_python: str) -> list[str]:
+    out = folder / "out"
+    if contender == MUSTER:
+        (folder / "stage.py").write_text(STAGE)
+        return [
+            *(sys.executable, "-m", "muster", "map", "stage.py:same", "--input", str(source)),
+            *("--output", str(out / "out.jsonl"), "--devices", "cpu:2", "--quiet"),
+            *("--run-dir", str(folder / "run")),
+        ]
+    python = peers_python if contender in PEERS else sys.executable
+    return [python, str(Path(__file__).resolve()), "--as", contender, str(source), str(out)]
+
+
+def installed(python: str) -> dict[str, str]:
+    """The peers that this interpreter has, with their versions; nothing of them is imported."""
+    program = (
+        "import importlib.metadata as m, json, sys\n"
+        "here = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+        "print(json.dumps([here.get(name) for name in sys.argv[1:]]))"
+    )
+    done = subprocess.run(
+        [python, "-c", program, *PEERS.values()], capture_output=True, text=True, check=True
+    )
+    found = zip(PEERS, json.loads(done.stdout), strict=True)
+    return {peer: version for peer, version in found if version is not None}
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def write_input(folder: Path, count: int) -> None:
+    """About 200 bytes a row, in two files."""
+    folder.mkdir()
+    text = "the quick brown fox jumps over the lazy dog " * 3
+    for half in range(2):
+        with (folder / f"in-{half}.jsonl").open("w") as file:
+            for n in range(half * count // 2, (half + 1) * count // 2):
+                # Six digits: the export of datasets writes ten at most.
+                score = round(n / 7, 6)
+                row = {"id": n, "text": f"{text}{n}", "score": score, "tag": f"t{n % 97}"}
+                file.write(json.dumps(row) + "\n")
+
+
+def inputs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.jsonl"))
+
+
+class Memory:
+    """The peak of the proportional set size of a process and all below it, in MiB."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_mib = 0.0
+        self._pid = pid
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def stop(self) -> float:
+        self._is_over.set()
+        self._thread.join()
+        return self.peak_mib
+
+    def _watch(self) -> None:
+        import psutil
+
+        top = psutil.Process(self._pid)
+        while not self._is_over.wait(SAMPLE_EVERY_S):
+            total = 0
+            try:
+                family = [top, *top.children(recursive=True)]
+            except psutil.Error:
+                return
+            for process in family:
+                try:
+                    total += process.memory_full_info().pss
+                except (psutil.Error, OSError):
+                    continue
+            self.peak_mib = max(self.peak_mib, total / 2**20)
+
+
+def measure(contender: str, source: Path, count: int, peers_python: str) -> Found:
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        folder = Path(name)
+        with (folder / "log").open("w+") as log:
+            began = time.monotonic()
+            process = subprocess.Popen(
+                command_for(contender, source, folder, peers_python),
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            memory = Memory(process.pid)
+            process.wait()
+            seconds = time.monotonic() - began
+            peak_mib = memory.stop()
+            if process.returncode != 0:
+                log.seek(0)
+                raise SystemExit(f"{contender} failed:\n{log.read()[-3000:]}")
+        check(contender, source, folder / "out", count)
+    return Found(rate=count / seconds, peak_mib=peak_mib)
+
+
+def check(contender: str, source: Path, out: Path, count: int) -> None:
+    """That it did the work: as many rows as went in, and the same ones where it promises order."""
+    num_rows = 0
+    expected = (json.loads(line) for path in inputs(source) for line in path.open("rb"))
+    files = sorted(path for path in out.rglob("*") if path.suffix in (".json", ".jsonl"))
+    for path in files:
+        with path.open("rb") as file:
+            for line in file:
+                num_rows += 1
+                if contender not in UNORDERED and json.loads(line) != next(expected):
+                    raise SystemExit(f"{contender}: row {num_rows} is not that of the input")
+    if num_rows != count:
+        raise SystemExit(f"{contender} wrote {num_rows:,} rows of {count:,}")
+
+
+def run_size(
+    count: int, contenders: list[str], repeats: int, peers_python: str
+) -> dict[str, list[Found]]:
+    found: dict[str, list[Found]] = {name: [] for name in contenders}
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        source = Path(name) / "input"
+        write_input(source, count)
+        for round_number in range(repeats):
+            # Every other round backwards: whoever always comes after a certain other is not
+            # favoured.
+            for one in contenders if round_number % 2 == 0 else contenders[::-1]:
+                result = measure(one, source, count, peers_python)
+                found[one].append(result)
+                print(
+                    f"  {count:,} rows, round {round_number + 1}: {one}: "
+                    f"{result.rate:,.0f} records/s, {result.peak_mib:,.0f} MiB",
+                    file=sys.stderr,
+                )
+    return found
+
+
+def report(count: int, found: dict[str, list[Found]]) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, values in found.items():
+        pairs = list(zip(values, found[PLAIN], strict=True))
+        record[name] = {
+            "records_per_s": summary([value.rate for value in values]),
+            "of_plain_loop": summary([value.rate / base.rate for value, base in pairs]),
+            "peak_mib": summary([value.peak_mib for value in values]),
+        }
+    print(f"\n{count:,} rows, {len(found[PLAIN])} rounds")
+    rows = []
+    for name, figures in record.items():
+        rate, ratio, peak = figures.values()
+        rows.append(
+            [
+                name,
+                f"{rate['median']:,.0f}",
+                f"[{rate['low']:,.0f}–{rate['high']:,.0f}]",
+                f"{ratio['median']:.2f}",
+                f"{peak['median']:,.0f}",
+                f"[{peak['low']:,.0f}–{peak['high']:,.0f}]",
+            ]
+        )
+    table(["", "records/s", "range", "of plain loop", "peak MiB", "range"], rows)
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peers-python", default=sys.executable, help="an interpreter with peers")
+    parser.add_argument("--only", nargs="+", choices=[MUSTER, *PEERS], help="beside the plain loop")
+    parser.add_argument("--quick", action="store_true", help="20,000 rows, one round")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--as", dest="program", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.program is not None:
+        contender, source, out = args.program
+        PROGRAMS[contender](Path(source), Path(out))
+        return
+    if args.quick:
+        args.rows, args.repeats = [20_000], 1
+    peers = installed(args.peers_python)
+    contenders = [PLAIN, MUSTER, *peers]
+    if args.only is not None:
+        contenders = [name for name in contenders if name == PLAIN or name in args.only]
+    about = machine()
+    print(f"{about['processor']}, {about['cores']} cores, {about['date']}")
+    versions = ", ".join(f"{peer}: {peers.get(peer, 'not installed')}" for peer in PEERS)
+    print(f"peers: {versions}")
+    record: dict[str, Any] = {"machine": about, "peers": peers, "rows": {}}
+    for count in args.rows:
+        found = run_size(count, contenders, args.repeats, args.peers_python)
+        record["rows"][count] = report(count, found)
+    if MUSTER in contenders:
+        print()
+        judge(record["rows"])
+    write_json(args.json, record)
+
+
+def judge(by_count: dict[int, dict[str, Any]]) -> None:
+    for count, figures in by_count.items():
+        ratio = figures[MUSTER]["of_plain_loop"]["median"]
+        print(
+            f"{count:,} rows: {ratio:.2f} of the plain loop "
+            f"(goal {GOAL_SPEED}: {held(ratio >= GOAL_SPEED)})"
+        )
+    if len(by_count) > 1:
+        least, most = min(by_count), max(by_count)
+        growth = (
+            by_count[most][MUSTER]["peak_mib"]["median"]
+            / by_count[least][MUSTER]["peak_mib"]["median"]
+        )
+        print(
+            f"memory for {most:,} rows: {growth:.2f} of that for {least:,} "
+            f"(goal {GOAL_MEMORY}: {held(growth <= GOAL_MEMORY)})"
+        )
+
+
+if __name__ == "__main__":
+    main()
