@@ -108,6 +108,7 @@ def publish(
 ) -> Published:
     """Write the output, note what it is, and only then remove the chunks' files."""
     parts = parts_of(folder)
+    write_json(folder.publishing_json, {"output": str(sink.path.absolute())})
     if appender is None:
         merged = merge(parts, with_columns(folder, sink), errors=folder.errors_jsonl)
     else:
@@ -126,6 +127,7 @@ def publish(
         notes=tuple(merged.notes),
     )
     write_json(folder.published_json, published)
+    folder.publishing_json.unlink()
     if not keep_parts:
         shutil.rmtree(folder.parts, ignore_errors=True)
     return published
@@ -160,6 +162,8 @@ def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
     is_there = path.exists() and (not path.is_dir() or any(path.iterdir()))
     if not is_there or overwrite:
         return
+    if _is_half_published(folder, path):
+        return
     published = read_published(folder)
     if published is None:
         raise UsageError(
@@ -172,3 +176,11 @@ def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
             f"then, {size_of(path):,} now.",
             hint="move it away, or replace it with --overwrite.",
         )
+
+
+def _is_half_published(folder: RunFolder, path: Path) -> bool:
+    """Whether this run was killed while it wrote that output: it may be there or not yet."""
+    if not folder.publishing_json.exists():
+        return False
+    record = read_json(folder.publishing_json, "publishing.json")
+    return bool(record["output"] == str(path.absolute()))

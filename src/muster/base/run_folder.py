@@ -31,6 +31,7 @@ runs/<name>/
   parts/0000/         the finished and growing chunks of a map, 256 shards to a folder
   input/              the index of a map's input, and what had to be unpacked or downloaded
   errors.jsonl        the records of a map that failed, with stage, reason and traceback
+  publishing.json     there while a map writes its output
   published.json      the output that a map has written, with its size and counts
   stages/0/ …         a run folder per stage of a map with --stage-by-stage
   memory.json         the micro-batch that was found to fit, after an out-of-memory
@@ -206,6 +207,10 @@ class RunFolder:
     @property
     def map_columns(self) -> Path:
         return self.path / "columns.json"
+
+    @property
+    def publishing_json(self) -> Path:
+        return self.path / "publishing.json"
 
     @property
     def errors_jsonl(self) -> Path:
