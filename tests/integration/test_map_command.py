@@ -83,6 +83,14 @@ class Scale:
         note(f"batch {len(batch)}")
         return [{"x": r["x"], "y": r["x"] * self.factor} for r in batch]
 
+tries = {}
+
+def flaky(record):
+    tries[record["x"]] = tries.get(record["x"], 0) + 1
+    if record["x"] % 10 == 0 and tries[record["x"]] < 3:
+        raise OSError("busy")
+    return record
+
 class Hungry:
     """Holds at most eight records."""
 
@@ -197,6 +205,16 @@ def test_poison_costs_only_itself_and_the_exit_code_says_so(place: Path) -> None
     assert errors[0]["reason"] == "ValueError: cannot do 7"
     assert "stages.py" in errors[0]["traceback"]
     assert errors[1]["reason"] == "eight"
+
+
+def test_records_that_raise_are_tried_again_when_that_is_asked_for(place: Path) -> None:
+    write(place / "in.jsonl", 100)
+    words = ("stages.py:flaky", "--input", "in.jsonl", *ON)
+    assert run(*words, "--output", "a.jsonl").returncode == 1
+    assert len(rows(place / "a.jsonl")) == 90
+    again = run(*words, "--output", "b.jsonl", "--retry-exceptions", "2")
+    assert again.returncode == 0, again.stderr
+    assert len(rows(place / "b.jsonl")) == 100
 
 
 def test_a_stage_that_fails_everything_stops_the_run_and_stores_nothing(place: Path) -> None:
@@ -323,7 +341,7 @@ def test_other_formats_hold_the_same_records(place: Path, suffix: str) -> None:
             assert [int(row["y"]) for row in csv.DictReader(file)] == [n * n for n in range(300)]
 
 
-def test_a_folder_of_parts_and_an_unordered_file(place: Path) -> None:
+def test_a_folder_of_parts_has_one_per_shard(place: Path) -> None:
     write(place / "in.jsonl", 300)
     words = ("stages.py:square", "--input", "in.jsonl", "--chunk-rows", "100", *ON)
     done = run(*words, "--output", "parts/")
@@ -331,9 +349,23 @@ def test_a_folder_of_parts_and_an_unordered_file(place: Path) -> None:
     files = sorted((place / "parts").glob("part-*.jsonl"))
     assert len(files) == 3
     assert [row["x"] for file in files for row in rows(file)] == list(range(300))
-    loose = run(*words, "--output", "loose.jsonl", "--unordered")
-    assert loose.returncode == 0, loose.stderr
-    assert sorted(row["x"] for row in rows(place / "loose.jsonl")) == list(range(300))
+
+
+def test_an_unordered_output_grows_while_the_map_runs(place: Path) -> None:
+    write(place / "in.jsonl", 400)
+    words = ("stages.py:unhurried", "--input", "in.jsonl", "--chunk-rows", "40", *ON)
+    partial = place / "loose.jsonl.partial"
+    with running(*words, "--output", "loose.jsonl", "--unordered") as process:
+        wait_for(lambda: partial.exists() and partial.stat().st_size > 0)
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+    again = run(*words, "--output", "loose.jsonl", "--unordered")
+    assert again.returncode == 0, again.stderr
+    assert sorted(row["x"] for row in rows(place / "loose.jsonl")) == list(range(400))
+    assert not partial.exists()
+    refused = run(*words, "--output", "loose.parquet", "--unordered")
+    assert refused.returncode == 2
+    assert "cannot grow" in refused.stderr
 
 
 def test_which_records_is_the_users_choice(place: Path) -> None:
@@ -553,7 +585,7 @@ def test_a_dry_run_starts_nothing(place: Path) -> None:
     done = run(*words, *ON, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert (plan["records"], plan["chunks"], plan["is_new"]) == (640, 64, True)
+    assert (plan["records"], plan["chunks"], plan["is_new"]) == (640, 2, True)
     assert "x" in plan["columns"]
     assert not (place / "runs").exists()
 

@@ -109,7 +109,8 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             chores = Chores(folder, options, settings, slots_of(placement), SystemClock())
             with chores:
                 ending = _coordinate(workload, options, stored, ledger, chores, audience)
-            refresh_export(folder)
+            if workload.has_table:
+                refresh_export(folder)
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
     _check_usable(folder, ending)

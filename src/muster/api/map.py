@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from muster.api.lock import hold
 from muster.api.map_cost import cost_line
 from muster.api.map_growing import Growing
 from muster.api.map_job import MapJob, Mapped, MapSettings
+from muster.api.map_plan import check_same, num_rows, open_source, plan_of, workload_of
 from muster.api.map_publish import (
     Published,
     Tally,
@@ -30,40 +30,22 @@ from muster.api.map_view import RecordCount
 from muster.api.options import SweepOptions
 from muster.api.placing import would_take
 from muster.api.stored import read_stored
-from muster.api.workload import Numbers, Workload
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UnknownNameError
-from muster.base.records import to_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
-from muster.base.target import code_hash
 from muster.devices.inventory import discover
 from muster.devices.placement import Placement
-from muster.farm.identity import name_with_hash, payload_and_key
-from muster.farm.ledger.store import NewTask
-from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import Outcome, TargetSpec
+from muster.farm.identity import name_with_hash
 from muster.farm.view import RunView
-from muster.pipeline.plan import MapPlan, spec_of_object, specs_of_text, write_plan
+from muster.pipeline.plan import spec_of_object, specs_of_text, write_plan
 from muster.pipeline.sinks.spec import spec_of
 from muster.pipeline.sinks.unordered import discard
-from muster.pipeline.sources.model import Selection, Source
-from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
+from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.table import InputOptions
 from muster.plan.prices import read_prices
 
-_TARGET = TargetSpec(
-    name="muster.pipeline.chunk:run_chunk",
-    location="muster.pipeline.chunk",
-    attribute="run_chunk",
-    is_divisible=True,
-)
-#: A chunk may lose many workers: each loss narrows down the record that is to blame for it.
-_RETRY = RetryPolicy(
-    exception_retries=20,
-    backoff_s=0.05,
-    backoff_cap_s=2.0,
-    by_outcome={Outcome.CRASH: 1000, Outcome.TIMEOUT: 1000, Outcome.HOST_OOM: 1000},
-)
+_NEVER_S = 1e9  # there is no table to refresh
 #: A worker without any sign of life for so long is taken for hung.
 HUNG_AFTER_S = 1800.0
 
@@ -180,10 +162,10 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     folder = folder_of(job, options)
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     with tempfile.TemporaryDirectory() as scratch:
-        source = _open(job, Path(scratch))
+        source = open_source(job, Path(scratch))
         described = source.describe()
         if folder.exists() and not job.settings.restart:
-            _check_same(folder, job, described)
+            check_same(folder, job, described)
         shards = list(source.shards(job.settings.chunk_rows))
     return MapPreview(
         folder=folder,
@@ -200,16 +182,16 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     settings = read_settings()
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     folder.create()
-    source = _open(job, folder.map_input)
+    source = open_source(job, folder.map_input)
     if folder.exists():
-        _check_same(folder, job, source.describe())
+        check_same(folder, job, source.describe())
     before = tally(folder)
     published = _still_there(folder, job, before)
     if published is not None:
         return _mapped(folder, job, published, before, was_done=True)
-    workload = _workload(job, source)
-    write_plan(folder.map_json, _plan(job, options, source))
-    count = RecordCount(workload_rows(source, job), before.num_in, before.num_rejected)
+    workload = workload_of(job, source)
+    write_plan(folder.map_json, plan_of(job, options, source))
+    count = RecordCount(num_rows(source, job), before.num_in, before.num_rejected)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 
     def show(view: RunView) -> None:
@@ -219,7 +201,9 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
 
     shown = dataclasses.replace(audience, show=show)
     hung = options.timeout_s if options.timeout_s is not None else HUNG_AFTER_S
-    how = dataclasses.replace(options, run_dir=folder.path, timeout_s=hung)
+    how = dataclasses.replace(
+        options, run_dir=folder.path, timeout_s=hung, checkpoint_interval_s=_NEVER_S
+    )
     run = run_workload(workload, how, shown)
     after = tally(folder)
     is_whole = not (after.num_open or after.num_lost)
@@ -242,11 +226,6 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         causes=[group.message for group in run.failures() if group.num_failed],
         cost=cost,
     )  # fmt: skip
-
-
-def workload_rows(source: Source, job: MapJob) -> int:
-    """Rows that the shards hold."""
-    return sum(shard.count for shard in source.shards(job.settings.chunk_rows))
 
 
 def _mapped(
@@ -325,107 +304,6 @@ def _with_earlier(done: Mapped, earlier: list[Mapped]) -> Mapped:
         seconds=done.seconds + sum(m.seconds for m in earlier),
         was_done=done.was_done and all(m.was_done for m in earlier),
         notes=(*done.notes, *notes),
-    )
-
-
-# ---------------------------------------------------------------------- the plan
-
-
-def _open(job: MapJob, folder: Path) -> Source:
-    source = open_input(job.input, job.selection, job.options, folder)
-    job.check_columns(source.describe()["columns"])
-    return source
-
-
-def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
-    """What may not change between two commands on one run folder."""
-    stages = [dict(stage.values) for stage in job.stages]
-    return {
-        "stages": [stage.name for stage in job.stages],
-        "flags": json.loads(to_json(stages)),
-        "input": json.loads(to_json(identity(described))),
-        "output": str(job.output.path.absolute()),
-        "ids": job.settings.keeps_ids,
-        "unordered": job.settings.unordered,
-        "chunk_rows": job.settings.chunk_rows,
-    }
-
-
-def _check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
-    """PlanMismatchError that says what has changed: input, stages, flags, output."""
-    old = read_stored(folder).fixed
-    new = _fixed(job, described)
-    if "input" not in old:
-        raise PlanMismatchError(
-            f"{folder.path} is the run folder of something else than a map.",
-            hint="choose another --run-dir.",
-        )
-    lines = []
-    if old["input"] != new["input"]:
-        lines += changes(old["input"], new["input"]) or ["the input has changed"]
-    lines += [
-        f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
-        for name in ("stages", "output", "ids", "unordered", "chunk_rows")
-        if old.get(name) != new[name]
-    ]
-    if old["stages"] == new["stages"]:
-        lines += _changed_flags(old["flags"], new["flags"])
-    if lines:
-        raise PlanMismatchError(
-            "This run was begun with another plan; old and new records would be mixed:\n  "
-            + "\n  ".join(lines),
-            hint="choose another --output (or --run-dir) for the new plan, or forget the old one "
-            f"with --restart. {folder.path} is untouched.",
-        )
-
-
-def _changed_flags(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
-        for before, after in zip(old, new, strict=False)
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
-    ]
-
-
-def _plan(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
-    settings = job.settings
-    return MapPlan(
-        source=source.describe(),
-        stages=job.stages,
-        base_folder=str(Path.cwd()),
-        batch_size=settings.batch_size,
-        keeps_ids=settings.keeps_ids,
-        row_retries=settings.row_retries,
-        keep_going=options.keep_going,
-        max_worker_memory_mib=settings.max_worker_memory_mib,
-    )
-
-
-def _workload(job: MapJob, source: Source) -> Workload:
-    fixed = _fixed(job, source.describe())
-    base = Path.cwd()
-    code = {spec.name: code_hash(spec.ref, base) for spec in job.stages}
-
-    def feed(numbers: Numbers) -> Iterator[NewTask]:
-        make = payload_and_key(_TARGET.name)
-        for shard in source.shards(job.settings.chunk_rows):
-            params = {**shard._asdict(), "place": list(shard.place)}
-            payload, key = make({**params, "start": 0, "stop": shard.count})
-            yield NewTask(key, numbers[_TARGET.name], payload)
-
-    total = sum(1 for _ in source.shards(job.settings.chunk_rows))
-    return Workload(
-        name=job.name,
-        targets=(_TARGET,),
-        code=code,
-        spec=fixed,
-        fixed=fixed,
-        total=total,
-        feed=feed,
-        parameters=("order", "start", "stop"),
-        retry=_RETRY,
-        reopens_failed=True,
     )
 
 

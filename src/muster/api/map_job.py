@@ -23,6 +23,7 @@ class MapSettings:
         chunk_rows: rows per shard; None: from the size of the input.
         keeps_ids: give records an ``id`` (their row in the input) unless they have one.
         row_retries: how often a record that kills or hangs its worker is tried again.
+        exception_retries: how often a record is tried again for which a stage raised.
         unordered: write chunks as they are ready instead of in input order.
         stage_by_stage: write each stage's output before the next begins.
         max_worker_memory_mib: a worker that holds more is replaced between batches.
@@ -35,6 +36,7 @@ class MapSettings:
     chunk_rows: int | None = None
     keeps_ids: bool = True
     row_retries: int = 1
+    exception_retries: int = 0
     unordered: bool = False
     stage_by_stage: bool = False
     max_worker_memory_mib: float | None = None
@@ -49,6 +51,8 @@ class MapSettings:
             raise UsageError(f"--chunk-rows {self.chunk_rows}: write 1 or more.")
         if self.row_retries < 0:
             raise UsageError(f"--retries {self.row_retries}: write 0 or more.")
+        if self.exception_retries < 0:
+            raise UsageError(f"--retry-exceptions {self.exception_retries}: write 0 or more.")
         if self.max_worker_memory_mib is not None and self.max_worker_memory_mib <= 0:
             raise UsageError("--max-worker-memory must be more than nothing.")
 

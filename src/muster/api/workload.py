@@ -48,6 +48,7 @@ class Workload:
     config: Any = None
     warnings: tuple[str, ...] = field(default=())
     retry: RetryPolicy | None = None  # instead of the one that the options mean
+    has_table: bool = True  # results.* are exported
     reopens_failed: bool = False  # tasks that failed are tried again at the next start
 
     @property

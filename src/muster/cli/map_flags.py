@@ -88,14 +88,48 @@ class PaceFlags:
     """Replace a worker, between batches, that holds more: 8G, 900M."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordFaultFlags:
+    """What happens when something goes wrong."""
+
+    retries: int = _S.row_retries
+    """How often a record that kills or hangs its worker is tried again before it is rejected."""
+    retry_exceptions: int = _S.exception_retries
+    """How often a record for which a stage raised an exception is tried again."""
+    timeout: str | None = None
+    """Take a worker for hung that finishes no batch in this time: 90, 30m. Default: 30m."""
+    keep_going: Switch = False
+    """Reject records one by one although all so far have failed."""
+    allow_changed_code: Switch = False
+    """Go on although the source of a stage has changed since the run began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRunFlags:
+    """Where the run is kept and what is shown."""
+
+    run_dir: Path | None = None
+    """The run folder. Default: runs/map-<name>-<hash of the output's path>."""
+    name: str | None = None
+    """The name in that default."""
+    monitor_interval: str = "5"
+    """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
+    quiet: Switch = False
+    """Show nothing but errors."""
+    json: Switch = False
+    """Print the outcome as JSON and nothing else."""
+    dry_run: Switch = False
+    """Show what would run, where, and start nothing."""
+
+
 _COMMON: dict[str, Any] = {
     "source": InputFlags,
     "sink": OutputFlags,
     "pace": PaceFlags,
     "device": DeviceFlags,
     "worker": WorkerFlags,
-    "fault": FaultFlags,
-    "run": RunFlags,
+    "fault": RecordFaultFlags,
+    "run": MapRunFlags,
 }
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
@@ -106,7 +140,7 @@ class Parsed:
 
     job: MapJob | None
     options: SweepOptions
-    run: RunFlags
+    run: MapRunFlags
     recipe: MapRecipe | None = None
     config: Any = None
 
@@ -136,7 +170,7 @@ def _of_recipe(recipe: MapRecipe, words: list[str]) -> Parsed:
     text = f"Recipe {recipe.name}: {doc}"
     flags: Any = parse(kind, words, f"map {recipe.name}", text, pairs=False)
     config = flags.recipe
-    options = options_from(flags.device, flags.worker, flags.fault, flags.run)
+    options = _options(flags)
     if recipe.inform(config) is not None:
         return Parsed(job=None, options=options, run=flags.run, recipe=recipe, config=config)
     from muster.pipeline.plan import spec_of_object
@@ -165,7 +199,7 @@ def _of_target(target: str, words: list[str], text: str) -> Parsed:
     flags: Any = parse(bundle("Map", groups), words, f"map {target}", text)
     values = dataclasses.asdict(flags.stage) if "stage" in groups else {}
     specs = specs_of_text(target, values, Path.cwd())
-    options = options_from(flags.device, flags.worker, flags.fault, flags.run)
+    options = _options(flags)
     name = target.rpartition(":")[2].rpartition(".")[2]
     return Parsed(job=_job(name, specs, flags), options=options, run=flags.run)
 
@@ -216,6 +250,17 @@ def _job(
     )
 
 
+def _options(flags: Any) -> SweepOptions:
+    """A map's tasks are chunks: what is tried again here are records, by the workers themselves."""
+    fault = FaultFlags(
+        timeout=flags.fault.timeout,
+        keep_going=flags.fault.keep_going,
+        allow_changed_code=flags.fault.allow_changed_code,
+    )
+    run = RunFlags(**{f.name: getattr(flags.run, f.name) for f in dataclasses.fields(MapRunFlags)})
+    return options_from(flags.device, flags.worker, fault, run)
+
+
 def _recipe_input(recipe: MapRecipe, config: Any, source: Any) -> tuple[Any, Any]:
     from muster.pipeline.sources.table import InputOptions
 
@@ -234,6 +279,7 @@ def _settings(flags: Any) -> dict[str, Any]:
         "chunk_rows": pace.chunk_rows,
         "keeps_ids": not sink.no_ids,
         "row_retries": flags.fault.retries,
+        "exception_retries": flags.fault.retry_exceptions,
         "unordered": sink.unordered,
         "stage_by_stage": pace.stage_by_stage,
         "max_worker_memory_mib": None if memory is None else parse_memory_mib(memory),

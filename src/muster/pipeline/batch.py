@@ -47,11 +47,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """A stage as the worker runs it. ``one``: a function of a record; ``many``: of a batch."""
+    """A stage as the worker runs it. ``one``: a function of a record; ``many``: of a batch.
+
+    ``retries``: how often a single record is tried again for which it raised.
+    """
 
     name: str
     one: Callable[[dict[str, Any]], Any] | None = None
     many: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None
+    retries: int = 0
 
 
 def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
@@ -83,17 +87,30 @@ def _apply_one(
         try:
             made = function(record.copy())
         except Exception as error:
-            row.failures.append(failure_of(step.name, error))
-            continue
+            made = _again(step, function, record, error)
         if type(made) is dict and (_ID in made or not keeps_ids):  # by far the most
             kept.append(made)
             continue
-        made = _checked(step, made)
+        made = checked(step.name, made)
         if isinstance(made, Failure):
             row.failures.append(made)
         else:
             kept += children(record, made, keeps_ids=keeps_ids)
     row.records = kept
+
+
+def _again(
+    step: Step, function: Callable[[dict[str, Any]], Any], record: dict[str, Any], error: Exception
+) -> Any:
+    """What further tries give, or the last failure. A `Reject` is an answer and not tried again."""
+    for _ in range(step.retries):
+        if isinstance(error, Reject):
+            break
+        try:
+            return function(record.copy())
+        except Exception as another:
+            error = another
+    return failure_of(step.name, error)
 
 
 def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
@@ -105,14 +122,22 @@ def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
         made = step.many([dict(record) for record in records])
         if not isinstance(made, list | tuple) or len(made) != len(records):
             raise TypeError(_wrong_length(made, len(records)))
-        return [_checked(step, item) for item in made]
+        return [checked(step.name, item) for item in made]
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemory(len(records), error) from error
         if len(records) == 1:
-            return [failure_of(step.name, error)]
+            return [_again(step, lambda record: _alone(step, record), records[0], error)]
     half = len(records) // 2
     return _call_many(step, records[:half]) + _call_many(step, records[half:])
+
+
+def _alone(step: Step, record: dict[str, Any]) -> Any:
+    assert step.many is not None
+    made = step.many([record])
+    if not isinstance(made, list | tuple) or len(made) != 1:
+        raise TypeError(_wrong_length(made, 1))
+    return checked(step.name, made[0])
 
 
 def _wrong_length(made: Any, expected: int) -> str:
@@ -124,16 +149,16 @@ def _wrong_length(made: Any, expected: int) -> str:
     return f"process must return a list, not {type(made).__name__}"
 
 
-def _checked(step: Step, made: Any) -> Any:
+def checked(stage: str, made: Any) -> Any:
     """``made`` if a stage may say that of a record, else a failure that says what it may."""
-    if made is None or isinstance(made, dict):
+    if made is None or isinstance(made, dict | Failure):
         return made
     if isinstance(made, Reject):
-        return Failure(step.name, str(made))
+        return Failure(stage, str(made))
     if isinstance(made, list | tuple) and all(isinstance(item, dict) for item in made):
         return list(made)
     return Failure(
-        step.name,
+        stage,
         f"the stage returned {type(made).__name__}: a record (dict), None or a list of records "
         "is needed",
     )

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
-
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import TargetError
 from muster.base.processes import resident_mib
@@ -27,6 +25,7 @@ from muster.pipeline.batch import (
     OutOfMemory,
     Row,
     apply,
+    checked,
     children,
     failure_of,
 )
@@ -37,17 +36,13 @@ from muster.pipeline.meter import METER
 from muster.pipeline.sources.model import BadRow, Shard
 from muster.pipeline.stages import Reject
 from muster.pipeline.worker import TaskContext, Worker, worker_of
+from muster.pipeline.writing import RowWriter
 
 _REPORT_EVERY_S = 0.2
 _MEMORY_EVERY_S = 0.5
 _ANSWER_EVERY_S = 0.2
-#: So many records at the start of a worker that all fail say that the stage is broken.
-_BROKEN_AFTER = 100
-#: A chunk of so many is not stored either, when nothing but failures is in it.
-_TOO_MANY_HELD = 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 Numbered = Iterator[tuple[int, dict[str, Any] | BadRow | None]]
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def run_chunk(
@@ -90,9 +85,8 @@ class Chunk:
         self._size = BatchSize(worker.batch_size)
         self._suspicion = suspect(journal.doubt(), ctx.tries, worker.plan.row_retries)
         self._in_flight: set[int] = set()
-        self._held: list[Row] = []  # rejects of a worker that has not had a success yet
+        self._writer = RowWriter(worker, journal, shard.first)
         self._reported_s = self._looked_s = 0.0
-        self._begin_s = time.perf_counter()
 
     def run(self) -> dict[str, Any]:
         self._set_up()
@@ -102,9 +96,7 @@ class Chunk:
             self._worker.loop.run_until_complete(self._run_waiting(rows))
         else:
             self._run_batches(rows)
-        if len(self._held) >= _TOO_MANY_HELD:
-            self._give_up()
-        self._store_held()
+        self._writer.end()
         totals = self._journal.finish()
         self._report(is_last=True)
         return {
@@ -283,102 +275,29 @@ class Chunk:
         for name, stage in self._worker.waiting:
             kept: list[dict[str, Any]] = []
             for record in row.records:
-                try:
-                    made = await stage.process_one(dict(record))
-                except EngineError:
-                    raise
-                except Exception as error:
-                    row.failures.append(failure_of(name, error))
-                    continue
-                if isinstance(made, Reject):
-                    row.failures.append(failure_of(name, made))
-                elif made is not None:
-                    kept += children(record, made, keeps_ids=self._worker.plan.keeps_ids)
+                made = await self._ask(name, stage, record)
+                if isinstance(made, Failure):
+                    row.failures.append(made)
+                else:
+                    kept += children(record, made, keeps_ids=self._keeps_ids)
             row.records = kept
         return row
 
-    # ------------------------------------------------------------------ storing
+    async def _ask(self, name: str, stage: Any, record: dict[str, Any]) -> Any:
+        """What the stage makes of the record, or why it does not, after all tries."""
+        for left in range(self._worker.plan.exception_retries, -1, -1):
+            try:
+                return checked(name, await stage.process_one(record.copy()))
+            except EngineError:
+                raise
+            except Exception as error:
+                if isinstance(error, Reject) or not left:
+                    return failure_of(name, error)
+        raise AssertionError("the last try returns")
 
     def _store(self, batch: list[Row]) -> None:
-        """Journal the rows; those of a worker without any success wait for one (see below)."""
-        worker = self._worker
-        worker.num_rows += len(batch)
-        self._in_flight -= {row.number for row in batch}
-        worker.num_rejected += sum(1 for row in batch if row.failures)
-        if not worker.plan.keep_going and worker.num_rejected == worker.num_rows:
-            self._held += batch
-            if worker.num_rows >= _BROKEN_AFTER:
-                self._give_up()
-            return
-        self._store_held()
-        self._write(batch)
-
-    def _give_up(self) -> None:
-        """Nothing has been stored: once the cause is put right, these rows are done again."""
-        failure = self._held[-1].failures[-1]
-        self._held = []
-        raise TargetError(
-            f"All records so far have failed, the last in {failure.stage}: {failure.reason}",
-            hint="correct the stage or its settings; --keep-going rejects such records instead.",
-        )
-
-    def _store_held(self) -> None:
-        held, self._held = self._held, []
-        if held:
-            self._write(held)
-
-    def _write(self, rows: list[Row]) -> None:
-        """One entry per gapless range of rows."""
-        if rows[-1].number - rows[0].number == len(rows) - 1:
-            self._write_range(rows)
-            return
-        begin = 0
-        for position in range(1, len(rows) + 1):
-            is_end = position == len(rows)
-            if is_end or rows[position].number != rows[position - 1].number + 1:
-                self._write_range(rows[begin:position])
-                begin = position
-
-    def _write_range(self, rows: list[Row]) -> None:
-        try:
-            lines = [
-                orjson.dumps(record, option=_OPTIONS) for row in rows for record in row.records
-            ]
-        except (TypeError, ValueError):
-            lines = [line for row in rows for line in self._lines_of(row)]
-        rejects = [self._reject_line(row, f) for row in rows if row.failures for f in row.failures]
-        self._worker.num_records += len(lines)
-        self._journal.add(
-            rows[0].number,
-            rows[-1].number + 1,
-            b"".join(lines),
-            len(lines),
-            rejects=b"".join(rejects),
-            num_rejects=len(rejects),
-            num_dropped=sum(1 for row in rows if not row.records and not row.failures),
-        )
-
-    def _lines_of(self, row: Row) -> list[bytes]:
-        """What cannot be written becomes a failure of the row."""
-        lines, kept = [], []
-        for record in row.records:
-            try:
-                lines.append(orjson.dumps(record, option=_OPTIONS))
-                kept.append(record)
-            except (TypeError, ValueError) as error:
-                row.failures.append(failure_of("write", error))
-        row.records = kept
-        return lines
-
-    def _reject_line(self, row: Row, failure: Failure) -> bytes:
-        record = {
-            "id": row.id,
-            "row": self._shard.first + row.number,
-            "stage": failure.stage,
-            "reason": failure.reason.encode("utf-8", "replace").decode(),
-            "traceback": failure.trace.encode("utf-8", "replace").decode(),
-        }
-        return orjson.dumps(record, default=str, option=_OPTIONS)
+        self._in_flight.difference_update(row.number for row in batch)
+        self._writer.store(batch)
 
     # ------------------------------------------------------------------ between batches
 

@@ -49,6 +49,7 @@ class MapPlan:
     batch_size: int = 0
     keeps_ids: bool = True
     row_retries: int = 1
+    exception_retries: int = 0
     keep_going: bool = False
     max_worker_memory_mib: float | None = None
 

@@ -105,9 +105,9 @@ class Worker:
             self.waiting.append((name, stage))
             return
         if hasattr(stage, "process"):
-            step = Step(name, many=stage.process)
+            step = Step(name, many=stage.process, retries=self.plan.exception_retries)
         else:
-            step = Step(name, one=stage)
+            step = Step(name, one=stage, retries=self.plan.exception_retries)
         (self.after if self.waiting else self.before).append(step)
 
 

@@ -107,3 +107,28 @@ def test_the_batch_never_leaves_its_bounds(goods: list[bool]) -> None:
     for is_good in goods:
         size.good() if is_good else size.shrink(size.now)
         assert 1 <= size.now <= 20
+
+
+def test_a_record_that_raised_is_tried_again_but_not_one_that_was_rejected() -> None:
+    calls: list[int] = []
+
+    def flaky(record: dict[str, Any]) -> Any:
+        calls.append(record["x"])
+        if record["x"] == 1:
+            raise Reject("no")
+        if record["x"] == 2 and calls.count(2) < 3:
+            raise OSError("busy")
+        if record["x"] == 3:
+            raise OSError("always busy")
+        return record
+
+    for step in (
+        Step("s", one=flaky, retries=2),
+        Step("s", many=lambda batch: [flaky(record) for record in batch], retries=2),
+    ):
+        calls.clear()
+        rows = rows_of(0, 1, 2, 3)
+        apply(step, rows, keeps_ids=True)
+        assert [r["x"] for r in records(rows)] == [0, 2]
+        assert reasons(rows) == {1: "no", 3: "OSError: always busy"}
+        assert calls.count(1) <= 3  # alone once, and in the batches that were halved

@@ -1,0 +1,143 @@
+"""What a map will do, from its job: the source, what may not change, the plan and the tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.api.map_job import MapJob
+from muster.api.options import SweepOptions
+from muster.api.stored import read_stored
+from muster.api.workload import Numbers, Workload
+from muster.base.errors import PlanMismatchError
+from muster.base.records import to_json
+from muster.base.run_folder import RunFolder
+from muster.base.target import code_hash
+from muster.farm.identity import payload_and_key
+from muster.farm.ledger.store import NewTask
+from muster.farm.lifecycle import RetryPolicy
+from muster.farm.model import Outcome, TargetSpec
+from muster.pipeline.plan import MapPlan
+from muster.pipeline.sources.model import Source
+from muster.pipeline.sources.table import changes, identity, open_input
+
+_TARGET = TargetSpec(
+    name="muster.pipeline.chunk:run_chunk",
+    location="muster.pipeline.chunk",
+    attribute="run_chunk",
+    is_divisible=True,
+)
+#: A chunk may lose many workers: each loss narrows down the record that is to blame for it.
+_RETRY = RetryPolicy(
+    exception_retries=20,
+    backoff_s=0.05,
+    backoff_cap_s=2.0,
+    by_outcome={Outcome.CRASH: 1000, Outcome.TIMEOUT: 1000, Outcome.HOST_OOM: 1000},
+)
+
+
+def open_source(job: MapJob, folder: Path) -> Source:
+    source = open_input(job.input, job.selection, job.options, folder)
+    job.check_columns(source.describe()["columns"])
+    return source
+
+
+def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What may not change between two commands on one run folder."""
+    stages = [dict(stage.values) for stage in job.stages]
+    return {
+        "stages": [stage.name for stage in job.stages],
+        "flags": json.loads(to_json(stages)),
+        "input": json.loads(to_json(identity(described))),
+        "output": str(job.output.path.absolute()),
+        "ids": job.settings.keeps_ids,
+        "unordered": job.settings.unordered,
+        "chunk_rows": job.settings.chunk_rows,
+    }
+
+
+def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
+    """PlanMismatchError that says what has changed: input, stages, flags, output."""
+    old = read_stored(folder).fixed
+    new = _fixed(job, described)
+    if "input" not in old:
+        raise PlanMismatchError(
+            f"{folder.path} is the run folder of something else than a map.",
+            hint="choose another --run-dir.",
+        )
+    lines = []
+    if old["input"] != new["input"]:
+        lines += changes(old["input"], new["input"]) or ["the input has changed"]
+    lines += [
+        f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
+        for name in ("stages", "output", "ids", "unordered", "chunk_rows")
+        if old.get(name) != new[name]
+    ]
+    if old["stages"] == new["stages"]:
+        lines += _changed_flags(old["flags"], new["flags"])
+    if lines:
+        raise PlanMismatchError(
+            "This run was begun with another plan; old and new records would be mixed:\n  "
+            + "\n  ".join(lines),
+            hint="choose another --output (or --run-dir) for the new plan, or forget the old one "
+            f"with --restart. {folder.path} is untouched.",
+        )
+
+
+def _changed_flags(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
+        for before, after in zip(old, new, strict=False)
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
+    settings = job.settings
+    return MapPlan(
+        source=source.describe(),
+        stages=job.stages,
+        base_folder=str(Path.cwd()),
+        batch_size=settings.batch_size,
+        keeps_ids=settings.keeps_ids,
+        row_retries=settings.row_retries,
+        exception_retries=settings.exception_retries,
+        keep_going=options.keep_going,
+        max_worker_memory_mib=settings.max_worker_memory_mib,
+    )
+
+
+def workload_of(job: MapJob, source: Source) -> Workload:
+    fixed = _fixed(job, source.describe())
+    base = Path.cwd()
+    code = {spec.name: code_hash(spec.ref, base) for spec in job.stages}
+
+    def feed(numbers: Numbers) -> Iterator[NewTask]:
+        make = payload_and_key(_TARGET.name)
+        for shard in source.shards(job.settings.chunk_rows):
+            params = {**shard._asdict(), "place": list(shard.place)}
+            payload, key = make({**params, "start": 0, "stop": shard.count})
+            yield NewTask(key, numbers[_TARGET.name], payload)
+
+    total = sum(1 for _ in source.shards(job.settings.chunk_rows))
+    return Workload(
+        name=job.name,
+        targets=(_TARGET,),
+        code=code,
+        spec=fixed,
+        fixed=fixed,
+        total=total,
+        feed=feed,
+        parameters=("order", "start", "stop"),
+        retry=_RETRY,
+        has_table=False,
+        reopens_failed=True,
+    )
+
+
+def num_rows(source: Source, job: MapJob) -> int:
+    """Rows that the shards hold."""
+    return sum(shard.count for shard in source.shards(job.settings.chunk_rows))
