@@ -20,7 +20,8 @@ missing = sys.argv[2].split(",")
 # What is imported from elsewhere keeps the platform it was built for.
 for name in ("selectors", "socket", "subprocess", "asyncio", "multiprocessing", "tempfile",
              "shutil", "orjson", "filelock", "tyro", "rich.console", "rich.live", "pyarrow",
-             "pyarrow.csv", "pyarrow.parquet", "pyarrow.compute", "pyarrow.ipc", "matplotlib", "numpy",
+             "pyarrow.csv", "pyarrow.parquet", "pyarrow.compute", "pyarrow.ipc", "numpy",
+             "matplotlib",
              "transformers.cache_utils", "torch", "logging", "ctypes",
              "concurrent.futures", "faulthandler", "importlib.metadata", "platform", "uuid",
              "torch.distributed.elastic.agent.server.api", "torch.distributed.checkpoint"):
