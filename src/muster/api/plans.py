@@ -45,6 +45,8 @@ def open_plan(
         return stored
     stored = read_stored(folder)
     with_results = folder.ledger.exists() and Run(folder.path).counts()[TaskState.DONE] > 0
+    # A map's chunks keep the rows that are done before the chunk is.
+    with_results = with_results or folder.parts.exists()
     check_same_plan(stored, workload, options, has_results=with_results)
     renewed = dataclasses.replace(
         stored,
