@@ -112,6 +112,21 @@ class Leaking:
         self.kept.append(bytearray(os.urandom(1 << 20) * 8))
         return batch
 
+class Closing:
+    def process(self, batch):
+        return batch
+
+    def close(self):
+        note(f"closed {os.getpid()}")
+
+class Stuck:
+    concurrency = 4
+
+    async def process_one(self, record):
+        note(f"seen {record['x']} {os.getpid()}")
+        await asyncio.sleep(600 if record["x"] == 11 else 0.01)
+        return record
+
 class Waiting:
     concurrency = 20
 
@@ -265,6 +280,21 @@ def test_a_row_that_hangs_is_cut_off_and_rejected(place: Path) -> None:
     assert [row["x"] for row in rows(place / "out.jsonl")] == [n for n in range(60) if n != 21]
 
 
+def test_a_record_that_waits_for_ever_is_cut_off_too(place: Path) -> None:
+    write(place / "in.jsonl", 30)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--timeout", "1", *ON)
+    done = run("stages.py:Stuck", *words)
+    assert done.returncode == 1, done.stderr
+    assert [row["x"] for row in rows(place / "out.jsonl")] == [n for n in range(30) if n != 11]
+
+
+def test_stages_are_closed_at_the_end(place: Path) -> None:
+    write(place / "in.jsonl", 30)
+    done = run("stages.py:Closing", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    assert done.returncode == 0, done.stderr
+    assert notes(place, "closed")
+
+
 def test_out_of_memory_halves_the_batch_and_goes_on(place: Path) -> None:
     write(place / "in.jsonl", 600)
     words = ("--input", "in.jsonl", "--output", "out.jsonl", "--devices", "cpu:1")
@@ -381,6 +411,7 @@ def test_which_records_is_the_users_choice(place: Path) -> None:
     assert shuffled == [row["x"] for row in rows(place / "c.jsonl")]
     assert len(set(shuffled)) == 200
     assert shuffled != sorted(shuffled)
+    assert [row["id"] for row in rows(place / "b.jsonl")] == shuffled  # rows of the input
 
 
 def test_from_python_with_an_iterator(place: Path) -> None:
@@ -518,6 +549,45 @@ def test_changed_flags_are_named_and_restart_begins_again(place: Path) -> None:
     anew = run(*words, "--factor", "7", "--restart", "--overwrite")
     assert anew.returncode == 0, anew.stderr
     assert rows(place / "out.jsonl")[3]["y"] == 21
+
+
+def test_a_finished_run_notices_changes_and_can_begin_again(place: Path) -> None:
+    write(place / "in.jsonl", 50)
+    words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
+    assert run(*words).returncode == 0
+    source = (place / "stages.py").read_text()
+    (place / "stages.py").write_text(source.replace('record["x"] ** 2', 'record["x"] ** 3'))
+    changed = run(*words)
+    assert changed.returncode == 2
+    assert "source of square has changed" in changed.stderr
+    anew = run(*words, "--restart")
+    assert anew.returncode == 0, anew.stderr
+    assert rows(place / "out.jsonl")[3]["y"] == 27
+    text = (place / "in.jsonl").read_text()
+    (place / "in.jsonl").write_text(text.replace("row 25", "row 52"))  # as long as it was
+    other = run(*words)
+    assert other.returncode == 2
+    assert "in.jsonl: other content of the same size" in other.stderr
+
+
+def test_resume_does_not_repeat_a_restart(place: Path) -> None:
+    write(place / "in.jsonl", 300)
+    words = (*SLOW, "--output", "out.jsonl", "--chunk-rows", "50", "--restart")
+    with running(*words) as process:
+        wait_for(lambda: len(notes(place)) > 150)
+        os.kill(process.pid, signal.SIGKILL)
+    command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert len(notes(place)) <= 300 + 2 * 4
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(place: Path) -> None:
+    write(place / "in.jsonl", 3)
+    done = run("stages.py:square", "--input", "in.jsonl", "--output", "/proc/nope/out.jsonl")
+    assert done.returncode == 3
+    assert "--output" in done.stderr
+    assert not (place / "runs").exists()
 
 
 def test_an_output_of_somebody_else_is_not_touched(place: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from muster.api.map_publish import (
 from muster.api.map_view import RecordCount
 from muster.api.options import SweepOptions
 from muster.api.placing import would_take
-from muster.api.stored import read_stored
+from muster.api.stored import check_same_plan, read_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UnknownNameError
 from muster.base.run_folder import RunFolder
@@ -39,12 +38,14 @@ from muster.devices.placement import Placement
 from muster.farm.identity import name_with_hash
 from muster.farm.view import RunView
 from muster.pipeline.plan import spec_of_object, specs_of_text, write_plan
-from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sinks.spec import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.model import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.plan.prices import read_prices
 
+#: What is tried again in a map are records, not tasks.
+_AS_RECORDS = {"retries": "row_retries", "retry_exceptions": "exception_retries"}
 _NEVER_S = 1e9  # there is no table to refresh
 #: A worker without any sign of life for so long is taken for hung.
 HUNG_AFTER_S = 1800.0
@@ -110,6 +111,7 @@ def map(
 
 
 def _options(options: Mapping[str, Any]) -> tuple[MapSettings, SweepOptions]:
+    options = {_AS_RECORDS.get(name, name): value for name, value in options.items()}
     own = {field.name for field in dataclasses.fields(MapSettings)}
     shared = {field.name for field in dataclasses.fields(SweepOptions)}
     unknown = set(options) - own - shared
@@ -137,8 +139,7 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     """Run or continue a job; the engine behind ``muster.map`` and the command."""
     folder = folder_of(job, options)
     if job.settings.restart and folder.path.exists():
-        _forget(folder)
-        discard(job.output)
+        job = _begun_again(job, folder)
     try:
         if job.settings.stage_by_stage and len(job.stages) > 1:
             return _run_stages(job, options, audience, folder)
@@ -181,16 +182,19 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     began = time.monotonic()
     settings = read_settings()
     check_output(folder, job.output, overwrite=job.settings.overwrite)
+    check_place(job.output)
     folder.create()
     source = open_source(job, folder.map_input)
     if folder.exists():
         check_same(folder, job, source.describe())
     before = tally(folder)
+    workload = workload_of(job, source)
     published = _still_there(folder, job, before)
     if published is not None:
+        check_same_plan(read_stored(folder), workload, options, has_results=True)
         return _mapped(folder, job, published, before, was_done=True)
-    workload = workload_of(job, source)
-    write_plan(folder.map_json, plan_of(job, options, source))
+    with hold(folder):  # not under the hands of another that works on it
+        write_plan(folder.map_json, plan_of(job, options, source))
     count = RecordCount(num_rows(source, job), before.num_in, before.num_rejected)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 
@@ -215,7 +219,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
                 appender=None if growing is None else growing.appender,
             )  # fmt: skip
     if growing is not None:
-        growing.appender.close()
+        growing.close()
     numbers = count.last.numbers if count.last is not None else {}
     seconds = time.monotonic() - began
     cost = cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None))
@@ -223,6 +227,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     return _mapped(
         folder, job, published, after, seconds=seconds, numbers=numbers,
         is_interrupted=is_cut and not is_whole,
+        was_signalled=is_cut,
         causes=[group.message for group in run.failures() if group.num_failed],
         cost=cost,
     )  # fmt: skip
@@ -236,6 +241,7 @@ def _mapped(
     *,
     was_done: bool = False,
     is_interrupted: bool = False,
+    was_signalled: bool = False,
     seconds: float = 0.0,
     numbers: Mapping[str, float] | None = None,
     causes: Sequence[str] = (),
@@ -252,6 +258,7 @@ def _mapped(
         num_dropped=counts.num_dropped,
         num_lost=counts.num_lost,
         is_interrupted=is_interrupted,
+        was_signalled=was_signalled,
         was_done=was_done,
         seconds=seconds,
         numbers=dict(numbers or {}),
@@ -282,6 +289,8 @@ def _run_stages(
         done = _run_once(part, dataclasses.replace(options, run_dir=home.path), audience, home)
         if done.output is None:
             return done
+        if number < last and done.was_signalled:
+            return dataclasses.replace(done, output=None, is_interrupted=True)
         if number < last:
             earlier.append(done)
             source, selection, input_options = str(done.output), Selection(), InputOptions()
@@ -318,19 +327,28 @@ def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | N
     if folder.parts.exists():
         return None  # written again from the chunks
     raise PlanMismatchError(
-        f"The output {path} of this finished run was removed, and its chunks are gone as well.",
-        hint="make it again from the start with --restart (and --keep-parts to keep the chunks).",
+        f"The output {path} of this finished run was changed or removed since, and its chunks are "
+        "gone as well.",
+        hint="make it again from the start with --restart --overwrite (and --keep-parts to keep "
+        "the chunks).",
     )
 
 
-def _forget(folder: RunFolder) -> None:
+def _begun_again(job: MapJob, folder: RunFolder) -> MapJob:
+    """``--restart``: remove what the run has kept; the job may then replace the run's own output,
+    but nobody else's.
+    """
     if folder.exists() and "input" not in read_stored(folder).fixed:
         raise PlanMismatchError(
             f"{folder.path} is the run folder of something else than a map: it is left alone.",
             hint="choose another --run-dir.",
         )
-    if folder.path.exists() and folder.exists():
+    check_output(folder, job.output, overwrite=job.settings.overwrite)
+    if folder.exists() or folder.stage(0).parent.exists():
         with hold(folder):
-            entries = [entry for entry in folder.path.iterdir() if entry != folder.lock]
-            for entry in itertools.chain(entries):
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            for entry in folder.path.iterdir():
+                if entry != folder.lock:
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    discard(job.output)
+    settings = dataclasses.replace(job.settings, restart=False, overwrite=True)
+    return dataclasses.replace(job, settings=settings)

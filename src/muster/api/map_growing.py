@@ -8,7 +8,7 @@ from muster.api.map_publish import parts_of
 from muster.base.run_folder import RunFolder
 from muster.farm.view import RunView
 from muster.pipeline.sinks.model import SinkSpec
-from muster.pipeline.sinks.unordered import Appender
+from muster.pipeline.sinks.unordered import Appender, check_growable
 
 _EVERY_S = 2.0
 
@@ -20,10 +20,25 @@ class Growing:
     """
 
     def __init__(self, folder: RunFolder, sink: SinkSpec) -> None:
-        self.appender = Appender(sink)
+        check_growable(sink)
+        self._sink = sink
+        self._appender: Appender | None = None
         self._folder = folder
         self._due_s = 0.0
         self._num_done = -1
+
+    @property
+    def appender(self) -> Appender:
+        """Opened at the first use, which must be under the run's lock: opening one cuts off what
+        another has not finished.
+        """
+        if self._appender is None:
+            self._appender = Appender(self._sink)
+        return self._appender
+
+    def close(self) -> None:
+        if self._appender is not None:
+            self._appender.close()
 
     def look(self, view: RunView) -> None:
         """Called with every picture of the run; does something when chunks have ended."""

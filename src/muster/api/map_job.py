@@ -92,6 +92,7 @@ class Mapped:
     num_dropped: int
     num_lost: int = 0
     is_interrupted: bool = False
+    was_signalled: bool = False
     was_done: bool = False
     seconds: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -41,6 +41,7 @@ from muster.pipeline.writing import RowWriter
 _REPORT_EVERY_S = 0.2
 _MEMORY_EVERY_S = 0.5
 _ANSWER_EVERY_S = 0.2
+_SET_UP_LIMIT_S = 1800.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 Numbered = Iterator[tuple[int, dict[str, Any] | BadRow | None]]
 
@@ -85,7 +86,9 @@ class Chunk:
         self._size = BatchSize(worker.batch_size)
         self._suspicion = suspect(journal.doubt(), ctx.tries, worker.plan.row_retries)
         self._in_flight: set[int] = set()
-        self._writer = RowWriter(worker, journal, shard.first)
+        self._seen: Any = None
+        self._row_of = worker.source.row_of(shard)
+        self._writer = RowWriter(worker, journal, self._row_of)
         self._reported_s = self._looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -97,6 +100,9 @@ class Chunk:
         else:
             self._run_batches(rows)
         self._writer.end()
+        done = self._journal.num_done
+        if done != self._stop - self._start or any(self._journal.missing(self._start, self._stop)):
+            raise AssertionError(f"{done} rows stored of {self._start} to {self._stop}")
         totals = self._journal.finish()
         self._report(is_last=True)
         return {
@@ -140,12 +146,15 @@ class Chunk:
         """
         is_over = threading.Event()
 
+        began = time.monotonic()
+
         def answer() -> None:
             while not is_over.wait(_ANSWER_EVERY_S):
                 others = self._ctx.num_waiting
                 if others:
                     self._share(others, grain=self._worker.batch_size)
-                self._report()
+                if time.monotonic() - began < _SET_UP_LIMIT_S:
+                    self._report()  # loading is no hanging, up to a point
 
         thread = threading.Thread(target=answer, name="muster-sharing", daemon=True)
         thread.start()
@@ -184,7 +193,7 @@ class Chunk:
         return batch
 
     def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
-        absolute = self._shard.first + number
+        absolute = self._row_of(number)
         if number == self._suspicion.condemned:
             return Row(number, absolute, [], [self._suspicion.verdict])
         if type(record) is dict:
@@ -312,8 +321,16 @@ class Chunk:
             self._looked_s = now
             if resident_mib() > limit:
                 self._hand_over(limit)
-        if now - self._reported_s > _REPORT_EVERY_S:
+        if now - self._reported_s > _REPORT_EVERY_S and self._has_moved():
             self._report()
+
+    def _has_moved(self) -> bool:
+        """Whether a row or a token was finished since the last time: only that is a sign of life,
+        which puts off the time limit.
+        """
+        seen = (self._worker.num_rows, METER.read())
+        before, self._seen = self._seen, seen
+        return bool(seen != before)
 
     @property
     def _free_from(self) -> int:

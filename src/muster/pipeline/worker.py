@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -147,5 +148,13 @@ def worker_of(ctx: TaskContext) -> Worker:
     if _worker is None or _worker.folder != folder:
         if _worker is not None:
             _worker.close()
+        else:
+            atexit.register(_close)
         _worker = Worker(folder, read_plan(folder.map_json), ctx.device)
     return _worker
+
+
+def _close() -> None:
+    """At the end of the process, in whatever way it comes but a kill."""
+    if _worker is not None:
+        _worker.close()

@@ -30,6 +30,10 @@ _DEVICE_FLAGS = {
 }  # fmt: skip
 
 
+#: Never repeated: what was shown then, and what would throw away what there is now.
+_SWITCHES = {"quiet", "json", "dry_run", "restart", "overwrite"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RetryFlags:
     cancelled: Switch = False
@@ -95,7 +99,7 @@ def _by_command_line(
         words, command = words[:cut], words[cut:]
     typed = {_flag(word) for word in extra if word.startswith("--")}
     dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir", "save_dir"}
-    kept = _drop(words, dropped | {"quiet", "json", "dry_run"})
+    kept = _drop(words, dropped)
     go_to(stored)
     return command_main([*kept, *extra, "--run-dir", str(path), *command])
 
@@ -107,6 +111,9 @@ def _drop(words: list[str], flags: set[str]) -> list[str]:
     for word in words:
         if word.startswith("--"):
             skipping = _flag(word) in flags
+            if _flag(word) in _SWITCHES:
+                skipping = False
+                continue
         if not skipping:
             kept.append(word)
     return kept

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from muster.base.atomic_files import explain_os_error
-from muster.base.errors import UnknownNameError, UsageError
+from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.pipeline.sinks.model import Format, SinkSpec
 
 _FORMATS: dict[str, Format] = {
@@ -60,7 +59,20 @@ def prepare_place(spec: SinkSpec) -> None:
     try:
         spec.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise explain_os_error(error, "make the folder", spec.path.parent) from error
+        raise SetupError(
+            f"Cannot make the folder {spec.path.parent} of the output: {error.strerror or error}.",
+            hint="choose another --output.",
+        ) from error
+
+
+def check_place(spec: SinkSpec) -> None:
+    """SetupError before any work when the output could not be written at its end."""
+    prepare_place(spec)
+    if not os.access(spec.path.parent, os.W_OK | os.X_OK):
+        raise SetupError(
+            f"You may not write to {spec.path.parent.absolute()}, where the output is to be.",
+            hint="choose another --output.",
+        )
 
 
 def _format_named(name: str) -> Format:

@@ -43,15 +43,7 @@ class Appender:
     """
 
     def __init__(self, spec: SinkSpec) -> None:
-        if spec.is_folder or spec.format == "parquet":
-            what = "A folder of parts" if spec.is_folder else "A Parquet file"
-            raise UsageError(
-                f"{what} cannot grow as chunks become ready.",
-                hint="leave --unordered out, or write a .jsonl or .csv file."
-                if spec.is_folder
-                else "leave --unordered out, or write a folder of parts: --output NAME/ "
-                "--format parquet.",
-            )
+        check_growable(spec)
         prepare_place(spec)
         self._spec = spec
         self.partial, self.journal = places(spec.path)
@@ -216,6 +208,19 @@ class Appender:
         return SetupError(
             f"{self.partial} holds records of another run.",
             hint=f"remove it and {self.journal}, and run the same command again.",
+        )
+
+
+def check_growable(spec: SinkSpec) -> None:
+    """UsageError for an output that cannot grow."""
+    if spec.is_folder or spec.format == "parquet":
+        what = "A folder of parts" if spec.is_folder else "A Parquet file"
+        raise UsageError(
+            f"{what} cannot grow as chunks become ready.",
+            hint="leave --unordered out, or write a .jsonl or .csv file."
+            if spec.is_folder
+            else "leave --unordered out, or write a folder of parts: --output NAME/ "
+            "--format parquet.",
         )
 
 

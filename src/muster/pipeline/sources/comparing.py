@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _MOST = 10
+#: Larger files are known by samples and their time, see `files.fingerprint`.
+HASHED_WHOLE = 64 << 20
 
 
 def identity(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,8 +50,14 @@ def _file_changes(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
             before, after = f"{old['size']:,} bytes", f"{new['size']:,} bytes"
         return [f"{_name(path)}: size {before} -> {after}"]
     if old["hash"] != new["hash"]:
-        return [f"{_name(path)}: other content of the same size"]
+        return [f"{_name(path)}: other content of the same size{_unsure(new['size'])}"]
     return []
+
+
+def _unsure(size: int) -> str:
+    if size <= HASHED_WHOLE:
+        return ""
+    return ", or just another time: it is too large to be compared as a whole"
 
 
 def _name(path: str) -> str:

@@ -83,7 +83,7 @@ class Delimited:
         with file.path.open("rb") as stream:
             stream.seek(begin)
             lines = _Lines(stream, is_first=begin == 0)
-            reader = csv.reader(lines, delimiter=self.delimiter)
+            reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
             while True:
                 start, number, lines.problem = lines.size, lines.count, ""
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +62,14 @@ class FileSource:
         if not self.conditions:
             return enumerate(rows, start)
         return self._matching(enumerate(rows, start))
+
+    def row_of(self, shard: Shard) -> Callable[[int], int]:
+        """From a row of the shard to the row of the input that it is, both from 0."""
+        _, _, count, begin = shard.place
+        if self.selection.shuffle_seed is None:
+            return lambda number: shard.first + number
+        order = permutation(count, self.selection.shuffle_seed, shard.first - begin)
+        return lambda number: shard.first - begin + order[begin + number]
 
     def _matching(self, rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
         for number, row in rows:

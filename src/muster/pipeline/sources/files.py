@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import UsageError
+from muster.pipeline.sources.comparing import HASHED_WHOLE
 
 KINDS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv",
@@ -87,10 +88,17 @@ def check_start(path: Path, name: str, kind: str) -> None:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size, time and a hash of the first, middle and last 64 KiB: what a change would change."""
+    """Size, time and a hash: of all of a file up to 64 MiB, else of its first, middle and last
+    64 KiB and of its time, because a change between them would show nowhere else.
+    """
     stat = path.stat()
     digest = hashlib.blake2b(str(stat.st_size).encode(), digest_size=16)
     with path.open("rb") as stream:
+        if stat.st_size <= HASHED_WHOLE:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+            return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "hash": digest.hexdigest()}
+        digest.update(str(stat.st_mtime_ns).encode())
         places = {0, max(0, (stat.st_size - _SAMPLE) // 2), max(0, stat.st_size - _SAMPLE)}
         for place in sorted(places):
             stream.seek(place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +56,9 @@ class Source(Protocol):
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """The shards in output order; the same for the same input and selection, always."""
+
+    def row_of(self, shard: Shard) -> Callable[[int], int]:
+        """From a row of the shard to the row of the input that it is, both from 0."""
 
     def read(
         self, shard: Shard, start: int, stop: int

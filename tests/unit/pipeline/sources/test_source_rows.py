@@ -199,7 +199,7 @@ def test_csv_rows_that_are_none_are_named(tmp_path: Path) -> None:
             BadRow("data.csv, line 5", "1 fields where the header has 2"),
             None,
             BadRow("data.csv, line 7", "not UTF-8: byte 3 of the line is 0xe9"),
-            {"a": "6", "b": "7\n"},
+            BadRow("data.csv, line 8", "not CSV: unexpected end of data"),
         ]
 
 
@@ -207,3 +207,12 @@ def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("a\n" + "x" * 1_000_000 + "\n")
     found = rows_of(tmp_path / "data.csv", Selection(), None, random.Random(4), tmp_path / "i")
     assert found == [(0, {"a": "x" * 1_000_000})]
+
+
+def test_a_quote_that_is_never_closed_is_named_and_swallows_no_rows_silently(tmp_path) -> None:
+    (tmp_path / "d.csv").write_text('a,b\n0,x\n1,"abc\n2,def\n3,ghi\n')
+    source = open_input(tmp_path / "d.csv", Selection(), folder=tmp_path / "input")
+    found = [row for shard in source.shards(None) for _, row in source.read(shard, 0, 99)]
+    assert found[0] == {"a": "0", "b": "x"}
+    assert isinstance(found[1], BadRow)
+    assert "line 3" in found[1].where

@@ -1,0 +1,93 @@
+"""Rows as journal lines: in order whatever the order of completion, exact whatever the values."""
+
+from __future__ import annotations
+
+import json
+import random
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.base.errors import TargetError
+from muster.pipeline.batch import Failure, Row
+from muster.pipeline.journal import Journal
+from muster.pipeline.plan import MapPlan
+from muster.pipeline.writing import RowWriter
+
+
+def counters(*, keep_going: bool = False) -> Any:
+    plan = MapPlan(source={}, stages=(), base_folder="", keep_going=keep_going)
+    return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0, num_records=0)
+
+
+def bad(number: int) -> Row:
+    return Row(number, number, [], [Failure("s", f"bad {number}")])
+
+
+def good(number: int, **values: Any) -> Row:
+    return Row(number, number, [{"id": number, **values}])
+
+
+def test_rejects_before_the_first_success_are_stored_as_what_they_are(tmp_path: Path) -> None:
+    """They come as they are completed: 0, 5, 2 are no gapless range, whatever ends it has."""
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(), journal, lambda row: row)
+    for number in (0, 5, 2):
+        writer.store([bad(number)])
+    writer.store([good(7)])
+    assert list(journal.missing(0, 8)) == [(1, 2), (3, 5), (6, 7)]
+    for number in (6, 1, 4, 3):
+        writer.store([good(number)])
+    writer.end()
+    journal.finish()
+    kept = [json.loads(line)["id"] for line in journal.rows_path.read_text().splitlines()]
+    lost = [json.loads(line)["row"] for line in journal.bad_path.read_text().splitlines()]
+    assert (kept, lost) == ([1, 3, 4, 6, 7], [0, 2, 5])
+    journal.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_completion_stores_each_row_once(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [bad(n) if rng.random() < 0.4 else good(n) for n in range(40)]
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(keep_going=seed % 2 == 0), journal, lambda row: row)
+    waiting = list(rows)
+    rng.shuffle(waiting)
+    while waiting:
+        batch = [waiting.pop() for _ in range(min(len(waiting), rng.randint(1, 5)))]
+        writer.store(sorted(batch, key=lambda row: row.number))
+    writer.end()
+    totals = journal.finish()
+    assert totals.num_rows + totals.num_rejects == 40
+    kept = [json.loads(line)["id"] for line in journal.rows_path.read_text().splitlines()]
+    assert kept == [row.number for row in rows if row.records]
+    journal.close()
+
+
+def test_numbers_keep_all_of_their_digits(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(), journal, lambda row: row)
+    writer.store([good(0, big=2**80), good(1, price=Decimal("1.10")), good(2, raw=b"x"), good(3)])
+    writer.end()
+    journal.finish()
+    first, second, third = (json.loads(line) for line in journal.rows_path.read_text().splitlines())
+    assert (first["big"], second["price"], third["id"]) == (2**80, "1.10", 3)
+    [error] = (json.loads(line) for line in journal.bad_path.read_text().splitlines())
+    assert error["stage"] == "write"
+    assert "JSON has no bytes" in error["reason"]
+    journal.close()
+
+
+def test_records_that_cannot_be_written_stop_a_run_like_others_that_all_fail(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(), journal, lambda row: row)
+    with pytest.raises(TargetError, match="JSON has no bytes"):
+        writer.store([good(n, raw=b"x") for n in range(200)])
+    assert journal.num_done == 0
+    journal.close()
