@@ -309,6 +309,18 @@ def test_out_of_memory_halves_the_batch_and_goes_on(place: Path) -> None:
     assert len(sizes) < 150  # and not one by one ever after
 
 
+def test_a_slow_function_is_not_held_up_by_its_batch(place: Path) -> None:
+    """A kill costs rows in flight: few when each takes long, whatever the batch of fast ones is."""
+    write(place / "in.jsonl", 400)
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--chunk-rows", "200", *ON)
+    with running("stages.py:unhurried", *words) as process:
+        wait_for(lambda: len(notes(place)) > 200)
+        os.kill(int(notes(place)[-1][1]), signal.SIGKILL)
+        assert process.wait(60) == 0
+    assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(400))
+    assert len(notes(place)) <= 400 + 20  # at 10 ms a row, a fifth of a second
+
+
 def test_one_long_chunk_is_shared_by_both_workers(place: Path) -> None:
     write(place / "in.jsonl", 400)
     words = ("--input", "in.jsonl", "--output", "out.jsonl", "--chunk-rows", "400", *ON)

@@ -201,6 +201,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
 
 
+class Pace:
+    """How many rows a cheap function takes at once: a batch lasts about a tenth of a second,
+    few enough that a kill, a time limit or a share costs little, many enough to cost little.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.now = min(8, most)
+        self._most = most
+
+    def took(self, seconds: float) -> None:
+        if seconds < 0.05:
+            self.now = min(self._most, self.now * 2)
+        elif seconds > 0.2:
+            self.now = max(1, self.now // 2)
+
+
 class BatchSize:
     """How many rows go in together: halved by an out-of-memory, doubled again by good batches.
 

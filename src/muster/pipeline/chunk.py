@@ -209,12 +209,16 @@ class Chunk:
     # ------------------------------------------------------------------ stages for batches
 
     def _run_batches(self, rows: Numbered) -> None:
-        while batch := self._take(rows, self._size.now):
+        pace = self._worker.pace
+        while batch := self._take(rows, self._size.now if pace is None else pace.now):
             began = time.perf_counter()
             self._through(self._worker.before, batch)
+            seconds = time.perf_counter() - began
             self._store(batch)
             self._worker.busy_s += time.perf_counter() - began
-            self._between(grain=self._size.now)
+            if pace is not None:
+                pace.took(seconds)
+            self._between(grain=self._size.now if pace is None else pace.now)
 
     def _through(self, steps: Sequence[Any], batch: list[Row]) -> None:
         """All steps for the batch; pieces of it where memory does not hold it."""

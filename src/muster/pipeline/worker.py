@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
-from muster.pipeline.batch import Step
+from muster.pipeline.batch import Pace, Step
 from muster.pipeline.plan import MapPlan, first_batch, make_stage, read_plan
 from muster.pipeline.sources.model import Source
 from muster.pipeline.sources.table import reopen
@@ -48,6 +48,8 @@ class Worker:
         self.source: Source = reopen(plan.source)
         self.stages = [make_stage(spec, Path(plan.base_folder)) for spec in plan.stages]
         self.batch_size = first_batch(self.stages, plan.batch_size)
+        is_free = not plan.batch_size and not any(hasattr(s, "process") for s in self.stages)
+        self.pace = Pace(self.batch_size) if is_free else None
         self.before: list[Step] = []
         self.after: list[Step] = []
         self.waiting: list[tuple[str, Any]] = []
