@@ -49,7 +49,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     Raises SetupError when there is no such file or it is not a log of the monitor.
     """
     form = check_suffix(path, "the log")
-    if not path.exists():
+    # A Parquet log that has just begun is its tail only.
+    if not path.exists() and not (form == ".parquet" and tail_files(path)):
         raise SetupError(f"There is no log of samples at {path}.")
     try:
         if form == ".parquet":
@@ -116,13 +117,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
-        raise SetupError(f"{path} is not a Parquet file: {error}.") from None
-    for record in table.to_pylist():
-        yield _row(record)
-    folded = folded_number(table.schema.metadata)
+    folded = 0
+    if path.exists():
+        try:
+            table = pq.read_table(path)
+        except pa.ArrowInvalid as error:
+            raise SetupError(f"{path} is not a Parquet file: {error}.") from None
+        for record in table.to_pylist():
+            yield _row(record)
+        folded = folded_number(table.schema.metadata)
     for number, tail in tail_files(path).items():
         if number > folded:
             yield from read_jsonl(tail)

@@ -210,6 +210,17 @@ def test_parquet_columns_have_their_types(tmp_path: Path) -> None:
     )
 
 
+def test_a_log_that_has_just_begun_can_be_read(tmp_path: Path) -> None:
+    """Its rows wait in the tail: there is no Parquet file before the first fold."""
+    path = tmp_path / "log.parquet"
+    sink = open_sink(path)
+    sink.write([row(0)])
+    assert not path.exists()
+    assert list(read_rows(path)) == [row(0)]
+    sink.close()
+    assert list(read_rows(path)) == [row(0)]
+
+
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
