@@ -83,7 +83,6 @@ class MapRecipe:
         summarise: the records of the output, one by one, → numbers by name.
         draw: the records of the output and a folder → the figures written there.
         output: the default of ``--output``.
-        defaults: fields of `MapSettings` that suit a config.
     """
 
     name: str
@@ -96,4 +95,3 @@ class MapRecipe:
     summarise: Callable[[Any, Iterable[Mapping[str, Any]]], dict[str, Any]] | None = None
     draw: Callable[[Any, Iterable[Mapping[str, Any]], Path], list[Path]] | None = None
     output: str = "output.jsonl"
-    defaults: Callable[[Any], dict[str, Any]] = lambda config: {}

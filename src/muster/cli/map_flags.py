@@ -81,7 +81,7 @@ class PaceFlags:
     batch_size: int = _S.batch_size
     """Records per batch at the start; an out-of-memory halves it. 0: what the stages ask for."""
     chunk_rows: int | None = None
-    """Records per chunk of the plan. Default: a 64th of the input, at most 10,000."""
+    """Records per chunk of the plan. Default: a 64th of the input, from 256 to 10,000."""
     stage_by_stage: Switch = False
     """Write each stage's output before the next begins; default: all stages in one worker."""
     max_worker_memory: str | None = None
@@ -232,7 +232,6 @@ def _job(
     output = flags.sink.output or (recipe.output if recipe is not None else None)
     if output is None:
         raise UsageError("There is no place for the result.", hint="say where: --output out.jsonl.")
-    given = {**_settings(flags), **(recipe.defaults(config) if recipe is not None else {})}
     return MapJob(
         name=name,
         stages=specs,
@@ -245,7 +244,7 @@ def _job(
             where=source.where,
         ),
         options=options,
-        settings=MapSettings(**given),
+        settings=MapSettings(**_settings(flags)),
         check_columns=lambda columns: recipe.check(config, columns) if recipe else None,
     )
 

@@ -49,9 +49,6 @@ class Suspicion:
     def is_suspect(self, row: int) -> bool:
         return self.start <= row < self.stop
 
-    def is_condemned(self, row: int) -> bool:
-        return row == self.condemned
-
     @property
     def verdict(self) -> Failure:
         return Failure(

@@ -58,7 +58,7 @@ class Worker:
         self.concurrency = max((int(s.concurrency) for _, s in self.waiting), default=1)
         self.loop = asyncio.new_event_loop() if self._has_coroutines() else None
         self.is_set_up = False
-        self.num_rows = self.num_rejected = self.num_records = 0
+        self.num_rows = self.num_rejected = 0
         self.waited_s = self.busy_s = 0.0
 
     def set_up(self) -> None:

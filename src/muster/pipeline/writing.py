@@ -82,7 +82,6 @@ class RowWriter:
         rejects = [
             self._reject_line(row, f) for row, _ in rows if row.failures for f in row.failures
         ]
-        self._worker.num_records += len(lines)
         self._journal.add(
             rows[0][0].number,
             rows[-1][0].number + 1,

@@ -18,7 +18,7 @@ def attempt(
         if row in done:
             row += 1
             continue
-        if mind.is_condemned(row):
+        if row == mind.condemned:
             done[row] = False
             continue
         end = row + 1 if mind.is_suspect(row) else min(rows, row + batch)

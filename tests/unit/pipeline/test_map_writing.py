@@ -20,7 +20,7 @@ from muster.pipeline.writing import RowWriter
 
 def counters(*, keep_going: bool = False) -> Any:
     plan = MapPlan(source={}, stages=(), base_folder="", keep_going=keep_going)
-    return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0, num_records=0)
+    return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0)
 
 
 def bad(number: int) -> Row:
