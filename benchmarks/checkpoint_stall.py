@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from measuring import held, machine, summary, table, write_json
 from muster.gang.checkpoint import CheckpointWriter, Snapshot
-from muster.train.state import model_tensors, optimizer_tensors
+from muster.gang.model_state import model_tensors, optimizer_tensors
 
 Tensors = Mapping[str, Tensor]
 

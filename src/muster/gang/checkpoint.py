@@ -210,6 +210,22 @@ def best_step(folder: Path) -> int | None:
         return None
 
 
+def intact_best(folder: Path, say: Callable[[str], None]) -> int | None:
+    """The step of the best checkpoint; None, with a message, where it cannot be read back."""
+    step = best_step(folder)
+    if step is None:
+        return None
+    problem = "missing" if step not in find_steps(folder) else None
+    problem = problem or find_damage(step_folder(folder, step))
+    if problem is None:
+        return step
+    say(
+        f"the best checkpoint, of step {step}, is damaged ({problem}); "
+        "evaluating the last state instead"
+    )
+    return None
+
+
 def newest_intact(folder: Path, say: Callable[[str], None]) -> int | None:
     """The last step whose checkpoint reads back as it was written; None without any.
 

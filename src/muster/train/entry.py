@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import EXIT_REQUEUE, MusterError
+from muster.base.errors import MusterError
 from muster.base.records import from_record, write_json
 from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
+from muster.gang.endings import StartAgain, forget_word, leave_word, refusals_told
+from muster.gang.interval import Interval
 from muster.gang.memory import is_out_of_memory, remember_micro_batch
-from muster.gang.process_group import Gang, joined
+from muster.gang.process_group import joined
+from muster.gang.record import Record
 from muster.gang.stop import StopFlag
 from muster.gang.topology import Topology, read_topology
 from muster.train.config import TrainConfig
 from muster.train.diagnose import no_room_error, out_of_memory_error
 from muster.train.load import make_task
-from muster.train.loop import Interval, fit
-from muster.train.record import Record
+from muster.train.loop import fit
 from muster.train.reporting import Reporter
 from muster.train.results import sum_up
 from muster.train.setup import Training, prepare
@@ -44,7 +45,7 @@ def run_rank(
     it, without a traceback.
     """
     place = RunFolder(Path(folder))
-    with _refusals_told(place):
+    with refusals_told(place):
         train(
             make_task(task, task_config, task_values),
             from_record(TrainConfig, config),
@@ -68,24 +69,12 @@ def verify_rank(
 ) -> None:
     """One rank of ``muster verify``; rank 0 leaves the findings in the folder."""
     place = RunFolder(Path(folder))
-    with _refusals_told(place), joined(read_topology()) as gang:
+    with refusals_told(place), joined(read_topology()) as gang:
         made = make_task(task, task_config, task_values)
         say = print if gang.is_first else _silent
         findings = verify(made, from_record(TrainConfig, config), gang, say)
         if gang.is_first:
             write_json(place.verify_json, findings)
-
-
-@contextmanager
-def _refusals_told(folder: RunFolder) -> Iterator[None]:
-    """A user's mistake goes to where the launcher finds it, without a traceback."""
-    try:
-        yield
-    except MusterError as error:
-        kind = "restart" if isinstance(error, StartAgain) else "refused"
-        word = {"message": str(error), "exit_code": error.exit_code}
-        write_json(folder.ending_json, {"ending": kind, **word})
-        raise SystemExit(error.exit_code) from None
 
 
 def train(
@@ -103,9 +92,7 @@ def train(
     with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
         speak = say if gang.is_first else _silent
         BEACON.phase = "setup"
-        if gang.is_first:
-            # The word of a start that was ended and started again is not this one's.
-            folder.ending_json.unlink(missing_ok=True)
+        forget_word(folder, gang)
         try:
             run = prepare(task, config, gang, folder, speak)
         except Exception as error:
@@ -129,7 +116,7 @@ def train(
             run.feed.close()
             reporter.close()
         if ending.kind == "requeue":
-            _leave_word(folder, gang, run.progress.step)
+            leave_word(folder, gang, run.progress.step)
             speak(f"stopped    at step {run.progress.step}, saved: {ending.why}")
             return None
         BEACON.phase = "finish"
@@ -154,17 +141,6 @@ def _smaller_next_time(run: Training, error: Exception) -> MusterError:
         f"memory     ran out with micro-batches of {run.plan.micro_batch}; starting again with "
         f"{smaller} from the last checkpoint"
     )
-
-
-class StartAgain(MusterError):
-    """Not an end: the launcher starts the gang again."""
-
-
-def _leave_word(folder: RunFolder, gang: Gang, step: int) -> None:
-    """Tell the launcher that this was no failure and no end: the same command goes on."""
-    if gang.is_first:
-        write_json(folder.ending_json, {"ending": "requeue", "step": step, "exit": EXIT_REQUEUE})
-    gang.council.meet()
 
 
 def _say_results(results: Mapping[str, Any], say: Callable[[str], None]) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from muster.gang.beacon import BEACON
 from muster.gang.checkpoint import Snapshot
+from muster.gang.interval import Interval
+from muster.gang.model_state import model_tensors, optimizer_scalars, optimizer_tensors
 from muster.gang.seeding import STEP, get_generators, mix
 from muster.gang.stop import StopFlag
 from muster.gang.sync import check_identical
@@ -18,7 +20,6 @@ from muster.train.reporting import Reporter
 from muster.train.schedules import factor_at
 from muster.train.setup import Training
 from muster.train.shrink import rebalance, shrink
-from muster.train.state import model_tensors, optimizer_scalars, optimizer_tensors
 from muster.train.step import Sums, accumulate, update
 
 
@@ -87,26 +88,6 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
     run.checkpoints.wait()
     council.meet()
     return Ending("finished", over)
-
-
-class Interval:
-    """When a checkpoint is due: every so many seconds (as rank 0 counts) or steps."""
-
-    def __init__(self, *, seconds: float | None, steps: int | None, is_first: bool) -> None:
-        self._seconds = seconds if is_first else None
-        self._steps = steps
-        self._due_s = math.inf if self._seconds is None else time.monotonic() + self._seconds
-
-    def is_due(self) -> bool:
-        """By the clock; only ever true on rank 0, whose clock counts for all."""
-        return time.monotonic() >= self._due_s
-
-    def is_due_at(self, step: int) -> bool:
-        return self._steps is not None and step % self._steps == 0
-
-    def done(self) -> None:
-        if self._seconds is not None:
-            self._due_s = time.monotonic() + self._seconds
 
 
 Losses = Sequence[tuple[int, float]]

@@ -10,7 +10,7 @@ from muster.base.clock import human_duration
 from muster.base.errors import UnknownNameError
 from muster.gang.memory import peak_memory_mib
 from muster.gang.meter import Tally
-from muster.train.record import Record, StepLine
+from muster.gang.record import Record, StepLine
 from muster.train.setup import Training
 
 _LINE_EVERY_S = 5.0
@@ -104,7 +104,7 @@ class Reporter:
         progress.evaluations.append({**line, **numbers})
         if self._record is not None:
             seconds = time.perf_counter() - began
-            self._record.evaluation({**line, **numbers, "seconds": seconds})
+            self._record.line("evaluation", {**line, **numbers, "seconds": seconds})
             shown = "  ".join(f"{k} {v:.4f}" for k, v in numbers.items())
             train = "" if progress.last_loss is None else f"train loss {progress.last_loss:.4f}  "
             self._say(

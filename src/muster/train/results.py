@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from muster.base.records import write_json
-from muster.gang.checkpoint import best_step, find_damage
+from muster.gang import model_state
+from muster.gang.checkpoint import intact_best
 from muster.gang.checkpoint_files import find_steps, step_folder
 from muster.gang.memory import peak_memory_mib
-from muster.train import state
+from muster.gang.record import read_metrics
 from muster.train.curves import draw_curves
-from muster.train.record import read_metrics
 from muster.train.setup import Training
 
 
@@ -95,26 +95,16 @@ def _whole_model(run: Training, chosen: int | None) -> torch.nn.Module:
     folder = run.folder.checkpoints
     step = find_steps(folder)[0] if chosen is None else chosen
     model = run.work.task.model()
-    state.load(step_folder(folder, step), model, None, {}, None)
+    model_state.load(step_folder(folder, step), model, None, {}, None)
     return model
 
 
 def _load_best(run: Training) -> int | None:
     """Bring the model to the best checkpoint, or leave it as it ended; returns the step."""
     folder = run.folder.checkpoints
-    step = None
-    if run.gang.is_first:
-        step = best_step(folder)
-        if step is not None:
-            problem = "missing" if step not in find_steps(folder) else None
-            problem = problem or find_damage(step_folder(folder, step))
-            if problem is not None:
-                run.say(f"the best checkpoint, of step {step}, is damaged ({problem}); "
-                        "evaluating the last state instead")  # fmt: skip
-                step = None
-    step = run.gang.council.share(step)
+    step = run.gang.council.share(intact_best(folder, run.say) if run.gang.is_first else None)
     if step is None:
         return None
     group = torch.distributed.group.WORLD if run.work.replica.is_sharded else None
-    state.load(step_folder(folder, step), run.work.replica.bare, None, {}, group)
+    model_state.load(step_folder(folder, step), run.work.replica.bare, None, {}, group)
     return int(step)

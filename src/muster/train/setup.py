@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from muster.base.errors import TargetError, UsageError
 from muster.base.run_folder import RunFolder
+from muster.gang import model_state
 from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
 from muster.gang.checkpoint_files import read_extra, step_folder
 from muster.gang.data_order import DataOrder
@@ -20,9 +21,9 @@ from muster.gang.flops import Flops, card_name, peak_flops
 from muster.gang.meter import Meter, Tally
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
+from muster.gang.replica import make_replica, resolve_strategy
 from muster.gang.seeding import MODEL, STEP, mix, seed_everything, set_generators
 from muster.gang.topology import set_default
-from muster.train import state
 from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
 from muster.train.contract import Contract, Say, agree_on_contract
@@ -42,7 +43,6 @@ from muster.train.loaders import choose_num_workers
 from muster.train.progress import Limits, Progress
 from muster.train.rehearsal import find_example, find_flops, find_kept, find_unused, rehearse
 from muster.train.step import Work
-from muster.train.strategy import make_replica, resolve_strategy
 from muster.train.task import Split, Task
 
 
@@ -275,7 +275,8 @@ def _resume(
         return Progress()
     checkpoint = step_folder(folder.checkpoints, resumed)
     group = torch.distributed.group.WORLD if work.replica.is_sharded else None
-    state.load(checkpoint, work.replica.bare, work.optimizer, extra["optimizer_scalars"], group)
+    scalars = extra["optimizer_scalars"]
+    model_state.load(checkpoint, work.replica.bare, work.optimizer, scalars, group)
     if work.scaler is not None and extra.get("scaler"):
         work.scaler.load_state_dict(extra["scaler"])
     for group_, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):

@@ -14,10 +14,10 @@ from muster.gang.beacon import BEACON
 from muster.gang.memory import free_cached, is_out_of_memory
 from muster.gang.meter import Meter
 from muster.gang.precision import Precision
+from muster.gang.replica import Replica
 from muster.gang.seeding import seed_all, seed_torch
 from muster.gang.sync import restored
 from muster.train.feed import Batch, Feed, Window
-from muster.train.strategy import Replica
 from muster.train.task import Loss, Task
 
 

@@ -20,6 +20,7 @@ from muster.gang.data_order import DataOrder, Position
 from muster.gang.meter import Meter
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
+from muster.gang.replica import Replica, SingleReplica, make_replica, resolve_strategy
 from muster.gang.seeding import MODEL, mix, seed_everything
 from muster.train.batches import BatchPlan, plan_batches
 from muster.train.config import TrainConfig
@@ -35,7 +36,6 @@ from muster.train.feed import (
 from muster.train.feed import draws_random_numbers as draws
 from muster.train.rehearsal import find_example, find_unused, rehearse
 from muster.train.step import Work, accumulate
-from muster.train.strategy import Replica, SingleReplica, make_replica, resolve_strategy
 from muster.train.task import Task
 
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)

@@ -16,7 +16,7 @@ from typing import Any
 
 from muster.base.run_folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.record import read_metrics
+from muster.gang.record import read_metrics
 from muster.train.task import Task
 
 

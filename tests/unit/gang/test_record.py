@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.base.run_folder import RunFolder
-from muster.train.record import Record, StepLine, read_metrics
+from muster.gang.record import Record, StepLine, read_metrics
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -74,11 +74,12 @@ class Record:
             self._flush_due_s = now + _FLUSH_EVERY_S
             self.flush()
 
-    def evaluation(self, values: dict[str, Any]) -> None:
+    def line(self, kind: str, values: dict[str, Any]) -> None:
+        """A line of its own, with a ``step`` among its values, that is seldom: an evaluation."""
         self._write_steps()
-        self._file.write(json.dumps({"kind": "evaluation", **values}) + "\n")
+        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
         if self._board is not None:
-            self._to_board("evaluation", values)
+            self._to_board(kind, values)
         self.flush()
 
     def status(self, values: dict[str, Any]) -> None:

@@ -1,0 +1,40 @@
+"""How a rank's program ends, left where the launcher finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from muster.base.errors import EXIT_REQUEUE, MusterError
+from muster.base.records import write_json
+from muster.base.run_folder import RunFolder
+from muster.gang.process_group import Gang
+
+
+class StartAgain(MusterError):
+    """Not an end: the launcher starts the gang again."""
+
+
+@contextmanager
+def refusals_told(folder: RunFolder) -> Iterator[None]:
+    """A user's mistake goes to where the launcher finds it, without a traceback."""
+    try:
+        yield
+    except MusterError as error:
+        kind = "restart" if isinstance(error, StartAgain) else "refused"
+        word = {"message": str(error), "exit_code": error.exit_code}
+        write_json(folder.ending_json, {"ending": kind, **word})
+        raise SystemExit(error.exit_code) from None
+
+
+def leave_word(folder: RunFolder, gang: Gang, step: int) -> None:
+    """Tell the launcher that this was no failure and no end: the same command goes on."""
+    if gang.is_first:
+        write_json(folder.ending_json, {"ending": "requeue", "step": step, "exit": EXIT_REQUEUE})
+    gang.council.meet()
+
+
+def forget_word(folder: RunFolder, gang: Gang) -> None:
+    """The word of a start that was ended and started again is not this one's."""
+    if gang.is_first:
+        folder.ending_json.unlink(missing_ok=True)
