@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muster.cli.main import COMMANDS
 from muster.cli.recipes import RECIPES
-from muster.cli.tasks import TASKS
+from muster.cli.tasks import AGENTS, TASKS
 
 TARGET = Path(__file__).parent / "reference" / "cli.md"
 
@@ -42,7 +42,7 @@ def main() -> None:
         parts.append(f"```text\n{help_of(name)}\n```\n")
     for name in RECIPES:
         parts.append(f"## Recipe {name}\n\n```text\n{help_of('sweep', name)}\n```\n")
-    for name in TASKS:
+    for name in (*TASKS, *AGENTS):
         parts.append(f"## Training {name}\n\n```text\n{help_of('train', name)}\n```\n")
     page = "\n".join(parts)
     if "--stdout" in sys.argv:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster.api.map import map as map
+    from muster.api.recipe import AgentRecipe as AgentRecipe
     from muster.api.recipe import MapRecipe as MapRecipe
     from muster.api.recipe import Recipe as Recipe
     from muster.api.recipe import RecipeTask as RecipeTask
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "AgentRecipe": "muster.api.recipe",
     "Context": "muster.farm.worker.context",
     "Loss": "muster.train.task",
     "MapRecipe": "muster.api.recipe",
@@ -58,6 +60,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AgentRecipe",
     "Context",
     "Loss",
     "MapRecipe",

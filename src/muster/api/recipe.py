@@ -67,6 +67,24 @@ class TrainRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentRecipe:
+    """What a recipe that learns by acting gives to ``muster train NAME``.
+
+    Attributes
+        name: what the user types.
+        config: a frozen dataclass; its fields become flags. Its module imports no torch, so that
+            a mistake on the command line is told at once.
+        task: ``"package.module:Class"``, an ``AgentTask`` that takes a config.
+        defaults: fields of ``PpoConfig`` that suit it.
+    """
+
+    name: str
+    config: type
+    task: str
+    defaults: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MapRecipe:
     """What a recipe gives to ``muster map NAME``.
 

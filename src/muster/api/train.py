@@ -23,7 +23,7 @@ from muster.api.gangs import (
     write_run_json,
 )
 from muster.api.lock import hold
-from muster.api.recipe import TrainRecipe
+from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.stored import read_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
@@ -33,19 +33,15 @@ from muster.base.target import parse_target, ref_of
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
 from muster.gang.topology import Topology, read_topology
+from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from muster.rl.task import AgentTask
     from muster.train.task import Task
 
-#: Settings that decide what is learnt. The others (devices, strategy, loaders, how long, how often
-#: something is written) may change from start to start of one run.
-_DECISIVE = (
-    "global_batch", "lr", "base_lr", "lr_scaling", "weight_decay", "schedule", "min_lr",
-    "warmup_epochs", "max_grad_norm", "seed", "model_seed", "sync_batchnorm", "precision",
-)  # fmt: skip
-#: These as well where they, with the number of devices, make the global batch.
-_OF_THE_BATCH = ("batch_size", "grad_accum_steps")
+#: What a rank runs, by what it is configured with.
+_ENTRIES = {TrainConfig: "muster.train.entry:run_rank", PpoConfig: "muster.rl.entry:run_rank"}
 _MOST_STARTS = 20
 
 
@@ -55,13 +51,14 @@ class TrainJob:
 
     ``target``: ``file.py:Class`` or ``package.module:Class``; ``settings``: ``module:Class`` of a
     recipe's settings, else None; ``values``: those settings, or the fields of the task itself.
+    ``config``: a PpoConfig for an agent, which learns by acting.
     """
 
     name: str
     target: str
     settings: str | None
     values: Mapping[str, Any]
-    config: TrainConfig
+    config: TrainConfig | PpoConfig
     checkpoint_s: float | None = 60.0
     checkpoint_steps: int | None = None
     run_dir: Path | None = None
@@ -75,13 +72,12 @@ class TrainJob:
         return RunFolder(Path("runs") / name_with_hash(self.name, digest))
 
     def identity(self) -> dict[str, Any]:
-        names = _DECISIVE if self.config.global_batch else (*_DECISIVE, *_OF_THE_BATCH)
-        decisive = {name: getattr(self.config, name) for name in names}
+        decisive = self.config.identity()
         return {"task": self.target, "settings": dict(self.values), "config": decisive}
 
     def entry(self, num_devices: int) -> Entry:
         return Entry(
-            target="muster.train.entry:run_rank",
+            target=_ENTRIES[type(self.config)],
             params={
                 "task": self.target,
                 "task_config": self.settings,
@@ -105,7 +101,9 @@ class Trained:
     results: Mapping[str, Any] | None
 
 
-def job_of_recipe(recipe: TrainRecipe, settings: Any, config: TrainConfig, **rest: Any) -> TrainJob:
+def job_of_recipe(
+    recipe: TrainRecipe | AgentRecipe, settings: Any, config: TrainConfig | PpoConfig, **rest: Any
+) -> TrainJob:
     """The job of a recipe with its ``settings``, an instance of ``recipe.config``."""
     kind = recipe.config
     return TrainJob(
@@ -119,7 +117,7 @@ def job_of_recipe(recipe: TrainRecipe, settings: Any, config: TrainConfig, **res
 
 
 def job_of_target(
-    text: str, values: Mapping[str, Any], config: TrainConfig, **rest: Any
+    text: str, values: Mapping[str, Any], config: TrainConfig | PpoConfig, **rest: Any
 ) -> TrainJob:
     """The job of the task class that ``text`` names; ``values`` are its dataclass fields."""
     ref = parse_target(text)
@@ -196,10 +194,16 @@ def train_here(
     job: TrainJob, topology: Topology | None, say: Callable[[str], None] = print
 ) -> Trained:
     """Be one rank of a gang that another launcher has started, or the only one."""
+    check_job(job)
+    if isinstance(job.config, PpoConfig):
+        from muster.rl.entry import train_agent
+        from muster.rl.load import make_agent_task
+
+        agent = make_agent_task(job.target, job.settings, job.values)
+        return _train_object(job, agent, topology, say, train_agent)
     from muster.train.entry import train
     from muster.train.load import make_task
 
-    check_job(job)
     task = make_task(job.target, job.settings, job.values)
     return _train_object(job, task, topology, say, train)
 
@@ -294,7 +298,7 @@ class _Refused(MusterError):
 
 def _train_object(
     job: TrainJob,
-    task: Task,
+    task: Task | AgentTask,
     topology: Topology | None,
     say: Callable[[str], None],
     train: Any,
@@ -323,6 +327,8 @@ def _code(results: Mapping[str, Any] | None) -> int:
 
 def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     changes: dict[str, Any] = {"restart_on": "crash"}
+    if isinstance(job.config, PpoConfig):
+        return dataclasses.replace(options, **changes)
     if job.config.strategy == "dp":
         changes["one_process"] = True
     if job.config.strategy == "single" and options.devices == "auto" and options.gpu_ids is None:

@@ -15,7 +15,8 @@ from muster.cli.flags import DeviceFlags, Positional
 from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, gang_options_from
 from muster.cli.parse import bundle, parse
 from muster.cli.settings_class import settings_of
-from muster.cli.tasks import TASKS, load_train_recipe
+from muster.cli.tasks import AGENTS, TASKS, load_agent_recipe, load_train_recipe
+from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
 
@@ -41,23 +42,30 @@ def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, Gan
     """The job, the options of its gang and the flags on what is shown."""
     words = _task_first(argv)
     name = words[0] if words and not words[0].startswith("-") else ""
-    text = text.format(recipes=", ".join(sorted(TASKS)))
-    if name in TASKS:
+    text = text.format(recipes=", ".join(sorted({**TASKS, **AGENTS})))
+    if name in AGENTS:
+        agent = load_agent_recipe(name)
+        groups = {"task": agent.config, **_groups(PpoConfig.of(agent.defaults))}
+        flags: Any = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
+        job = job_of_recipe(agent, flags.task, _config(flags), **_rest(flags))
+    elif name in TASKS:
         recipe = load_train_recipe(name)
         groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults))}
-        flags: Any = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
+        flags = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
         job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
     elif not name:
         kind = bundle("Train", _groups(TrainConfig()), {"task": Positional})
         parse(kind, words, command, text)
-        raise UsageError("There is no task to train.", hint=f"one of {', '.join(sorted(TASKS))}.")
+        raise UsageError(
+            "There is no task to train.", hint=f"one of {', '.join(sorted({**TASKS, **AGENTS}))}."
+        )
     else:
         flags, values = _of_class(name, words[1:], command, text)
         job = job_of_target(name, values, _config(flags), **_rest(flags))
     return job, gang_options_from(flags.device, flags.gang, flags.node), flags.run
 
 
-def _groups(config: TrainConfig) -> dict[str, Any]:
+def _groups(config: TrainConfig | PpoConfig) -> dict[str, Any]:
     return {
         "train": config,
         "device": DeviceFlags,
@@ -69,15 +77,13 @@ def _groups(config: TrainConfig) -> dict[str, Any]:
 
 def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any, dict[str, Any]]:
     """Flags of a task class of the user's; it is imported here for its fields and defaults."""
-    from muster.train.load import find_task_class
-
     try:
-        task = find_task_class(name)
+        task, config = _class_and_config(name)
     except TargetError:
-        if name.isidentifier():
-            raise UnknownNameError("task", name, TASKS) from None
+        if name.replace("-", "_").isidentifier():
+            raise UnknownNameError("task", name, {**TASKS, **AGENTS}) from None
         raise
-    groups = _groups(TrainConfig.of(task.defaults))
+    groups = _groups(config)
     if not dataclasses.is_dataclass(task):
         return parse(bundle("Train", groups), words, f"{command} {name}", text), {}
     groups = {"task": settings_of(task), **groups}
@@ -85,9 +91,31 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
     return flags, dataclasses.asdict(flags.task)
 
 
-def _config(flags: Any) -> TrainConfig:
-    config: TrainConfig = flags.train
+def _class_and_config(name: str) -> tuple[Any, TrainConfig | PpoConfig]:
+    """The class that ``name`` means, a Task or an AgentTask, and how it is trained by default."""
+    from muster.base.target import load, parse_target
+    from muster.rl.load import find_agent_class
+    from muster.rl.task import AgentTask
+    from muster.train.load import find_task_class
+
+    found = load(parse_target(name))
+    if isinstance(found, type) and issubclass(found, AgentTask):
+        agent = find_agent_class(name)
+        return agent, PpoConfig.of(agent.defaults)
+    task = find_task_class(name)
+    return task, TrainConfig.of(task.defaults)
+
+
+def _config(flags: Any) -> TrainConfig | PpoConfig:
+    config: TrainConfig | PpoConfig = flags.train
     wanted = flags.run.multi_gpu
+    if isinstance(config, PpoConfig):
+        if wanted == "dp":
+            raise UsageError(
+                "--multi-gpu dp: an agent is trained by one process per GPU.",
+                hint="leave it out, or give --multi-gpu ddp.",
+            )
+        return config
     if wanted is None or config.strategy == wanted:
         return config
     if config.strategy != "auto":
@@ -118,6 +146,6 @@ def _task_first(words: list[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         return words
     for position, word in enumerate(words):
-        if word in TASKS or (_TASK.fullmatch(word) and ".py:" in word):
+        if word in TASKS or word in AGENTS or (_TASK.fullmatch(word) and ".py:" in word):
             return [word, *words[:position], *words[position + 1 :]]
     return words

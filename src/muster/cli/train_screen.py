@@ -76,6 +76,24 @@ class TrainScreen:
 def _words(picture: dict[str, Any]) -> str:
     """The most wanted first: a narrow terminal cuts the rest off."""
     parts = [] if picture["eta_s"] is None else [f"ETA {human_duration(picture['eta_s'])}"]
+    parts += _of_agent(picture) if picture["kind"] == "agent" else _of_model(picture)
+    if picture["memory_mib"] is not None:
+        parts.append(f"{picture['memory_mib']:,.0f} MiB")
+    return " · ".join(parts)
+
+
+def _of_agent(picture: dict[str, Any]) -> list[str]:
+    parts = [f"{picture['episodes']:,} episodes"]
+    if picture["return"] is not None:
+        parts.append(f"return {picture['return']:.4g}")
+    parts.append(f"{picture['steps_per_s']:,.0f} steps/s")
+    if picture["learning_share"] is not None:
+        parts.append(f"learning {picture['learning_share']:.0%}")
+    return parts
+
+
+def _of_model(picture: dict[str, Any]) -> list[str]:
+    parts = []
     parts.append(f"epoch {min(picture['epoch'] + 1, picture['epochs'])}/{picture['epochs']}")
     if picture["loss"] is not None:
         parts.append(f"loss {picture['loss']:.4f}")
@@ -86,6 +104,4 @@ def _words(picture: dict[str, Any]) -> str:
             parts.append(f"comm {picture['communication']:.0%}")
     if picture["mfu"] is not None:
         parts.append(f"MFU {picture['mfu']:.0%}")
-    if picture["memory_mib"] is not None:
-        parts.append(f"{picture['memory_mib']:,.0f} MiB")
-    return " · ".join(parts)
+    return parts

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 from muster.base.errors import EXIT_REQUEUE, MusterError
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
 from muster.gang.process_group import Gang
+
+
+class Ending(NamedTuple):
+    """``finished``: the training is over; ``requeue``: it was asked to stop and has saved."""
+
+    kind: Literal["finished", "requeue"]
+    why: str
 
 
 class StartAgain(MusterError):

@@ -101,6 +101,12 @@ class TrainConfig:
                 f"--warmup-epochs {self.warmup_epochs:g} is longer than --epochs {self.epochs}."
             )
 
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide what is learnt. The others (devices, strategy, loaders, how
+        long, how often something is written) may change from start to start of one run."""
+        names = _DECISIVE if self.global_batch else (*_DECISIVE, *_OF_THE_BATCH)
+        return {name: getattr(self, name) for name in names}
+
     @staticmethod
     def of(defaults: Mapping[str, Any], **given: Any) -> TrainConfig:
         """A task's own ``defaults`` with what is ``given`` on top."""
@@ -109,6 +115,12 @@ class TrainConfig:
         return TrainConfig(**{**defaults, **given})
 
 
+_DECISIVE = (
+    "global_batch", "lr", "base_lr", "lr_scaling", "weight_decay", "schedule", "min_lr",
+    "warmup_epochs", "max_grad_norm", "seed", "model_seed", "sync_batchnorm", "precision",
+)  # fmt: skip
+#: These as well where they, with the number of devices, make the global batch.
+_OF_THE_BATCH = ("batch_size", "grad_accum_steps")
 _POSITIVE = ("batch_size", "global_batch", "grad_accum_steps", "lr", "base_lr", "epochs",
              "max_steps", "max_grad_norm", "patience", "keep", "log_every")  # fmt: skip
 _NOT_NEGATIVE = ("weight_decay", "min_lr", "warmup_epochs", "eval_frequency")

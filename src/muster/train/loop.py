@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from muster.gang.beacon import BEACON
 from muster.gang.checkpoint import Snapshot
+from muster.gang.endings import Ending
 from muster.gang.interval import Interval
 from muster.gang.model_state import model_tensors, optimizer_scalars, optimizer_tensors
 from muster.gang.seeding import STEP, get_generators, mix
@@ -21,13 +22,6 @@ from muster.train.schedules import factor_at
 from muster.train.setup import Training
 from muster.train.shrink import rebalance, shrink
 from muster.train.step import Sums, accumulate, update
-
-
-class Ending(NamedTuple):
-    """``finished``: the training is over; ``requeue``: it was asked to stop and has saved."""
-
-    kind: Literal["finished", "requeue"]
-    why: str
 
 
 def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -> Ending:

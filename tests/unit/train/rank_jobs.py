@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.run_folder import RunFolder
-from muster.train.config import TrainConfig
 from muster.gang.record import read_metrics
+from muster.rl.config import PpoConfig
+from muster.rl.task import AgentTask
+from muster.train.config import TrainConfig
 from muster.train.task import Task
 
 
@@ -26,7 +28,7 @@ class Job:
 
     name: str
     ranks: int
-    task: Task
+    task: Task | AgentTask
     config: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
     checkpoint_steps: int | None = None
@@ -126,6 +128,7 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 150.0) -> Outc
 def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) -> None:
     import matplotlib.figure  # noqa: F401
 
+    import muster.rl.entry
     import muster.train.entry  # noqa: F401
 
     context = multiprocessing.get_context("fork")
@@ -190,7 +193,6 @@ def _be_rank(rank: int, root: Path, jobs: list[Job], ports: list[int]) -> None:
 
 def _train(job: Job, root: Path) -> Outcome:
     from muster.gang.topology import read_topology
-    from muster.train.entry import train
 
     place = RunFolder(root / job.place)
     topology = read_topology()
@@ -204,9 +206,9 @@ def _train(job: Job, root: Path) -> Outcome:
     kinds: list[str] = []
     exit_code = None
     try:
-        results = train(
+        results = _trainer(job.task)(
             job.task,
-            TrainConfig.of(job.task.defaults, **{"tensorboard": False, **job.config}),
+            _config_type(job.task).of(job.task.defaults, **{"tensorboard": False, **job.config}),
             place,
             topology,
             said.append,
@@ -227,3 +229,14 @@ def _train(job: Job, root: Path) -> Outcome:
         said=said,
         noted=noted,
     )
+
+
+def _trainer(task: Task | AgentTask) -> Callable[..., dict[str, Any] | None]:
+    from muster.rl.entry import train_agent
+    from muster.train.entry import train
+
+    return train_agent if isinstance(task, AgentTask) else train
+
+
+def _config_type(task: Task | AgentTask) -> type[TrainConfig] | type[PpoConfig]:
+    return PpoConfig if isinstance(task, AgentTask) else TrainConfig

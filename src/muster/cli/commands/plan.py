@@ -17,7 +17,7 @@ from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
 from muster.cli.flags import Switch
 from muster.cli.parse import parse
-from muster.cli.tasks import TASKS
+from muster.cli.tasks import AGENTS, TASKS
 from muster.plan.gather import Known
 from muster.plan.prices import FILE_NAME, read_prices, write_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
@@ -148,6 +148,12 @@ def _open(what: str) -> Run:
             raise SetupError(
                 f"{what} has a plan, but its training has not begun.",
                 hint=f"run it there: muster train TASK --run-dir {what}.",
+            ) from None
+        if what in AGENTS:
+            raise UsageError(
+                f"muster plan predicts the training of a task; {what} learns by acting, and what "
+                "its environment takes is not in the model.",
+                hint="its own lines tell steps/s and the time to go within seconds.",
             ) from None
         if what in TASKS or "/" in what:
             raise

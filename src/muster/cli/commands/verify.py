@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from muster.api.early import start_agent
-from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 
 _HELP = """Compare the gradients of a task on one rank, on several, and with accumulation.
 
@@ -34,8 +34,14 @@ def _verify(argv: list[str], agent: Any) -> int:
     from muster.api.train import verify_task
     from muster.cli import output
     from muster.cli.train_flags import parse_train
+    from muster.train.config import TrainConfig
 
     job, options, shown = parse_train(argv, "verify", _HELP)
+    if not isinstance(job.config, TrainConfig):
+        raise UsageError(
+            f"muster verify compares the gradients of a task; {job.name} learns by acting.",
+            hint="every update of its training compares the ranks' parameters anyway.",
+        )
 
     def hear(rank: int, line: str) -> None:
         if rank == 0 and not (shown.quiet or shown.json):

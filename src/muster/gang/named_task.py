@@ -1,0 +1,58 @@
+"""From the name of a task to the task, whatever a task is."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from muster.base.errors import TargetError
+from muster.base.records import from_record
+from muster.base.target import load, parse_target
+
+T = TypeVar("T")
+
+
+def find_class(target: str, base: type[T], hint: str) -> type[T]:
+    """The class that ``file.py:Class`` or ``package.module:Class`` names.
+
+    Raises TargetError when it is not a subclass of ``base`` or leaves out what that asks for.
+    """
+    found: Any = load(parse_target(target))
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise TargetError(
+            f"{target} is not a task: it does not derive from muster.{base.__name__}.", hint=hint
+        )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise TargetError(
+            f"{target} does not say its {', '.join(missing)}.",
+            hint=f"add the method{'s' * (len(missing) > 1)} to the class.",
+        )
+    return found
+
+
+def make(kind: type[T], target: str, config: str | None, values: Mapping[str, Any]) -> T:
+    """A task with its own settings.
+
+    ``config``: the class of a recipe's settings, ``module:Class``, which is the only argument of
+    its task. Without it the task is a dataclass, or takes nothing.
+    """
+    plain: Any = kind
+    if config is not None:
+        module, _, name = config.partition(":")
+        settings = from_record(getattr(importlib.import_module(module), name), values)
+        of_settings: T = plain(settings)
+        return of_settings
+    if dataclasses.is_dataclass(kind):
+        from_fields: T = from_record(kind, values)
+        return from_fields
+    try:
+        of_values: T = plain(**values)
+        return of_values
+    except TypeError as error:
+        raise TargetError(
+            f"{target} cannot be made without arguments: {error}.",
+            hint="make it a dataclass, so that its fields become flags, with a default each.",
+        ) from None

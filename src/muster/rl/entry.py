@@ -1,0 +1,109 @@
+"""What a rank of ``muster train`` does for an agent, from its parameters to its ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.base.records import from_record
+from muster.base.run_folder import RunFolder
+from muster.gang.beacon import BEACON
+from muster.gang.endings import forget_word, leave_word, refusals_told
+from muster.gang.interval import Interval
+from muster.gang.process_group import joined
+from muster.gang.record import Record
+from muster.gang.stop import StopFlag
+from muster.gang.topology import Topology, read_topology
+from muster.rl.config import PpoConfig
+from muster.rl.load import make_agent_task
+from muster.rl.loop import learn
+from muster.rl.reporting import AgentReporter
+from muster.rl.results import sum_up
+from muster.rl.setup import prepare
+from muster.rl.task import AgentTask
+
+
+def run_rank(
+    *,
+    task: str,
+    task_config: str | None,
+    task_values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    folder: str,
+    checkpoint_s: float | None,
+    checkpoint_steps: int | None,
+    num_devices: int,
+) -> None:
+    """One rank, as the launcher starts it: everything it needs is JSON.
+
+    A user's mistake ends the rank with exit code 2 or 3 and is written where the launcher finds
+    it, without a traceback. ``num_devices`` is 1: a rank has one device.
+    """
+    place = RunFolder(Path(folder))
+    with refusals_told(place):
+        train_agent(
+            make_agent_task(task, task_config, task_values),
+            from_record(PpoConfig, config),
+            place,
+            read_topology(),
+            print,
+            checkpoint_s=checkpoint_s,
+            checkpoint_steps=checkpoint_steps,
+            num_devices=num_devices,
+        )
+
+
+def train_agent(
+    task: AgentTask,
+    config: PpoConfig,
+    folder: RunFolder,
+    topology: Topology | None,
+    say: Callable[[str], None],
+    *,
+    checkpoint_s: float | None = 60.0,
+    checkpoint_steps: int | None = None,
+    num_devices: int = 1,
+) -> dict[str, Any] | None:
+    """Train in this process as one rank; the results, or None when it was asked to stop."""
+    with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
+        speak = say if gang.is_first else _silent
+        BEACON.phase = "setup"
+        forget_word(folder, gang)
+        run = prepare(task, config, gang, folder, speak)
+        record = None
+        if gang.is_first:
+            record = Record(folder, run.progress.steps, with_tensorboard=config.tensorboard)
+            if config.tensorboard and not record.has_tensorboard:
+                speak("note       no TensorBoard files: pip install tensorboard")
+        reporter = AgentReporter(record, speak)
+        interval = Interval(seconds=checkpoint_s, steps=checkpoint_steps, is_first=gang.is_first)
+        try:
+            ending = learn(run, stop, reporter, interval)
+        finally:
+            run.env.close()
+            reporter.close()
+        if ending.kind == "requeue":
+            leave_word(folder, gang, run.progress.steps)
+            speak(f"stopped    at step {run.progress.steps:,}, saved: {ending.why}")
+            return None
+        BEACON.phase = "finish"
+        results = sum_up(run, ending.why)
+        _say_results(results, speak)
+        return results
+
+
+def _say_results(results: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    for split, metrics in results["metrics"].items():
+        say(f"{split:<10} {'  '.join(f'{k} {v:.4g}' for k, v in metrics.items())}")
+    measured = results["measured"]
+    if measured["steps_per_s"]:
+        shares = ", ".join(
+            f"{phase} {measured[f'{phase}_share']:.0%}"
+            for phase in ("acting", "stepping", "learning")
+        )
+        say(f"speed      {measured['steps_per_s']:,.0f} environment steps/s ({shares})")
+
+
+def _silent(text: str) -> None:
+    return

@@ -1,0 +1,198 @@
+"""Playing episodes to the end without learning from them, and what they came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muster.base.errors import UsageError
+from muster.rl import streams
+from muster.rl.distributions import distribution, draw
+from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, VectorEnv
+from muster.rl.intervals import interval
+from muster.rl.policy import Policy
+
+#: A player that needs no network: (observation, number of the step) -> actions.
+Rule = Callable[[Observation, int], Tensor]
+#: Steps on an accelerator between two looks at whether all have ended: a look makes the host wait.
+_STEPS_BETWEEN_LOOKS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """One whole episode each of the environments ``index`` (global numbers), on the CPU.
+
+    Attributes
+        index: int64 [num_episodes], ascending.
+        returns: float64 [num_episodes], the sum of rewards.
+        lengths: int64 [num_episodes], steps.
+        terminated: bool [num_episodes]; the others were truncated.
+        extras: float64 [num_episodes] by name.
+        rewards: float64 [steps, num_episodes]; 0 after the end of an episode.
+        first: the first observation of each episode.
+    """
+
+    index: Tensor
+    returns: Tensor
+    lengths: Tensor
+    terminated: Tensor
+    extras: dict[str, Tensor]
+    rewards: Tensor
+    first: Observation
+
+
+def play(
+    player: Policy | Rule,
+    env: VectorEnv,
+    *,
+    deterministic: bool,
+    seed: int,
+    num_episodes: int,
+    device: torch.device,
+    first_env: int = 0,
+    max_steps: int = 1_000_000,
+) -> Episodes:
+    """The first episode of each of the first ``num_episodes`` environments.
+
+    Exactly one episode per environment: to take whichever end first would favour the short ones.
+    Environments whose episode has ended go on, unseen, until all have. The memory is carried
+    through an episode and empty at its start; the normaliser stands still. ``env`` is reset and
+    has at least ``num_episodes`` environments, the first of which has the global number
+    ``first_env``; sampled actions depend on (``seed``, global number, step) only. The policy is
+    on ``device``; a rule gets observations where the environments are. Raises UsageError where
+    an episode has not ended after ``max_steps``.
+    """
+    spec = env.spec
+    if not 0 < num_episodes <= spec.num_envs:
+        raise UsageError(
+            f"Cannot play {num_episodes} episodes at once on {spec.num_envs} environments of "
+            f"{spec.name}: each plays one."
+        )
+    observation = env.reset()
+    home = next(iter(observation.values())).device
+    choose: Rule = player
+    tally = _Tally(spec, num_episodes, observation)
+    with torch.no_grad(), _evaluating(player):
+        if isinstance(player, Policy):
+            choose = _PolicyPlayer(player, spec, deterministic, seed, first_env, device)
+        for step in range(max_steps):
+            outcome = env.step(choose(observation, step).to(home))
+            tally.add(outcome.reward, outcome.terminated, outcome.truncated, outcome.valid,
+                      outcome.extras)  # fmt: skip
+            observation = outcome.observation
+            if isinstance(choose, _PolicyPlayer):
+                choose.starts = outcome.starts
+            is_look_due = home.type == "cpu" or step % _STEPS_BETWEEN_LOOKS == 0
+            if is_look_due and not bool(tally.running.any()):
+                return tally.episodes(first_env)
+    raise UsageError(
+        f"An episode of {spec.name} has not ended after {max_steps:,} steps.",
+        hint="give the environment a time limit (max_episode_steps where it is registered).",
+    )
+
+
+def summary(episodes: Episodes, confidence: float = 0.95) -> dict[str, Any]:
+    """Mean and t-interval of returns, lengths and extras, as JSON values by name."""
+    values = {"return": episodes.returns, "length": episodes.lengths, **episodes.extras}
+    return {
+        "episodes": len(episodes.index),
+        "terminated": int(episodes.terminated.sum()),
+        **{name: interval(found, confidence).record() for name, found in values.items()},
+    }
+
+
+class _PolicyPlayer:
+    """A policy with its memory, as a rule."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        spec: EnvSpec,
+        deterministic: bool,
+        seed: int,
+        first_env: int,
+        device: torch.device,
+    ) -> None:
+        self._policy, self._actions, self._device = policy, spec.actions, device
+        self._deterministic, self._seed = deterministic, seed
+        self._index = first_env + torch.arange(spec.num_envs, device=device)
+        self._state = policy.initial_state(spec.num_envs, device)
+        self.starts = torch.ones(spec.num_envs, dtype=torch.bool, device=device)
+        policy.refresh(spec.num_envs, spec.min_truncation_steps)
+
+    def __call__(self, observation: Observation, step: int) -> Tensor:
+        here = {name: values.to(self._device) for name, values in observation.items()}
+        starts = self.starts.to(self._device)
+        output, self._state = self._policy.act(here, self._state, starts)
+        choice = distribution(self._actions, output.parameters, here.get(ACTION_MASK))
+        if self._deterministic:
+            return choice.mode()
+        return choice.sample(draw(self._actions, self._seed, streams.EVALUATION, self._index, step))
+
+
+class _Tally:
+    """What has come of each episode so far; rows beyond ``num`` are not looked at."""
+
+    def __init__(self, spec: EnvSpec, num: int, first: Observation) -> None:
+        self._num = num
+        device = next(iter(first.values())).device
+        self._first = {name: values[:num].cpu() for name, values in first.items()}
+        self.running = torch.ones(num, dtype=torch.bool, device=device)
+        self._terminated = torch.zeros_like(self.running)
+        self._lengths = torch.zeros(num, dtype=torch.int64, device=device)
+        self._extras = {
+            name: torch.zeros(num, dtype=torch.float64, device=device) for name in spec.extras
+        }
+        self._rewards: list[Tensor] = []
+
+    def add(
+        self,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        valid: Tensor,
+        extras: dict[str, Tensor],
+    ) -> None:
+        num = self._num
+        counted = self.running & valid[:num]
+        ended = counted & (terminated[:num] | truncated[:num])
+        self._rewards.append(torch.where(counted, reward[:num].double(), 0.0))
+        self._lengths = self._lengths + counted
+        self._terminated = self._terminated | (ended & terminated[:num])
+        self._extras = {
+            name: torch.where(ended, extras[name][:num].double(), kept)
+            for name, kept in self._extras.items()
+        }
+        self.running = self.running & ~ended
+
+    def episodes(self, first_env: int) -> Episodes:
+        lengths = self._lengths.cpu()
+        rewards = torch.stack(self._rewards)[: int(lengths.max())].cpu()
+        return Episodes(
+            index=first_env + torch.arange(self._num),
+            returns=rewards.sum(0),
+            lengths=lengths,
+            terminated=self._terminated.cpu(),
+            extras={name: values.cpu() for name, values in self._extras.items()},
+            rewards=rewards,
+            first=self._first,
+        )
+
+
+@contextmanager
+def _evaluating(player: Policy | Rule) -> Iterator[None]:
+    """Evaluation mode, and back to what it was."""
+    if not isinstance(player, Policy):
+        yield
+        return
+    was_training = player.training
+    player.eval()
+    try:
+        yield
+    finally:
+        player.train(was_training)

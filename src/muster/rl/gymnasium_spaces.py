@@ -1,0 +1,189 @@
+"""Gymnasium's spaces as the two kinds of actions and the one flat observation of the seam."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.base.errors import UsageError
+from muster.rl.environment import ACTION_MASK, Actions, Continuous, Discrete
+from muster.rl.gymnasium_import import gymnasium
+
+Space = gymnasium.Space[Any]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+#: Combinations of a MultiDiscrete that are still one output of a network each.
+MAX_COMBINATIONS = 1024
+_FLATTENED = "Box, Discrete, MultiBinary, MultiDiscrete, and Dict and Tuple of them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Reads batches of observations of one space.
+
+    Attributes
+        space: of one environment, without the action mask.
+        mask_space: of the entry ``action_mask``, where the observation is a Dict that has one.
+        components: which of the flat numbers are kept; None keeps all.
+    """
+
+    env: str
+    space: Space
+    mask_space: Space | None
+    components: NDArray[np.int64] | None
+    size: int
+
+    @staticmethod
+    def of(env: str, space: Space, observe: tuple[int, ...] | None) -> Reader:
+        """Raises UsageError for spaces that have no flat form and for ``observe`` outside it."""
+        mask_space = None
+        if isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces:
+            mask_space = space.spaces[ACTION_MASK]
+            others = [(k, s) for k, s in space.spaces.items() if k != ACTION_MASK]
+            space = gymnasium.spaces.Dict(others)  # a list keeps its order
+        _check_observation(env, space)
+        size = gymnasium.spaces.flatdim(space)
+        if size == 0:
+            raise UsageError(f"{env}: its observation space {space} is empty.")
+        components = None if observe is None else _components(env, observe, size)
+        return Reader(
+            env=env,
+            space=space,
+            mask_space=mask_space,
+            components=components,
+            size=size if components is None else len(components),
+        )
+
+    def flat(self, batch: Any, num_envs: int) -> Floats:
+        """[num_envs, size], a new array; each row as ``gymnasium.spaces.flatten`` orders it.
+        Numbers outside float32 become infinite."""
+        with np.errstate(over="ignore"):
+            parts = _flat_parts(self.space, batch, num_envs)
+            whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return whole if self.components is None else whole[:, self.components]
+
+    def flat_one(self, observation: Any) -> Floats:
+        """[size]: an observation that is not part of a batch."""
+        with np.errstate(over="ignore"):
+            flat = np.asarray(gymnasium.spaces.flatten(self.space, observation), np.float32)
+        return flat if self.components is None else flat[self.components]
+
+
+def _flat_parts(space: Space, batch: Any, num_envs: int) -> list[Floats]:
+    """Float32 [num_envs, .] each, none of them memory of ``batch``."""
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        return [
+            part
+            for key, inner in space.spaces.items()
+            for part in _flat_parts(inner, batch[key], num_envs)
+        ]
+    if isinstance(space, spaces.Tuple):
+        return [
+            part
+            for inner, values in zip(space.spaces, batch, strict=True)
+            for part in _flat_parts(inner, values, num_envs)
+        ]
+    values = np.asarray(batch).reshape(num_envs, -1)
+    if isinstance(space, spaces.Discrete):
+        return [_one_hot(values - space.start, np.array([space.n]))]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [_one_hot(values - space.start.reshape(-1), space.nvec.reshape(-1))]
+    return [values.astype(np.float32, copy=True)]
+
+
+def _one_hot(values: NDArray[Any], sizes: NDArray[Any]) -> Floats:
+    """``values`` [num_envs, len(sizes)] as [num_envs, sum(sizes)] with a one for each."""
+    offsets = np.cumsum(sizes) - sizes
+    hot = np.zeros((len(values), int(sizes.sum())), np.float32)
+    hot[np.arange(len(values))[:, None], values + offsets] = 1
+    return hot
+
+
+def _check_observation(env: str, space: Space) -> None:
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces
+        for part in inner.values() if isinstance(inner, Mapping) else inner:
+            _check_observation(env, part)
+    elif isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3:
+        raise UsageError(
+            f"{env}: it observes images {space.shape}, and the policies here read numbers.",
+            hint="register a version with wrappers that turn the image into a vector.",
+        )
+    elif not isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete
+    ):
+        raise UsageError(
+            f"{env}: its observation space {space} has no flat form of fixed size.",
+            hint=f"these have: {_FLATTENED}.",
+        )
+
+
+def _components(env: str, observe: tuple[int, ...], size: int) -> NDArray[np.int64]:
+    wrong = sorted({i for i in observe if not 0 <= i < size or observe.count(i) > 1})
+    if wrong or not observe:
+        told = ", ".join(map(str, wrong)) or "nothing"
+        raise UsageError(
+            f"{env}: cannot observe {told}: a flat observation has the components 0 to "
+            f"{size - 1}, and each can be named once."
+        )
+    return np.array(observe, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionWriter:
+    """Turns actions of the seam into those of a batched action space."""
+
+    actions: Actions
+    space: Space
+
+    @staticmethod
+    def of(env: str, space: Space) -> ActionWriter:
+        """Raises UsageError for spaces that are neither."""
+        spaces = gymnasium.spaces
+        if isinstance(space, spaces.Discrete):
+            return ActionWriter(actions=Discrete(int(space.n)), space=space)
+        if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+            combinations = math.prod(_sizes(space))
+            if combinations > MAX_COMBINATIONS:
+                raise UsageError(
+                    f"{env}: its action space {space} has {combinations} combinations, more than "
+                    f"the {MAX_COMBINATIONS} that are learnt as separate actions.",
+                    hint="register a version with a wrapper that offers fewer.",
+                )
+            return ActionWriter(actions=Discrete(combinations), space=space)
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+            low, high = space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist()
+            return ActionWriter(actions=Continuous(tuple(low), tuple(high)), space=space)
+        raise UsageError(
+            f"{env}: its action space {space} is not supported.",
+            hint="these are: Discrete, MultiDiscrete, MultiBinary, and Box of floats.",
+        )
+
+    def batch(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Actions [num_envs, ...] as the batched space has them; numbers are clipped to bounds."""
+        space, spaces = self.space, gymnasium.spaces
+        if isinstance(space, spaces.Discrete):
+            return np.asarray(actions + space.start, space.dtype)
+        if isinstance(space, spaces.Box):
+            shaped = actions.reshape(len(actions), *space.shape).astype(space.dtype)
+            return np.asarray(np.clip(shaped, space.low, space.high))
+        sizes = _sizes(space)
+        parts = np.stack(np.unravel_index(actions, sizes), axis=-1)
+        parts = parts.reshape(len(actions), *(space.shape or ()))
+        if isinstance(space, spaces.MultiDiscrete):
+            parts = parts + space.start
+        return parts.astype(space.dtype)
+
+
+def _sizes(space: Space) -> tuple[int, ...]:
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    return (2,) * gymnasium.spaces.flatdim(space)

@@ -1,0 +1,435 @@
+"""A Gymnasium vector environment behind the seam, whatever its autoreset mode."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muster.base.errors import SetupError, UsageError
+from muster.gang.seeding import mix
+from muster.rl.environment import (
+    ACTION_MASK,
+    Actions,
+    Discrete,
+    Entry,
+    EnvSpec,
+    Observation,
+    Outcome,
+    Place,
+)
+from muster.rl.gymnasium_import import AutoresetMode, gymnasium
+from muster.rl.gymnasium_replay import History
+from muster.rl.gymnasium_spaces import ActionWriter, Bools, Floats, Reader
+from muster.rl.streams import EPISODE
+
+#: The entry that holds the flat observation.
+OBSERVATION = "observation"
+_VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
+_Async = gymnasium.vector.AsyncVectorEnv
+
+
+class _Seen:
+    """What one call of the vector environment has shown; ``mask`` [num_envs, num_actions]."""
+
+    def __init__(self, flat: Floats, mask: Bools | None) -> None:
+        self.flat = flat
+        self.mask = mask
+
+    def replaced(self, which: Bools, other: _Seen) -> _Seen:
+        """``other`` in these rows."""
+        mask = self.mask
+        if mask is not None and other.mask is not None:
+            mask = np.where(which[:, None], other.mask, mask)
+        return _Seen(np.where(which[:, None], other.flat, self.flat), mask)
+
+    def freed(self, which: Bools) -> _Seen:
+        """Every action possible in these rows: nothing is decided there."""
+        return self if self.mask is None else _Seen(self.flat, self.mask | which[:, None])
+
+    def tensors(self, device: torch.device) -> Observation:
+        seen = {OBSERVATION: torch.from_numpy(self.flat).to(device)}
+        if self.mask is not None:
+            seen[ACTION_MASK] = torch.from_numpy(self.mask).to(device)
+        return seen
+
+
+class GymnasiumEnvs:
+    """A ``VectorEnv`` over a ``gymnasium.vector.VectorEnv`` of ``place.num_envs`` environments.
+
+    Observations are one flat float32 entry ``observation``; an ``action_mask`` of the infos or of
+    a Dict observation is the entry of that name. The environments live on the CPU; what is
+    returned is on ``place.device``.
+
+    Autoreset modes:
+        disabled: with Gymnasium's sync and async vectorization every episode is started with a
+            seed of its own, a function of (``place.seed``, number of the environment, number of
+            the episode), and ``restore`` repeats episodes exactly. Others get one seed at
+            ``reset``.
+        same-step: the final observation is read from ``final_obs`` of the infos.
+        next-step: a step that only starts an episode is not ``valid``.
+    In the last two the environments draw the starts of later episodes themselves, so ``restore``
+    gives None, and what is drawn depends on how environments are split over objects.
+
+    What an environment raises goes to the caller, and the environments are closed.
+    """
+
+    def __init__(
+        self,
+        envs: _VectorEnv,
+        place: Place,
+        *,
+        name: str,
+        observe: tuple[int, ...] | None = None,
+        min_truncation_steps: int = 1,
+    ) -> None:
+        """Takes ``envs`` over: they are closed when this raises. They are reset once to see
+        whether they give action masks."""
+        self._envs = envs
+        self._place = place
+        self._name = name
+        self._is_begun = False
+        self._is_closed = False
+        try:
+            if envs.num_envs != place.num_envs:
+                raise UsageError(f"{name} has {envs.num_envs} environments, not {place.num_envs}.")
+            #: When episodes begin anew.
+            self.mode = _mode(name, envs)
+            self._reader = Reader.of(name, envs.single_observation_space, observe)
+            self._writer = ActionWriter.of(name, envs.single_action_space)
+            self._takes_seeds = self.mode is AutoresetMode.DISABLED and isinstance(
+                envs.unwrapped, gymnasium.vector.SyncVectorEnv | _Async
+            )
+            self._episode = np.zeros(place.num_envs, np.int64)
+            self._history = History(place.num_envs, self._writer.actions)
+            #: Next-step mode: the rows that the coming step only starts.
+            self._must_start = np.zeros(place.num_envs, np.bool_)
+            self._has_mask = self._reader.mask_space is not None
+            self._has_mask = self._has_mask or ACTION_MASK in self._begin_all()[1]
+        except BaseException:
+            self._abandon()
+            raise
+        self._episode -= 1
+        self._seen: _Seen
+        self._spec = _spec(name, place, self._reader, self._writer.actions, self._has_mask,
+                           min_truncation_steps)  # fmt: skip
+
+    @staticmethod
+    def of(
+        vector_env: _VectorEnv, place: Place, *, observe: tuple[int, ...] | None = None
+    ) -> GymnasiumEnvs:
+        """Environments that the caller has made. Raises UsageError for an unknown autoreset mode
+        and for unsupported spaces."""
+        spec = vector_env.spec
+        name = type(vector_env).__name__ if spec is None else spec.id
+        return GymnasiumEnvs(vector_env, place, name=name, observe=observe)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def reset(self) -> Observation:
+        self._check_open()
+        self._episode = self._episode + 1
+        self._history.clear(np.ones(self._place.num_envs, np.bool_))
+        self._must_start = np.zeros_like(self._must_start)
+        with self._closing():
+            self._seen = self._checked(self._read(*self._begin_all()))
+        self._is_begun = True
+        return self._seen.tensors(self._place.device)
+
+    def step(self, actions: Tensor) -> Outcome:
+        self._check_begun("step")
+        given = actions.detach().cpu().numpy()
+        with self._closing():
+            return self._step(given)
+
+    def state(self) -> dict[str, Tensor]:
+        """Numbers of the episodes; where they can be repeated also their actions so far and the
+        observation that this has to lead to."""
+        self._check_begun("state")
+        state = {"episode": torch.tensor(self._episode)}
+        if self._takes_seeds:
+            seen = self._seen.tensors(torch.device("cpu"))
+            state |= self._history.state()
+            state |= {f"seen.{name}": values.clone() for name, values in seen.items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> Observation | None:
+        self._check_open()
+        episode = np.array(state["episode"].cpu().numpy(), np.int64)
+        if len(episode) != self._place.num_envs:
+            raise UsageError(
+                f"{self._name}: the state is of {len(episode)} environments, and there are "
+                f"{self._place.num_envs}."
+            )
+        self._episode = episode
+        self._is_begun = False
+        if not self._takes_seeds or "length" not in state:
+            return None
+        self._history = History.of(state, self._writer.actions)
+        with self._closing():
+            seen = self._repeated()
+        if seen is None:
+            return None
+        for name, values in seen.tensors(torch.device("cpu")).items():
+            wanted = state.get(f"seen.{name}")
+            if wanted is None or not torch.equal(values, wanted.cpu()):
+                return None
+        self._seen = seen
+        self._is_begun = True
+        return seen.tensors(self._place.device)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._envs.close()
+        except (OSError, EOFError):  # a process of theirs has died
+            _end_processes(self._envs)
+
+    def _step(self, given: NDArray[Any]) -> Outcome:
+        batch, rewards, terminations, truncations, infos = self._envs.step(
+            self._writer.batch(given)
+        )
+        started = self._must_start
+        valid = ~started
+        reward = np.array(rewards, np.float32) * valid
+        terminated = np.array(terminations, np.bool_) & valid
+        truncated = np.array(truncations, np.bool_) & valid & ~terminated
+        ended = terminated | truncated
+        seen = self._read(batch, infos)
+        self._history.append(given)
+        self._history.clear(started)
+        self._check_finite("reward", reward[:, None], self._history.length)
+        self._check_truncated(truncated)
+
+        if self.mode is AutoresetMode.NEXT_STEP:
+            starts, self._must_start = started, ended
+            final = seen = self._checked(seen.freed(ended))
+            self._episode = self._episode + ended
+        else:
+            starts = ended
+            final = seen = seen.freed(ended) if self.mode is AutoresetMode.DISABLED else seen
+            if ended.any():
+                if self.mode is AutoresetMode.SAME_STEP:
+                    final = self._finals(seen, ended, infos)
+                self._check_finite(OBSERVATION, final.flat, self._history.length)
+                self._episode = self._episode + ended
+                self._history.clear(ended)
+                if self.mode is AutoresetMode.DISABLED:
+                    seen = seen.replaced(ended, self._read(*self._begin(ended)))
+            seen = self._checked(seen)
+        self._seen = seen
+
+        device = self._place.device
+        observation = seen.tensors(device)
+        return Outcome(
+            observation=observation,
+            reward=torch.from_numpy(reward).to(device),
+            terminated=torch.from_numpy(terminated).to(device),
+            truncated=torch.from_numpy(truncated).to(device),
+            starts=torch.from_numpy(starts.copy()).to(device),
+            valid=torch.from_numpy(valid).to(device),
+            final=observation if final is seen else final.tensors(device),
+            extras={},
+        )
+
+    def _begin_all(self) -> tuple[Any, dict[str, Any]]:
+        """Start episode ``self._episode`` everywhere."""
+        if self._takes_seeds:
+            return self._begin(np.ones(self._place.num_envs, np.bool_))
+        seed = self._seed(0)
+        options = {"reset_mask": np.ones(self._place.num_envs, np.bool_)}
+        is_disabled = self.mode is AutoresetMode.DISABLED
+        return self._envs.reset(seed=seed, options=options if is_disabled else None)
+
+    def _begin(self, which: Bools) -> tuple[Any, dict[str, Any]]:
+        """Start episode ``self._episode`` in these rows (mode disabled)."""
+        seeds: Any = None
+        if self._takes_seeds:
+            seeds = [self._seed(row) if begins else None for row, begins in enumerate(which)]
+        return self._envs.reset(seed=seeds, options={"reset_mask": which.copy()})
+
+    def _seed(self, row: int) -> int:
+        number = self._place.first_env + row
+        mixed = mix(self._place.seed, EPISODE, number, int(self._episode[row]))
+        return mixed & 0x7FFFFFFF  # some environments pass it on to 32-bit generators
+
+    def _repeated(self) -> _Seen | None:
+        """Every row started and stepped up to where the history ends; None if one ends before."""
+        seen = self._read(*self._begin_all())
+        for restart, actions, idle in self._history.rounds():
+            if restart.any():
+                self._begin(restart)
+            batch, _, terminated, truncated, infos = self._envs.step(self._writer.batch(actions))
+            if ((terminated | truncated) & ~idle).any():
+                return None
+            seen = self._read(batch, infos)
+        idle = self._history.length == 0
+        if idle.any():
+            seen = seen.replaced(idle, self._read(*self._begin(idle)))
+        return seen
+
+    def _read(self, batch: Any, infos: Mapping[str, Any]) -> _Seen:
+        flat = self._reader.flat(batch, self._place.num_envs)
+        if self._has_mask:
+            return _Seen(flat, self._mask(batch, infos))
+        if ACTION_MASK in infos:
+            raise UsageError(f"{self._name}: it gives an {ACTION_MASK} at steps but not at resets.")
+        return _Seen(flat, None)
+
+    def _mask(self, batch: Any, infos: Mapping[str, Any]) -> Bools:
+        num_envs = self._place.num_envs
+        if self._reader.mask_space is not None:
+            return self._sized(np.array(batch[ACTION_MASK], np.bool_).reshape(num_envs, -1))
+        mask = np.ones((num_envs, self._num_actions()), np.bool_)
+        given = infos.get(ACTION_MASK)
+        if given is not None:
+            rows = np.flatnonzero(infos.get(f"_{ACTION_MASK}", np.ones(num_envs, np.bool_)))
+            values = np.array([np.asarray(given[row]).reshape(-1) for row in rows], np.bool_)
+            if len(rows):
+                mask[rows] = self._sized(values)
+        return mask
+
+    def _sized(self, mask: Bools) -> Bools:
+        if mask.shape[1] != self._num_actions():
+            raise UsageError(
+                f"{self._name}: its {ACTION_MASK} has {mask.shape[1]} entries, and there are "
+                f"{self._num_actions()} actions."
+            )
+        return mask
+
+    def _num_actions(self) -> int:
+        actions = self._writer.actions
+        if not isinstance(actions, Discrete):
+            raise UsageError(f"{self._name}: it gives an {ACTION_MASK}, but actions are numbers.")
+        return actions.num_actions
+
+    def _finals(self, seen: _Seen, ended: Bools, infos: Mapping[str, Any]) -> _Seen:
+        """Same-step mode: ``seen`` with the rows that ended as they were before the reset."""
+        if "final_obs" not in infos:
+            raise UsageError(
+                f"{self._name}: its autoreset mode is same-step, but an episode has ended and "
+                "the infos have no 'final_obs': its value cannot be estimated."
+            )
+        flat = seen.flat.copy()
+        for row in np.flatnonzero(ended):
+            flat[row] = self._reader.flat_one(infos["final_obs"][row])
+        return _Seen(flat, seen.mask).freed(ended)
+
+    def _checked(self, seen: _Seen) -> _Seen:
+        self._check_finite(OBSERVATION, seen.flat, self._history.length)
+        if seen.mask is not None and not seen.mask.any(axis=1).all():
+            row = int(np.flatnonzero(~seen.mask.any(axis=1))[0])
+            raise UsageError(f"{self._name}: {self._where(row)} its {ACTION_MASK} allows nothing.")
+        return seen
+
+    def _check_finite(self, what: str, values: Floats, steps: NDArray[np.int64]) -> None:
+        if np.isfinite(values).all():
+            return
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
+        place = f"component {column} of the {what}" if what == OBSERVATION else f"the {what}"
+        raise UsageError(
+            f"{self._name}: {self._where(row)} {place} is {values[row, column]}. Learning from it "
+            "would turn every weight into NaN."
+        )
+
+    def _check_truncated(self, truncated: Bools) -> None:
+        early = truncated & (self._history.length < self._spec.min_truncation_steps)
+        if early.any():
+            row = int(np.flatnonzero(early)[0])
+            raise UsageError(
+                f"{self._name}: {self._where(row)} it is cut off, but its time limit is "
+                f"{self._spec.min_truncation_steps} steps."
+            )
+
+    def _where(self, row: int) -> str:
+        return (
+            f"in environment {self._place.first_env + row} at step "
+            f"{self._history.length[row]} of episode {self._episode[row]}"
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{self._name} is closed: make new environments.")
+
+    def _check_begun(self, call: str) -> None:
+        self._check_open()
+        if not self._is_begun:
+            raise RuntimeError(f"{call} before reset: call reset() or restore() first.")
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        """An error inside ends the environments."""
+        try:
+            yield
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, EOFError | ConnectionError):
+                raise SetupError(
+                    f"{self._name}: a process that steps an environment has died ({error!r}).",
+                    hint="was it killed for memory? Sync vectorization shows a crash in place.",
+                ) from error
+            raise
+
+    def _abandon(self) -> None:
+        """Close after an error, whatever state they are in."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if isinstance(self._envs.unwrapped, _Async):
+            _end_processes(self._envs)
+        else:
+            self._envs.close()
+
+
+def _end_processes(envs: _VectorEnv) -> None:
+    """Without asking: a process may be dead, or in the middle of a step."""
+    inner = envs.unwrapped
+    if not isinstance(inner, _Async):
+        return
+    for process in inner.processes:
+        if process.is_alive():
+            process.terminate()
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")  # that a call was pending is known
+        envs.close(terminate=True)
+    for process in inner.processes:
+        process.join()
+    inner.closed = True
+
+
+def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:
+    told = envs.metadata.get("autoreset_mode")
+    for mode in AutoresetMode:
+        if told in (mode, mode.value):
+            return mode
+    known = ", ".join(repr(mode.value) for mode in AutoresetMode)
+    raise UsageError(
+        f"{name}: its autoreset mode is {told!r}, so it is not known which observation ends an "
+        "episode.",
+        hint=f"metadata['autoreset_mode'] has to be one of {known}.",
+    )
+
+
+def _spec(
+    name: str, place: Place, reader: Reader, actions: Actions, has_mask: bool, min_steps: int
+) -> EnvSpec:
+    observation = {OBSERVATION: Entry((reader.size,))}
+    if has_mask and isinstance(actions, Discrete):
+        observation[ACTION_MASK] = Entry((actions.num_actions,), torch.bool)
+    return EnvSpec(
+        name=name,
+        num_envs=place.num_envs,
+        observation=observation,
+        actions=actions,
+        min_truncation_steps=min_steps,
+    )

@@ -1,0 +1,163 @@
+"""The training loop of an agent, from top to bottom."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from muster.base.errors import EXIT_SOME_FAILED, MusterError
+from muster.gang.beacon import BEACON
+from muster.gang.checkpoint import Snapshot
+from muster.gang.endings import Ending
+from muster.gang.interval import Interval
+from muster.gang.model_state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.gang.stop import StopFlag
+from muster.gang.sync import check_identical
+from muster.rl.agreement import Agreed, agree
+from muster.rl.losses import normalise_advantages
+from muster.rl.progress import between
+from muster.rl.reporting import AgentReporter
+from muster.rl.returns import gae
+from muster.rl.rollout import Rollout, collect
+from muster.rl.setup import AgentRun
+from muster.rl.snapshot import with_rank
+from muster.rl.update import Experience, update
+
+
+def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Interval) -> Ending:
+    """Train until the end, or until any rank is asked to stop; every rank returns the same.
+
+    Raises NonFinite when a loss, a reward or an observation is no longer a number; the last good
+    checkpoint is kept then.
+    """
+    config, progress, limits, council = run.config, run.progress, run.limits, run.gang.council
+    reporter.begin(run)
+    if limits.is_over(progress) is None and progress.updates == 0:
+        check_identical(dict(run.policy.named_parameters()), council, "at the start")
+
+    while (over := limits.is_over(progress)) is None:
+        began = time.perf_counter()
+        fraction = limits.fraction(progress)
+        lr = between(config.lr, 0.0 if config.lr_schedule == "linear" else None, fraction)
+        entropy_coef = between(config.entropy_coef, config.entropy_coef_end, fraction)
+        for group in run.optimizer.param_groups:
+            group["lr"] = lr
+
+        BEACON.step, BEACON.phase = progress.updates, "data"
+        rollout = _collect(run)
+        with run.clock.learning():
+            BEACON.phase = "forward"
+            rewards = rollout.rewards
+            if config.normalize_rewards:
+                rewards = run.return_scale(rewards)
+            returns = gae(
+                rewards, rollout.values, rollout.bootstrap, rollout.last_value,
+                rollout.terminated, rollout.truncated, rollout.valid,
+                gamma=config.gamma, gae_lambda=config.gae_lambda,
+            )  # fmt: skip
+            agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
+            _check_finite(run, agreed)
+            advantages = normalise_advantages(
+                returns.advantages, rollout.valid, agreed.advantage_sums
+            )
+            experience = Experience(rollout, advantages, returns.targets)
+            learned = update(run, experience, entropy_coef)
+            _absorb(run, agreed)
+
+        progress.updates += 1
+        progress.steps += config.rollout_steps * run.num_envs
+        progress.episodes += run.window.add(agreed.episode_sums)
+        check_identical(
+            dict(run.policy.named_parameters()), council, f"after update {progress.updates}"
+        )
+        seconds = time.perf_counter() - began
+        reporter.update(run, agreed, learned, lr=lr, entropy_coef=entropy_coef, seconds=seconds)
+
+        is_best = False
+        if limits.wants_evaluation(progress):
+            BEACON.phase = "evaluation"
+            is_best = reporter.evaluate(run)
+        if is_best or agreed.save or agreed.stop or interval.is_due_at(progress.updates):
+            reporter.flush()
+            save(run, is_best=is_best)
+            interval.done()
+        if agreed.stop:
+            run.checkpoints.wait()
+            return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+
+    save(run, is_best=False)
+    run.checkpoints.wait()
+    council.meet()
+    return Ending("finished", over)
+
+
+class NonFinite(MusterError):
+    """A loss, a reward, an observation or a parameter is infinite or not a number."""
+
+    exit_code = EXIT_SOME_FAILED
+
+
+def save(run: AgentRun, *, is_best: bool) -> None:
+    """Keep the state as it is now, between two updates; the writing goes on in the background."""
+    BEACON.phase = "checkpoint"
+    council, policy, optimizer = run.gang.council, run.policy, run.optimizer
+    rows = {
+        **{f"env/{name}": value for name, value in run.env.state().items()},
+        **{f"memory/{name}": value for name, value in run.carry.state.items()},
+        **{f"running/{name}": value for name, value in run.running.to_tensors().items()},
+        "starts": run.carry.starts,
+        "discounted": run.discounted,
+    }
+    extra = {
+        "progress": run.progress.to_record(),
+        "optimizer_scalars": optimizer_scalars(policy, optimizer),
+        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
+        "return_scale": {k: v.tolist() for k, v in run.return_scale.state_dict().items()},
+        "window": run.window.to_record(),
+        "envs_per_rank": council.gather(run.place.num_envs),
+        "steps_per_env": run.carry.num_steps,
+        "env_seed": run.place.seed,
+        "num_ranks": run.gang.num_ranks,
+    }
+    run.checkpoints.save(
+        Snapshot(
+            step=run.progress.steps,
+            tensors={
+                **model_tensors(policy),
+                **optimizer_tensors(policy, optimizer),
+                **with_rank(rows, run.gang.rank),
+            },
+            extra=extra,
+            best=run.progress.best if is_best else None,
+        )
+    )
+
+
+def _collect(run: AgentRun) -> Rollout:
+    config = run.config
+    run.policy.eval()
+    with torch.no_grad(), run.clock.acting(), run.precision.autocast():
+        run.policy.refresh(config.num_envs, config.rollout_steps)
+    rollout = collect(run.env, run.actor, run.carry, run.place, config.rollout_steps, run.clock)
+    run.policy.train()
+    return rollout
+
+
+def _absorb(run: AgentRun, agreed: Agreed) -> None:
+    """Statistics move only here, so that acting and learning have seen the same ones."""
+    run.policy.normaliser.absorb(agreed.observation_deltas.to(run.gang.device))
+    run.return_scale.absorb(agreed.return_deltas.to(run.gang.device))
+
+
+def _check_finite(run: AgentRun, agreed: Agreed) -> None:
+    if agreed.is_finite:
+        return
+    run.checkpoints.wait()
+    run.gang.council.meet()
+    raise NonFinite(
+        f"A reward, an observation or a value is no longer a number after step "
+        f"{run.progress.steps:,} (update {run.progress.updates}).",
+        hint="a lower --lr helps most often; then look at what the environment returns. The same "
+        "command goes on from the last checkpoint.",
+    )

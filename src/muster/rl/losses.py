@@ -1,0 +1,134 @@
+"""The objective of proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347).
+
+Everything is a sum over valid steps, so that ranks and micro-batches add up to the mean over all
+globally valid steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from muster.base.errors import UsageError
+
+#: Keeps advantages that are all the same from being divided by nothing.
+_EPSILON = 1e-8
+
+
+class PpoTerms(NamedTuple):
+    """Sums over valid steps: scalars in float32 at least.
+
+    Attributes
+        policy: the loss, minus the clipped surrogate objective (eq. 7). Has gradients.
+        value: squared error of the value, not halved (eq. 9). Has gradients.
+        entropy: entropies of the policy. Has gradients.
+        approx_kl: estimates of KL(old | new): (r - 1) - log r, never negative, with the ratio r of
+            new to old probability (Schulman 2020, "Approximating KL divergence", k3).
+        clipped: number of steps whose ratio is outside 1 +- clip.
+        num_valid: number of valid steps.
+    """
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    approx_kl: Tensor
+    clipped: Tensor
+    num_valid: Tensor
+
+
+def ppo_terms(
+    *,
+    log_probs: Tensor,
+    entropies: Tensor,
+    values: Tensor,
+    old_log_probs: Tensor,
+    old_values: Tensor,
+    advantages: Tensor,
+    targets: Tensor,
+    valid: Tensor,
+    clip: float,
+    value_clip: float | None = None,
+) -> PpoTerms:
+    """The terms of one minibatch. All tensors have one shape, whichever; ``valid`` is bool.
+
+    ``log_probs``, ``entropies`` and ``values`` are of the policy in training, the old ones of the
+    policy that acted. ``value_clip``: the value's error is the larger one of the value and of the
+    value held within ``value_clip`` of the old one (as in the reference implementation, PPO2).
+
+    Raises UsageError where shapes differ: [T, N] against [T x N, 1] would broadcast to a matrix.
+    """
+    _require_same_shapes(
+        log_probs=log_probs, entropies=entropies, values=values, old_log_probs=old_log_probs,
+        old_values=old_values, advantages=advantages, targets=targets, valid=valid,
+    )  # fmt: skip
+    # Invalid steps are replaced before any function whose gradient could be infinite there.
+    log_ratio = _where(valid, log_probs - old_log_probs)
+    advantages = _where(valid, advantages)
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(advantages * ratio, advantages * ratio.clamp(1 - clip, 1 + clip))
+    error = _where(valid, values - targets).square()
+    if value_clip is not None:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, _where(valid, near - targets).square())
+    with torch.no_grad():
+        approx_kl = (log_ratio.expm1() - log_ratio).sum()
+        clipped = ((ratio - 1).abs() > clip).sum()
+    return PpoTerms(
+        policy=-surrogate.sum(),
+        value=error.sum(),
+        entropy=_where(valid, entropies).sum(),
+        approx_kl=approx_kl,
+        clipped=clipped.to(approx_kl.dtype),
+        num_valid=valid.sum().to(approx_kl.dtype),
+    )
+
+
+def total(
+    terms: PpoTerms, *, value_coef: float, entropy_coef: float, count: Tensor | float
+) -> Tensor:
+    """The loss: the terms combined, divided by ``count``, the valid steps of all ranks together.
+
+    The sum of this loss over all ranks and micro-batches is the mean over all those steps. DDP
+    averages gradients, so there the loss is to be multiplied by the number of ranks. 0 for no
+    steps at all.
+    """
+    combined = terms.policy + value_coef * terms.value - entropy_coef * terms.entropy
+    if isinstance(count, Tensor):
+        return combined / count.clamp(min=1)
+    return combined / max(count, 1)
+
+
+def advantage_sums(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Count, sum and sum of squares over valid steps: float64 [3], which ranks add."""
+    _require_same_shapes(advantages=advantages, valid=valid)
+    kept = torch.where(valid, advantages.detach().to(torch.float64), 0.0)
+    return torch.stack([valid.sum(dtype=torch.float64), kept.sum(), kept.square().sum()])
+
+
+def normalise_advantages(advantages: Tensor, valid: Tensor, global_sums: Tensor) -> Tensor:
+    """(advantage - mean) / (sample standard deviation + 1e-8), 0 at invalid steps; same dtype.
+
+    ``global_sums``: ``advantage_sums`` of all ranks, added. One step, or advantages that are all
+    the same, become 0.
+    """
+    _require_same_shapes(advantages=advantages, valid=valid)
+    count, added, squares = global_sums.unbind()
+    mean = added / count.clamp(min=1)
+    variance = (squares - added * mean).clamp(min=0) / (count - 1).clamp(min=1)
+    scaled = (advantages.to(torch.float64) - mean) / (variance.sqrt() + _EPSILON)
+    return torch.where(valid, scaled, 0.0).to(advantages.dtype)
+
+
+def _where(valid: Tensor, entries: Tensor) -> Tensor:
+    return torch.where(valid, entries, 0.0)
+
+
+def _require_same_shapes(**tensors: Tensor) -> None:
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+        raise UsageError(
+            f"Tensors of one minibatch have different shapes, which would broadcast: {shapes}.",
+            hint="one number per step and environment each: [steps, environments].",
+        )

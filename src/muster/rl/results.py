@@ -1,0 +1,90 @@
+"""What a finished training of an agent comes to: the best policy judged once more, results."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from muster.base.records import write_json
+from muster.gang import model_state
+from muster.gang.checkpoint import intact_best
+from muster.gang.checkpoint_files import step_folder
+from muster.gang.memory import peak_memory_mib
+from muster.gang.record import read_metrics
+from muster.rl.curves import draw_curves
+from muster.rl.environment import Split
+from muster.rl.reporting import evaluate
+from muster.rl.setup import AgentRun
+
+
+def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
+    """Play the best policy on validation and test and write the results; same on every rank."""
+    chosen = _load_best(run)
+    splits: tuple[Split, ...] = ("val", "test")
+    metrics = {split: evaluate(run, split) for split in splits}
+    memory = run.gang.council.gather(peak_memory_mib(run.gang.device))
+    told: Mapping[str, Any] = {}
+    if run.gang.is_first:
+        run.folder.figures.mkdir(exist_ok=True)
+        run.policy.eval()
+        seed = run.config.seed
+        told = run.task.finish(run.policy, run.gang.device, seed, run.folder.figures)
+        if not any(run.folder.figures.iterdir()):
+            run.folder.figures.rmdir()
+    config, progress = run.config, run.progress
+    results: dict[str, Any] = {
+        "ended_because": why,
+        "metrics": metrics,
+        "agent": told,
+        "best": {"metric": run.task.monitor, "value": progress.best, "step": chosen},
+        "steps": progress.steps,
+        "episodes": progress.episodes,
+        "updates": progress.updates,
+        "window": run.window.means(),
+        "parameters": run.num_parameters,
+        "num_ranks": run.gang.num_ranks,
+        "num_envs": run.num_envs,
+        "device": run.gang.device.type,
+        "precision": str(run.precision),
+        "lr": config.lr,
+        "seed": config.seed,
+        "measured": {**_measured(run), "peak_memory_mib": memory, "machine": platform.node()},
+        "evaluations": progress.evaluations,
+        "torch": torch.__version__,
+    }
+    if run.gang.is_first:
+        write_json(run.folder.training_results, results)
+        lines = read_metrics(run.folder.metrics)
+        if any(line["kind"] == "update" for line in lines):
+            title = f"{run.folder.name} · {run.env.spec.name}, {run.gang.num_ranks} rank(s)"
+            draw_curves(run.folder.curves, lines, run.task.monitor, title)
+    run.gang.council.meet()
+    return results
+
+
+def _measured(run: AgentRun) -> dict[str, Any]:
+    seconds = run.measured.get("seconds", 0.0)
+    if seconds == 0:
+        return {"steps_per_s": None}
+    shares = {
+        f"{phase}_share": run.measured.get(phase, 0.0) / seconds
+        for phase in ("acting", "stepping", "learning")
+    }
+    steps_per_s = run.measured["steps"] / seconds
+    assert math.isfinite(steps_per_s)
+    return {"steps_per_s": steps_per_s, **shares}
+
+
+def _load_best(run: AgentRun) -> int | None:
+    """Bring the policy to the best checkpoint, or leave it as it ended; returns the step."""
+    folder = run.folder.checkpoints
+    step = run.gang.council.share(intact_best(folder, run.say) if run.gang.is_first else None)
+    if step is None:
+        return None
+    model_state.load(step_folder(folder, step), run.policy, None, {}, None)
+    run.policy.normaliser.renew()
+    return int(step)

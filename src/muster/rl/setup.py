@@ -1,0 +1,237 @@
+"""Everything that is decided before the first step of an agent, said as it is decided."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.base.errors import UsageError
+from muster.base.run_folder import RunFolder
+from muster.gang import model_state
+from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
+from muster.gang.checkpoint_files import read_extra, step_folder
+from muster.gang.flops import card_name
+from muster.gang.precision import Precision, resolve_precision
+from muster.gang.process_group import Gang
+from muster.gang.replica import Replica, make_replica
+from muster.gang.seeding import MODEL, STEP, mix, seed_everything
+from muster.gang.topology import set_default
+from muster.rl.config import PpoConfig
+from muster.rl.environment import Place, Split, VectorEnv
+from muster.rl.episodes import Running, Window
+from muster.rl.phases import PhaseClock
+from muster.rl.policy import Policy
+from muster.rl.progress import AgentLimits, AgentProgress
+from muster.rl.rollout import Actor, Carry
+from muster.rl.snapshot import group, read_rows
+from muster.rl.statistics import ReturnScale
+from muster.rl.task import AgentTask
+
+Say = Callable[[str], None]
+#: Seeds of the splits' environments are apart.
+_SPLIT_SEEDS: dict[Split, int] = {"train": 11, "val": 12, "test": 13}
+
+
+@dataclass(kw_only=True)
+class AgentRun:
+    """One rank's training of an agent, ready for the loop."""
+
+    task: AgentTask
+    config: PpoConfig
+    gang: Gang
+    folder: RunFolder
+    say: Say
+    precision: Precision
+    env: VectorEnv
+    place: Place
+    policy: Policy
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    return_scale: ReturnScale
+    actor: Actor
+    carry: Carry
+    running: Running
+    discounted: torch.Tensor
+    window: Window
+    limits: AgentLimits
+    progress: AgentProgress
+    checkpoints: CheckpointWriter
+    clock: PhaseClock
+    num_parameters: int
+    measured: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_envs(self) -> int:
+        """Over all ranks."""
+        return self.place.num_envs * self.gang.num_ranks
+
+
+def place_of(config: PpoConfig, gang: Gang, split: Split, num_envs: int) -> Place:
+    """This rank's environments of a split, ``num_envs`` on every rank."""
+    return Place(
+        num_envs=num_envs,
+        first_env=gang.rank * num_envs,
+        seed=mix(config.seed, _SPLIT_SEEDS[split]),
+        device=gang.device,
+    )
+
+
+def prepare(
+    task: AgentTask, config: PpoConfig, gang: Gang, folder: RunFolder, say: Say
+) -> AgentRun:
+    """Environments, policy, optimizer; then the state of the last intact checkpoint, if any.
+
+    Raises UsageError for what cannot be meant, on every rank.
+    """
+    if config.num_steps is None and config.num_episodes is None:
+        raise UsageError(
+            "There is no end to this training.", hint="give --num-steps or --num-episodes."
+        )
+    _say_place(config, gang, say)
+    precision = resolve_precision(config.precision, gang.device)
+    say(f"precision  {precision}")
+    if config.deterministic:
+        set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds in one order then
+        torch.use_deterministic_algorithms(True)
+    seed_everything(mix(config.seed, STEP, gang.rank))
+    resumed = _newest_checkpoint(folder, gang, say)
+    extra = {} if resumed is None else read_extra(resumed)
+    place = place_of(config, gang, "train", config.num_envs)
+    place = dataclasses.replace(place, seed=extra.get("env_seed", place.seed))
+    env = task.environments("train", place)
+    for line in task.remarks():
+        say(line)
+    seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
+    policy = task.policy(env.spec)
+    policy.normaliser.enabled = config.normalize_observations
+    policy.to(gang.device)
+    replica = make_replica(
+        "ddp" if gang.num_ranks > 1 else "single", policy, gang, precision, has_unused=False
+    )
+    optimizer = torch.optim.Adam(replica.parameters, lr=config.lr, eps=1e-5)
+    num_envs, device = config.num_envs, gang.device
+    run = AgentRun(
+        task=task,
+        config=config,
+        gang=gang,
+        folder=folder,
+        say=say,
+        precision=precision,
+        env=env,
+        place=place,
+        policy=policy,
+        replica=replica,
+        optimizer=optimizer,
+        scaler=precision.scaler(),
+        return_scale=ReturnScale().to(device),
+        actor=Actor(policy, env.spec, precision, compiled=config.compile),
+        carry=Carry(
+            observation={},
+            state=policy.initial_state(num_envs, device),
+            starts=torch.ones(num_envs, dtype=torch.bool, device=device),
+        ),
+        running=Running.fresh(num_envs, device),
+        discounted=torch.zeros(num_envs, dtype=torch.float64, device=device),
+        window=Window(env.spec.extras),
+        limits=AgentLimits.of(config),
+        progress=AgentProgress(),
+        checkpoints=CheckpointWriter(
+            folder.checkpoints,
+            rank=gang.rank,
+            num_ranks=gang.num_ranks,
+            is_sharded=True,  # every rank has environments of its own
+            keep=config.keep,
+        ),
+        clock=PhaseClock(device),
+        num_parameters=sum(p.numel() for p in policy.parameters()),
+    )
+    if resumed is None:
+        run.carry.observation = env.reset()
+    else:
+        _go_on(run, resumed, extra)
+    return run
+
+
+def _newest_checkpoint(folder: RunFolder, gang: Gang, say: Say) -> Path | None:
+    step = None
+    if gang.is_first:
+        put_back(folder.checkpoints)
+        step = newest_intact(folder.checkpoints, say)
+    step = gang.council.share(step)
+    return None if step is None else step_folder(folder.checkpoints, step)
+
+
+def _say_place(config: PpoConfig, gang: Gang, say: Say) -> None:
+    if gang.device.type == "cuda":
+        where = f"{gang.num_ranks} x {card_name(gang.device)}"
+    else:
+        threads = torch.get_num_threads()
+        where = f"{gang.num_ranks} rank{'s' * (gang.num_ranks > 1)} on the CPU, {threads} threads"
+    total = config.num_envs * gang.num_ranks
+    say(
+        f"agent      {total:,} environments x {config.rollout_steps} steps per update, "
+        f"{config.num_minibatches} minibatches x {config.update_epochs} epochs, on {where}"
+    )
+
+
+def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> None:
+    folder, council, say = run.folder, run.gang.council, run.say
+    model_state.load(checkpoint, run.policy, run.optimizer, extra["optimizer_scalars"], None)
+    run.policy.normaliser.renew()
+    if run.scaler is not None and extra.get("scaler"):
+        run.scaler.load_state_dict(extra["scaler"])
+    scale = {k: torch.tensor(v, dtype=torch.float64) for k, v in extra["return_scale"].items()}
+    run.return_scale.load_state_dict(scale)
+    run.window.restore(extra["window"])
+    run.progress = AgentProgress.from_record(extra["progress"])
+    if run.gang.is_first:
+        agree_on_best(folder.checkpoints, run.progress.best_step, run.progress.best)
+    trouble = _restore_environments(run, checkpoint, extra)
+    # One decision: environments of one training are all restored or all begun anew.
+    troubles = [t for t in council.gather(trouble) if t]
+    say(f"resume     from step {run.progress.steps:,} (update {run.progress.updates})")
+    if troubles:
+        _begin_anew(run)
+        say(f"note       {troubles[0]}; every environment begins a new episode")
+
+
+def _restore_environments(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> str | None:
+    """Bring back what belongs to single environments; else why that is impossible."""
+    counts = list(extra["envs_per_rank"])
+    if sum(counts) != run.num_envs:
+        return f"there were {sum(counts)} environments, now {run.num_envs}"
+    device = run.gang.device
+    rows = {k: v.to(device) for k, v in read_rows(checkpoint, counts, run.place).items()}
+    observation = run.env.restore(group(rows, "env"))
+    if observation is None:
+        return "these environments do not come to the same state again"
+    run.carry = Carry(
+        observation=observation,
+        state=group(rows, "memory"),
+        starts=rows["starts"],
+        num_steps=int(extra["steps_per_env"]),
+    )
+    run.running = Running(**group(rows, "running"))
+    run.discounted = rows["discounted"]
+    return None
+
+
+def _begin_anew(run: AgentRun) -> None:
+    """New episodes, from streams that no earlier start has used."""
+    run.env.close()
+    run.place = dataclasses.replace(run.place, seed=mix(run.place.seed, run.progress.updates))
+    run.env = run.task.environments("train", run.place)
+    device = run.gang.device
+    run.carry = Carry(
+        observation=run.env.reset(),
+        state=run.policy.initial_state(run.place.num_envs, device),
+        starts=torch.ones(run.place.num_envs, dtype=torch.bool, device=device),
+    )
+    run.running = Running.fresh(run.place.num_envs, device)
+    run.discounted = torch.zeros(run.place.num_envs, dtype=torch.float64, device=device)

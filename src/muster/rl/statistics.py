@@ -1,0 +1,215 @@
+"""Running mean and variance of observations and returns, merged over ranks by adding sums.
+
+The protocol of ``Normaliser`` and ``ReturnScale``: every rank computes ``deltas`` of what it has
+seen since the last update, the vectors are added over all ranks (one all-reduce), and every rank
+``absorb``s the same total. Sums are taken about the running mean, which all ranks share, so that a
+large mean does not eat the digits of a small variance (Chan, Golub and LeVeque 1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+#: A standard deviation up to this share of the mean, or this small, is rounding: taken as none.
+_RELATIVE_FLOOR, _ABSOLUTE_FLOOR = 1e-12, 1e-10
+
+
+class Moments(nn.Module):
+    """Count, mean and sum of squared deviations of rows of one shape, in float64.
+
+    ``mean`` while ``count`` is 0 is the point about which the first sums are taken.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
+
+    @property
+    def num_deltas(self) -> int:
+        return 1 + 2 * self.mean.numel()
+
+    def deltas(self, rows: Tensor, valid: Tensor) -> Tensor:
+        """Count, sum and sum of squares of (row - mean) over valid rows, in one float64 vector."""
+        if rows.shape[1:] != self.shape or rows.shape[:1] != valid.shape:
+            raise ValueError(
+                f"rows {list(rows.shape)} with valid {list(valid.shape)} do not fit entries of "
+                f"shape {list(self.shape)}: expected [rows, *shape] and [rows]."
+            )
+        chosen = valid.view(-1, *[1] * len(self.shape))
+        apart = torch.where(chosen, rows.detach().to(torch.float64) - self.mean, 0.0)
+        count = valid.sum(dtype=torch.float64).view(1)
+        return torch.cat([count, apart.sum(0).view(-1), apart.square().sum(0).view(-1)])
+
+    def centre(self, total: Tensor) -> None:
+        """Only move the point about which the first sums are taken to the mean of ``total``."""
+        count, sums, _ = self._parts(total)
+        self.mean.add_(torch.where(self.count == 0, sums / count.clamp(min=1), 0.0))
+
+    def absorb(self, total: Tensor) -> None:
+        """Merge sums about the running mean into it (in place: a CUDA graph sees it)."""
+        count, sums, squares = self._parts(total)
+        self.count.add_(count)
+        shift = sums / self.count.clamp(min=1)
+        self.mean.add_(shift)
+        self.squares.add_(squares - sums * shift).clamp_(min=0)
+
+    def std(self) -> Tensor:
+        """Standard deviation over all rows; 1 where they have not differed."""
+        std = (self.squares / self.count.clamp(min=1)).sqrt()
+        is_constant = std <= _RELATIVE_FLOOR * self.mean.abs() + _ABSOLUTE_FLOOR
+        return torch.where(is_constant, 1.0, std)
+
+    def _parts(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sums, squares = total[1:].view(2, *self.shape)
+        return total[0], sums, squares
+
+
+class Normaliser(nn.Module):
+    """(x - mean) / standard deviation of every entry of an observation, clipped.
+
+    Identity, without clipping, until something was absorbed or when not ``enabled``. It stands
+    still between two calls of ``absorb``, which all ranks make with the same total. An element
+    that has never differed is only centred.
+
+    A value that is NaN or infinite (in a valid row) makes the deltas non-finite, on all ranks once
+    they are added: check ``torch.isfinite(total).all()`` before ``absorb``, which would spoil the
+    statistics for good. Called with such a value, the result is NaN or the clip.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], clip: float = 10.0, enabled: bool = True
+    ) -> None:
+        super().__init__()
+        self.clip = clip
+        self.enabled = enabled
+        self._places = {name: place for place, name in enumerate(shapes)}
+        self.moments = nn.ModuleList(Moments(tuple(shape)) for shape in shapes.values())
+        self.scales = nn.ModuleList(_Scale(tuple(shape)) for shape in shapes.values())
+        # Untyped in torch.
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._places)
+
+    def forward(self, name: str, values: Tensor) -> Tensor:
+        """``values`` [..., *shape] normalised, in their dtype."""
+        if not self.enabled:
+            return values
+        scale = self.scales[self._places[name]]
+        assert isinstance(scale, _Scale)
+        normalised: Tensor = scale(values)
+        return normalised
+
+    def deltas(self, values: Mapping[str, Tensor], valid: Tensor) -> Tensor:
+        """Sums of one rank, float64 [.]; ``values`` [rows, *shape] by name, ``valid`` bool [rows].
+
+        Names that were not announced are left out; one that is missing is a KeyError.
+        """
+        return torch.cat(
+            [moments.deltas(values[name], valid) for name, moments, _ in self._entries()]
+        )
+
+    def centre(self, total: Tensor) -> None:
+        """Before the first ``absorb``: take the following sums about the mean of ``total``.
+
+        Nothing is counted. Where a mean is more than about 10,000 standard deviations from 0, the
+        variance of the first rows has few correct digits without it.
+        """
+        for (_, moments, _), part in zip(self._entries(), self._split(total), strict=True):
+            moments.centre(part)
+
+    def absorb(self, total: Tensor) -> None:
+        """Merge the deltas of all ranks, added."""
+        for (_, moments, scale), part in zip(self._entries(), self._split(total), strict=True):
+            moments.absorb(part)
+            scale.follow(moments, self.clip)
+
+    def renew(self) -> None:
+        """The statistics have been read into the buffers from a checkpoint: follow them."""
+        for _, moments, scale in self._entries():
+            scale.follow(moments, self.clip)
+
+    def _split(self, total: Tensor) -> tuple[Tensor, ...]:
+        sizes = [moments.num_deltas for _, moments, _ in self._entries()]
+        return torch.split_with_sizes(total, sizes)
+
+    def _entries(self) -> list[tuple[str, Moments, _Scale]]:
+        entries = []
+        for name, moments, scale in zip(self.names, self.moments, self.scales, strict=True):
+            assert isinstance(moments, Moments)
+            assert isinstance(scale, _Scale)
+            entries.append((name, moments, scale))
+        return entries
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return.
+
+    As in Engstrom et al. 2020 (arXiv 2005.12729): rewards are not centred, which would change what
+    is best. Identity until returns that differ were absorbed. ``deltas`` takes what
+    ``returns.discounted_running`` gives.
+    """
+
+    def __init__(self, clip: float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.moments = Moments(())
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        """Scaled and clipped, in their dtype."""
+        limit = torch.where(self.moments.count > 0, self.clip, torch.inf)
+        scaled = rewards.to(torch.float64) / self.moments.std()
+        return scaled.clamp(-limit, limit).to(rewards.dtype)
+
+    def deltas(self, discounted: Tensor, valid: Tensor) -> Tensor:
+        """Sums of one rank, float64 [3]; both arguments of any one shape."""
+        return self.moments.deltas(discounted.reshape(-1), valid.reshape(-1))
+
+    def absorb(self, total: Tensor) -> None:
+        """Merge the deltas of all ranks, added."""
+        self.moments.absorb(total)
+
+
+class _Scale(nn.Module):
+    """What a call of the normaliser needs, computed when the statistics change and not per step."""
+
+    shift: Tensor
+    factor: Tensor
+    limit: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, start in (("shift", 0.0), ("factor", 1.0)):
+            values = torch.full(shape, start, dtype=torch.float64)
+            self.register_buffer(name, values, persistent=False)
+        limit = torch.tensor(torch.inf, dtype=torch.float64)
+        self.register_buffer("limit", limit, persistent=False)
+
+    def follow(self, moments: Moments, clip: float) -> None:
+        is_known = moments.count > 0
+        self.shift.copy_(torch.where(is_known, moments.mean, 0.0))
+        self.factor.copy_(torch.where(is_known, 1 / moments.std(), 1.0))
+        self.limit.copy_(torch.where(is_known, clip, torch.inf))
+
+    def forward(self, values: Tensor) -> Tensor:
+        # At least float32, but not float64 for float32: this runs at every step.
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        limit = self.limit.to(dtype)
+        scaled = (values.to(dtype) - self.shift.to(dtype)) * self.factor.to(dtype)
+        return scaled.clamp(-limit, limit).to(values.dtype)
+
+
+def _after_loading(module: nn.Module, _: object) -> None:
+    assert isinstance(module, Normaliser)
+    module.renew()

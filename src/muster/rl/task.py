@@ -1,0 +1,45 @@
+"""What is to be learnt by acting: the only thing a recipe has to write."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
+from muster.rl.policy import Policy
+
+
+class AgentTask(ABC):
+    """Environments and a policy. Made from its settings on every rank."""
+
+    #: Settings of ``PpoConfig`` that suit this task; flags of the command line win.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    #: The number of an evaluation that decides about the best policy: ``return`` (mean return of
+    #: an episode), ``length``, or the mean of an extra of the environment.
+    monitor: ClassVar[str] = "return"
+    better: ClassVar[Literal["lower", "higher"]] = "higher"
+
+    @abstractmethod
+    def environments(self, split: Split, place: Place) -> VectorEnv:
+        """Environments of a split. Seeds of different splits are apart (the caller sees to it)."""
+
+    @abstractmethod
+    def policy(self, spec: EnvSpec) -> Policy:
+        """A fresh policy, on the CPU. Called with the model seed set, the same on all ranks."""
+
+    def remarks(self) -> list[str]:
+        """Sentences to show before the start."""
+        return []
+
+    def finish(
+        self, policy: Policy, device: torch.device, seed: int, folder: Path
+    ) -> Mapping[str, Any]:
+        """Called on rank 0 at the end with the best policy on ``device``, in evaluation mode.
+
+        ``folder`` takes figures and tables; what is returned goes to the results as it is.
+        """
+        return {}

@@ -1,0 +1,192 @@
+"""One update of the policy from a rollout: minibatches of whole sequences, in several passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from muster.base.errors import EXIT_SOME_FAILED, MusterError
+from muster.gang.beacon import BEACON
+from muster.rl import streams
+from muster.rl.distributions import distribution
+from muster.rl.environment import ACTION_MASK
+from muster.rl.losses import PpoTerms, ppo_terms, total
+from muster.rl.rollout import Rollout
+from muster.rl.sequences import SequencePlan, plan_sequences
+from muster.rl.setup import AgentRun
+
+#: An update ends when the policy has moved further than this times --target-kl.
+_KL_MARGIN = 1.5
+
+
+class Experience(NamedTuple):
+    """A rollout with what is to be learnt from it; tensors [T, N]."""
+
+    rollout: Rollout
+    advantages: Tensor
+    targets: Tensor
+
+
+@dataclass(kw_only=True)
+class Learned:
+    """Means over all valid steps of all ranks and minibatches; the first ratio's distance from 1
+    is 0 but for rounding, or acting and learning have not computed the same."""
+
+    policy_loss: float = 0.0
+    value_loss: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0
+    clip_share: float = 0.0
+    grad_norm: float = 0.0
+    first_kl: float = 0.0
+    num_minibatches: int = 0
+    stopped_early: bool = False
+
+
+def update(run: AgentRun, experience: Experience, entropy_coef: float) -> Learned:
+    """Learn from ``experience``; every rank makes the same number of steps.
+
+    Raises UpdateFailed, on every rank, when a loss is no longer a number.
+    """
+    config, first = run.config, run.progress.updates * run.config.update_epochs
+    plan = plan_sequences(experience.rollout.starts)
+    sums = [0.0] * 6
+    norms: list[float] = []
+    learned = Learned()
+    for epoch in range(config.update_epochs):
+        batches = minibatch_rows(run, first + epoch)
+        counts = _global_counts(run, experience, batches)
+        for rows, count in zip(batches, counts, strict=True):
+            if count == 0:
+                continue
+            BEACON.phase = "backward"
+            terms = _accumulate(run, experience, plan, rows, count, entropy_coef)
+            agreed = run.gang.council.add(terms).wait()
+            _check_finite(run, agreed)
+            kl = agreed[3] / count
+            if learned.num_minibatches == 0:
+                learned.first_kl = kl
+            sums = [a + b for a, b in zip(sums, agreed, strict=True)]
+            learned.num_minibatches += 1
+            if config.target_kl is not None and kl > _KL_MARGIN * config.target_kl:
+                run.optimizer.zero_grad(set_to_none=False)
+                learned.stopped_early = True
+                return _means(learned, sums, norms)
+            BEACON.phase = "optimizer"
+            norms.append(_step(run))
+    return _means(learned, sums, norms)
+
+
+def minibatch_rows(run: AgentRun, counter: int) -> list[Tensor]:
+    """Which environments are in which minibatch, int64 [batch_size] each, in pass ``counter``.
+
+    M consecutive environments, where M is the number of minibatches, go one into each, in an
+    order that is a function of (seed, pass, number of the M). So a minibatch over all ranks holds
+    the same environments whatever the number of ranks, and every rank has as many.
+    """
+    place, many = run.place, run.config.num_minibatches
+    groups = place.first_env // many + torch.arange(place.num_envs // many)
+    keys = streams.uniform(run.config.seed, streams.MINIBATCH, groups, counter, many)
+    rows = keys.argsort(dim=1) + many * torch.arange(len(groups)).unsqueeze(1)
+    return [column.to(place.device) for column in rows.unbind(1)]
+
+
+def _global_counts(run: AgentRun, experience: Experience, batches: list[Tensor]) -> list[int]:
+    """Valid steps of each minibatch, over all ranks."""
+    per_env = experience.rollout.valid.sum(0)
+    own = torch.stack([per_env[rows].sum() for rows in batches]).tolist()
+    return [round(count) for count in run.gang.council.add([float(n) for n in own]).wait()]
+
+
+def _accumulate(
+    run: AgentRun,
+    experience: Experience,
+    plan: SequencePlan,
+    rows: Tensor,
+    count: int,
+    entropy_coef: float,
+) -> list[float]:
+    """Gradients of the minibatch ``rows``, added over the ranks; this rank's sums of the terms."""
+    config, pieces = run.config, rows.chunk(run.config.grad_accum_steps)
+    run.optimizer.zero_grad(set_to_none=False)
+    told = []
+    for number, piece in enumerate(pieces):
+        with run.replica.synchronised(is_last=number == len(pieces) - 1):
+            terms = _terms(run, experience, plan.select(piece), piece)
+            loss = total(
+                terms, value_coef=config.value_coef, entropy_coef=entropy_coef, count=count
+            )
+            if run.scaler is not None:
+                loss = run.scaler.scale(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+        told.append(torch.stack([term.detach().double() for term in terms]))
+    sums: list[float] = torch.stack(told).sum(0).tolist()
+    return sums
+
+
+def _terms(run: AgentRun, experience: Experience, plan: SequencePlan, rows: Tensor) -> PpoTerms:
+    config, rollout = run.config, experience.rollout
+    observation = {name: value[:, rows] for name, value in rollout.observation.items()}
+    state = {name: value[rows] for name, value in rollout.state.items()}
+    starts, actions = rollout.starts[:, rows], rollout.actions[:, rows]
+    BEACON.phase = "forward"
+    with run.precision.autocast():
+        output = run.replica.wrapped(observation, state, starts, plan)
+    chances = distribution(run.env.spec.actions, output.parameters, observation.get(ACTION_MASK))
+    return ppo_terms(
+        log_probs=chances.log_prob(actions),
+        old_log_probs=rollout.log_probs[:, rows],
+        advantages=experience.advantages[:, rows],
+        values=output.value,
+        old_values=rollout.values[:, rows],
+        targets=experience.targets[:, rows],
+        entropies=chances.entropy(),
+        valid=rollout.valid[:, rows],
+        clip=config.clip,
+        value_clip=config.value_clip,
+    )
+
+
+def _step(run: AgentRun) -> float:
+    if run.scaler is not None:
+        run.scaler.unscale_(run.optimizer)
+    norm = float(run.replica.clip(run.config.max_grad_norm))
+    if run.scaler is not None:
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+    else:
+        run.optimizer.step()
+    return norm
+
+
+class UpdateFailed(MusterError):
+    """A loss is infinite or not a number."""
+
+    exit_code = EXIT_SOME_FAILED
+
+
+def _check_finite(run: AgentRun, sums: list[float]) -> None:
+    if all(map(math.isfinite, sums)):
+        return
+    run.checkpoints.wait()
+    run.gang.council.meet()
+    names = ("policy loss", "value loss", "entropy", "divergence", "clipped", "count")
+    shown = ", ".join(f"{n} {v}" for n, v in zip(names, sums, strict=True))
+    raise UpdateFailed(
+        f"A loss is no longer a number in update {run.progress.updates + 1} (sums: {shown}).",
+        hint="a lower --lr or --max-grad-norm helps most often. The same command goes on from the "
+        "last checkpoint.",
+    )
+
+
+def _means(learned: Learned, sums: list[float], norms: list[float]) -> Learned:
+    count = sums[5] or 1.0
+    learned.policy_loss, learned.value_loss = sums[0] / count, sums[1] / count
+    learned.entropy, learned.kl = sums[2] / count, sums[3] / count
+    learned.clip_share = sums[4] / count
+    learned.grad_norm = sum(norms) / len(norms) if norms else 0.0
+    return learned

@@ -1,0 +1,1 @@
+"""Recurrent PPO on a market of options; see docs/clstm-ppo.md."""

@@ -1,0 +1,161 @@
+"""What is wrong with bars, told by row; nothing is repaired silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster import UsageError
+from muster_recipes.clstm_ppo.bars import Array, Bars, Calendar, Integers
+
+_SHOWN = 5
+PRICES = ("open", "high", "low", "close")
+
+
+class Problem(NamedTuple):
+    """``row``: which row of data, from 0."""
+
+    row: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A file's rows as they stand, in its order. ``lines``: the line each row ends on, from 1;
+    None for a format without lines. ``symbol``: names."""
+
+    source: str
+    lines: Sequence[int] | None
+    symbol: NDArray[np.str_]
+    time: Integers
+    open: Array
+    high: Array
+    low: Array
+    close: Array
+    volume: Array
+
+
+def refuse(source: str, lines: Sequence[int] | None, problems: Iterable[Problem]) -> None:
+    """Raise if there are any: the first few of them, and how many there are.
+
+    Raises:
+        UsageError: with row numbers from 1 and, where there are lines, line numbers.
+    """
+    ordered = sorted(problems)
+    if not ordered:
+        return
+    shown = [f"  {place(problem.row, lines)}: {problem.what}" for problem in ordered[:_SHOWN]]
+    more = len(ordered) - len(shown)
+    if more:
+        shown.append(f"  and {more} more")
+    number = "a problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+    raise UsageError("\n".join([f"{source} has {number}:", *shown]))
+
+
+def place(row: int, lines: Sequence[int] | None) -> str:
+    """``row 7 (line 8)``."""
+    return f"row {row + 1}" if lines is None else f"row {row + 1} (line {lines[row]})"
+
+
+def check_values(rows: Rows) -> None:
+    """Prices are above 0, the low is the lowest and the high the highest, volume is not negative.
+
+    Raises:
+        UsageError: a row is not so.
+    """
+    problems: list[Problem] = []
+    for name in PRICES:
+        values: Array = getattr(rows, name)
+        problems += [
+            Problem(row, f"{name} is {values[row]:g}, but a price must be greater than 0")
+            for row in _where(values <= 0.0)
+        ]
+    problems += [
+        Problem(row, f"high {rows.high[row]:g} is below low {rows.low[row]:g}")
+        for row in _where(rows.high < rows.low)
+    ]
+    for name in ("open", "close"):
+        values = getattr(rows, name)
+        outside = ((values < rows.low) | (values > rows.high)) & (rows.low <= rows.high)
+        outside &= values > 0.0  # told already
+        problems += [
+            Problem(row, f"{name} {values[row]:g} is outside low {rows.low[row]:g} to high "
+                    f"{rows.high[row]:g}")
+            for row in _where(outside)
+        ]  # fmt: skip
+    problems += [
+        Problem(row, f"volume is {rows.volume[row]:g}, but it cannot be negative")
+        for row in _where(rows.volume < 0.0)
+    ]
+    refuse(rows.source, rows.lines, problems)
+
+
+def check_order(rows: Rows) -> None:
+    """Within a symbol the rows are in time, each time once. Symbols may be mixed.
+
+    Raises:
+        UsageError: a row is not later than the one of its symbol before it.
+    """
+    problems: list[Problem] = []
+    for symbol in dict.fromkeys(rows.symbol.tolist()):
+        members = np.flatnonzero(rows.symbol == symbol)
+        time = rows.time[members]
+        first = _first_places(time)
+        for at in _where((first != np.arange(len(time))) | (np.diff(time, prepend=time[0]) < 0)):
+            is_repeated = first[at] != at
+            other = place(int(members[first[at] if is_repeated else at - 1]), rows.lines)
+            what = (
+                f"{stamp(time[at])} of {symbol} is there already in {other}"
+                if is_repeated
+                else f"{stamp(time[at])} of {symbol} comes after {stamp(time[at - 1])} in {other}: "
+                "sort the file by timestamp"
+            )
+            problems.append(Problem(int(members[at]), what))
+    refuse(rows.source, rows.lines, problems)
+
+
+def check_gaps(bars: Bars, calendar: Calendar, max_gap_bars: float) -> None:
+    """No symbol misses more than ``max_gap_bars`` bars in a row.
+
+    Raises:
+        UsageError: with every gap's two ends.
+    """
+    gaps: list[str] = []
+    for part in bars.ranges():
+        time = bars.time[part]
+        missing = calendar.missing(time[:-1], time[1:])
+        gaps += [
+            f"  {bars.symbols[bars.symbol[part.start]]}: about {missing[at]:.0f} bars are missing "
+            f"between {stamp(time[at])} and {stamp(time[at + 1])}"
+            for at in _where(missing > max_gap_bars + 1e-9)
+        ]
+    if not gaps:
+        return
+    more = [f"  and {len(gaps) - _SHOWN} more"] if len(gaps) > _SHOWN else []
+    number = "a gap" if len(gaps) == 1 else f"{len(gaps)} gaps"
+    raise UsageError(
+        "\n".join([f"{bars.source} has {number} of more than {max_gap_bars:g} bars, over which "
+                   "returns and indicators would be wrong:", *gaps[:_SHOWN], *more]),
+        hint="fill or cut the data, or allow it with --max-gap-bars.",
+    )  # fmt: skip
+
+
+def stamp(time_s: int | np.int64) -> str:
+    """A date, or a date and a time (UTC)."""
+    text = str(np.datetime64(int(time_s), "s")).replace("T", " ")
+    return text.removesuffix(" 00:00:00")
+
+
+def _first_places(time: Integers) -> Integers:
+    """Of each entry, the first place at which its time stands."""
+    _, first, inverse = np.unique(time, return_index=True, return_inverse=True)
+    return first[inverse].astype(np.int64)
+
+
+def _where(condition: NDArray[np.bool_]) -> list[int]:
+    found: list[int] = np.flatnonzero(condition).tolist()
+    return found

@@ -1,0 +1,265 @@
+"""Reading bars from CSV and Parquet, with errors that name the row."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from muster import UsageError
+from muster_recipes.clstm_ppo.bar_checks import (
+    PRICES,
+    Problem,
+    Rows,
+    check_order,
+    check_values,
+    refuse,
+)
+from muster_recipes.clstm_ppo.bars import Array, Bars
+
+NUMBERS = (*PRICES, "volume")
+REQUIRED = ("timestamp", *NUMBERS)
+#: Names that mean the same, used where the proper one is not there.
+_SAME = {"timestamp": ("date", "datetime", "time"), "symbol": ("ticker",)}
+_DELIMITERS = ",;\t"
+#: From this many on, a number is in the unit: seconds up to the year 5138, then ms, us and ns.
+_EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (0.0, 1.0))
+
+
+class _Table(NamedTuple):
+    """``columns``: values as they stand, by name in lower case. ``lines``: of each row."""
+
+    columns: Mapping[str, Sequence[Any]]
+    lines: Sequence[int] | None
+
+
+def read_bars(path: Path) -> Bars:
+    """The bars of a file, sorted by symbol.
+
+    Columns, in any order and case: timestamp (or date, datetime, time), open, high, low, close,
+    volume, and optionally symbol (or ticker); without it the file's name is the symbol. Others are
+    ignored. A timestamp is an ISO date or date-time, with a zone or in UTC; YYYYMMDD; or a number:
+    seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by size.
+
+    Raises:
+        UsageError: the file cannot be read, or a row cannot be used: with the first few rows (from
+            1) and their lines.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(
+            f"{path} ends in {path.suffix or 'nothing'}: --data must be one of "
+            f"{', '.join(sorted(_READERS))}."
+        )
+    if not path.is_file():
+        raise UsageError(
+            f"{path} {'is no file' if path.exists() else 'does not exist'}.",
+            hint="--data names one file of bars; without it a market is simulated.",
+        )
+    try:
+        table = reader(path)
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from None
+    rows = _rows(path, table)
+    check_values(rows)
+    check_order(rows)
+    return _sorted(rows)
+
+
+def _read_csv(path: Path) -> _Table:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = max(_DELIMITERS, key=first.count)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            names = next(reader, None)
+            records: list[list[str]] = []
+            lines: list[int] = []
+            for record in reader:
+                if record:
+                    records.append(record)
+                    lines.append(reader.line_num)
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8 (byte {error.start}: {error.reason}).",
+            hint="save it as a CSV file in UTF-8.",
+        ) from None
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {reader.line_num}: {error}.") from None
+    if names is None:
+        raise UsageError(f"{path} is empty.")
+    width = len(names)
+    refuse(
+        str(path),
+        lines,
+        (
+            Problem(row, f"{len(record)} values, but the header has {width} columns")
+            for row, record in enumerate(records)
+            if len(record) != width
+        ),
+    )
+    columns = list(zip(*records, strict=True)) if records else [()] * width
+    return _Table(_named(path, names, columns), lines)
+
+
+def _read_parquet(path: Path) -> _Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, ValueError) as error:
+        cause = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"{path} cannot be read as Parquet: {cause}.") from None
+    columns = [_plain(column) for column in table.columns]
+    return _Table(_named(path, table.column_names, columns), None)
+
+
+def _plain(column: Any) -> list[Any]:
+    """Python values; moments as seconds since 1970, whatever their unit."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(column.type):
+        column = column.cast(pyarrow.timestamp("us", tz=column.type.tz), safe=False)
+        column = column.cast(pyarrow.int64())
+        return [None if value is None else _Seconds(value / 1e6) for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+class _Seconds(float):
+    """Seconds since 1970, not to be guessed at."""
+
+
+_READERS: Mapping[str, Callable[[Path], _Table]] = {
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".pq": _read_parquet,
+}
+
+
+def _named(
+    path: Path, names: Sequence[str], columns: Sequence[Sequence[Any]]
+) -> dict[str, Sequence[Any]]:
+    """The columns that are needed, by their proper names."""
+    plain = [name.strip().lower() for name in names]
+    found: dict[str, Sequence[Any]] = {}
+    for wanted in (*REQUIRED, "symbol"):
+        here = next((n for n in (wanted, *_SAME.get(wanted, ())) if n in plain), None)
+        if here is None:
+            continue
+        if plain.count(here) > 1:
+            raise UsageError(f"{path} has {plain.count(here)} columns that are called {here!r}.")
+        found[wanted] = columns[plain.index(here)]
+    missing = [name for name in REQUIRED if name not in found]
+    if missing:
+        near = {name: difflib.get_close_matches(name, plain, n=1) for name in missing}
+        proposals = [f"is {match[0]!r} meant as {name!r}?" for name, match in near.items() if match]
+        raise UsageError(
+            f"{path} lacks the column(s) {', '.join(missing)}; it has "
+            f"{', '.join(repr(name) for name in names) or 'none'}.",
+            hint=" ".join([*proposals, f"The first line must name {', '.join(REQUIRED)} and, for "
+                           "several symbols, symbol."]),
+        )  # fmt: skip
+    return found
+
+
+def _rows(path: Path, table: _Table) -> Rows:
+    """Values as numbers.
+
+    Raises:
+        UsageError: there are no rows, or a value is missing or not of its kind.
+    """
+    columns, lines = table
+    if not len(columns["timestamp"]):
+        raise UsageError(f"{path} has no rows of data, only column names.")
+    problems: list[Problem] = []
+    time = _converted("timestamp", columns["timestamp"], _seconds, "no date or time", problems)
+    numbers = {
+        name: _converted(name, columns[name], float, "not a number", problems) for name in NUMBERS
+    }
+    symbol = columns.get("symbol", [path.stem] * len(time))
+    names = ["" if value is None else str(value).strip() for value in symbol]
+    problems += [Problem(row, "symbol is empty") for row, name in enumerate(names) if not name]
+    refuse(str(path), lines, problems)
+    return Rows(
+        source=str(path),
+        lines=lines,
+        symbol=np.array(names),
+        time=np.floor(time).astype(np.int64),
+        **numbers,
+    )
+
+
+def _converted(
+    name: str,
+    values: Sequence[Any],
+    convert: Callable[[Any], float],
+    otherwise: str,
+    problems: list[Problem],
+) -> Array:
+    """Finite numbers; each value that is none is added to ``problems``."""
+    numbers = np.zeros(len(values))
+    for row, value in enumerate(values):
+        try:
+            number = convert(value)
+        except (ValueError, TypeError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            numbers[row] = number
+        elif value is None or not str(value).strip():
+            problems.append(Problem(row, f"{name} is empty"))
+        elif str(value).strip().lower() in ("nan", "na", "n/a", "null", "none"):
+            problems.append(Problem(row, f"{name} is missing ({str(value).strip()})"))
+        else:
+            problems.append(Problem(row, f"{name} is {str(value)[:40]!r}, {otherwise}"))
+    return numbers
+
+
+def _seconds(value: Any) -> float:
+    """Since 1970; ValueError or TypeError where it is no moment."""
+    if isinstance(value, _Seconds):
+        return float(value)
+    if isinstance(value, str):
+        text = value.strip()
+        if not text.replace(".", "", 1).removeprefix("-").isdecimal():
+            return _utc(datetime.fromisoformat(text))
+        if len(text) == 8 and text.isdecimal():
+            return _utc(datetime.strptime(text, "%Y%m%d"))
+        value = float(text)
+    if isinstance(value, datetime):
+        return _utc(value)
+    if isinstance(value, date):
+        return _utc(datetime(value.year, value.month, value.day))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(value)
+    per_second = next(unit for least, unit in _EPOCH_UNITS if abs(value) >= least)
+    return value / per_second
+
+
+def _utc(moment: datetime) -> float:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _sorted(rows: Rows) -> Bars:
+    """Symbols by name, each in time as its rows are."""
+    symbols, number = np.unique(rows.symbol, return_inverse=True)
+    order = np.argsort(number, kind="stable")
+    return Bars(
+        source=rows.source,
+        symbols=tuple(symbols.tolist()),
+        symbol=number[order].astype(np.int64),
+        time=rows.time[order],
+        open=rows.open[order],
+        high=rows.high[order],
+        low=rows.low[order],
+        close=rows.close[order],
+        volume=rows.volume[order],
+    )

@@ -1,0 +1,135 @@
+"""Bars of one or several symbols, whatever they come from, and what their spacing tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+DAY_S = 86_400
+TRADING_DAYS_PER_YEAR = 252.0
+CALENDAR_DAYS_PER_YEAR = 365.25
+#: RiskMetrics's factor for daily returns (J.P. Morgan 1996, "RiskMetrics - Technical Document").
+VOLATILITY_DECAY = 0.94
+#: No implied volatility below this, per year: a price that stands still is not certain.
+VOLATILITY_FLOOR = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """The symbols' bars one after another, [B], in time within each symbol.
+
+    ``symbol``: whose bar it is, the number in ``symbols``. ``time``: seconds since 1970 (UTC).
+    """
+
+    source: str
+    symbols: tuple[str, ...]
+    symbol: Integers
+    time: Integers
+    open: Array
+    high: Array
+    low: Array
+    close: Array
+    volume: Array
+
+    def ranges(self) -> list[slice]:
+        """Where each symbol's bars are."""
+        ends = np.searchsorted(self.symbol, np.arange(len(self.symbols)), side="right")
+        starts = np.searchsorted(self.symbol, np.arange(len(self.symbols)), side="left")
+        return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calendar:
+    """How the bars of a market follow each other.
+
+    Attributes
+        spacing_s: the median time between bars of a symbol.
+        bars_per_day: bars of a day of trading; 1 for daily bars, less for weekly ones.
+        trades_weekends: whether bars are spread over all seven days of the week.
+    """
+
+    spacing_s: float
+    bars_per_day: float
+    trades_weekends: bool
+
+    @property
+    def is_intraday(self) -> bool:
+        return self.bars_per_day > 1.0
+
+    @property
+    def is_round_the_clock(self) -> bool:
+        return self.is_intraday and self.bars_per_day * self.spacing_s > 0.95 * DAY_S
+
+    @property
+    def bars_per_year(self) -> float:
+        """Of a day of trading, times 252, or 365.25 if weekends are traded. Bars longer than a day:
+        as many as fit into a calendar year."""
+        if self.bars_per_day < 1.0:
+            return CALENDAR_DAYS_PER_YEAR * DAY_S / self.spacing_s
+        days = CALENDAR_DAYS_PER_YEAR if self.trades_weekends else TRADING_DAYS_PER_YEAR
+        return days * self.bars_per_day
+
+    def missing(self, before_s: Integers, after_s: Integers) -> Array:
+        """How many bars should be between two that follow each other; less than 1 if none.
+
+        Ordinary are nights and, unless they are traded, weekends. A holiday counts as a day.
+        """
+        elapsed = (after_s - before_s).astype(np.float64)
+        first, last = before_s // DAY_S, after_s // DAY_S
+        if self.trades_weekends:
+            weekend_days: NDArray[np.float64] = np.zeros(len(elapsed))
+        else:
+            weekdays = np.busday_count(first.astype("datetime64[D]"), last.astype("datetime64[D]"))
+            weekend_days = (last - first - weekdays).astype(np.float64)
+        if self.bars_per_day < 1.0 or self.is_round_the_clock:
+            offset = weekend_days * DAY_S if self.is_round_the_clock else 0.0
+            return (elapsed - offset) / self.spacing_s - 1.0
+        days = (last - first) - weekend_days
+        within_day = elapsed / self.spacing_s - 1.0
+        return np.where(first == last, within_day, (days - 1.0) * self.bars_per_day)
+
+
+def calendar_of(bars: Bars) -> Calendar:
+    """From the median spacing within symbols, and from the days on which there are bars.
+
+    A day is a UTC date here. Fewer than two bars per symbol count as daily.
+    """
+    pieces = [bars.time[part] for part in bars.ranges()]
+    spacings = np.concatenate([np.diff(piece) for piece in pieces])
+    if not len(spacings):
+        return Calendar(spacing_s=float(DAY_S), bars_per_day=1.0, trades_weekends=False)
+    spacing_s = float(np.median(spacings))
+    days = np.concatenate([piece // DAY_S for piece in pieces])
+    # Markets of five days leave a day nearly empty even if they open on Sunday evening, or if their
+    # Monday begins on Sunday in UTC.
+    trades_weekends = bool((np.bincount(days % 7, minlength=7) > 0.05 * len(days)).all())
+    if spacing_s > 1.5 * DAY_S:
+        per_day = DAY_S / spacing_s
+    elif spacing_s > 0.75 * DAY_S:
+        per_day = 1.0
+    else:
+        counts = [np.unique(piece // DAY_S, return_counts=True)[1] for piece in pieces]
+        per_day = max(1.0, float(np.median(np.concatenate(counts))))
+    return Calendar(spacing_s=spacing_s, bars_per_day=per_day, trades_weekends=trades_weekends)
+
+
+def estimated_volatility(close: Array, bars_per_year: float) -> Array:
+    """Per year, of one symbol's bars <= t: what stands for the level of implied volatility.
+
+    The square root of the exponentially weighted mean of squared log returns, with RiskMetrics's
+    factor 0.94 per bar. The weights of the returns that there are add up to 1, so that the first
+    bars are not biased. The first bar, which has no return, and quiet ones get the floor.
+    """
+    squares = np.diff(np.log(close)) ** 2
+    weighted, weight = 0.0, 0.0
+    levels = np.zeros(len(close))
+    for i, square in enumerate(squares.tolist(), start=1):
+        weighted = VOLATILITY_DECAY * weighted + square
+        weight = VOLATILITY_DECAY * weight + 1.0
+        levels[i] = weighted / weight
+    return np.maximum(np.sqrt(bars_per_year * levels), VOLATILITY_FLOOR)

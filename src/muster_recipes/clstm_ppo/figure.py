@@ -1,0 +1,92 @@
+"""The picture: how the portfolios of all players went, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from muster.rl.evaluation import Episodes
+from muster.rl.intervals import interval, student_quantile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
+_PLAYERS = {
+    "agent": ("agent, likeliest action", "#0072B2", "-"),
+    "agent_sampled": ("agent, sampled actions", "#56B4E9", "--"),
+    "hold": ("hold (no trades)", "#000000", ":"),
+    "buy_and_hold": ("calls at the money, rolled", "#009E73", "-"),
+    "buy_stock": ("the stock itself, no costs", "#E69F00", "-"),
+    "always_sell": ("puts at the money, rolled", "#D55E00", "-"),
+    "random": ("random legal actions", "#CC79A7", "-"),
+}
+
+
+def draw(played: Mapping[str, Episodes], title: str, path: Path) -> None:
+    """Left the mean value of the portfolio by bar with a band of its 95 % interval, right every
+    episode's return and the mean with its interval; a PNG at ``path``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _curves(left, played)
+    _returns(right, played)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def curves(episodes: Episodes) -> Tensor:
+    """Portfolio value / initial capital, [steps + 1, num_episodes]; flat after an early end."""
+    start = torch.zeros(1, len(episodes.index), dtype=torch.float64)
+    return 1 + torch.cat([start, episodes.rewards]).cumsum(0)
+
+
+def _curves(axis: Axes, played: Mapping[str, Episodes]) -> None:
+    for name, episodes in played.items():
+        label, colour, style = _PLAYERS[name]
+        value = 100 * (curves(episodes) - 1)
+        mean, num = value.mean(1), value.shape[1]
+        bars = range(len(mean))
+        is_agent = name == "agent"
+        axis.plot(bars, mean, style, color=colour, label=label, linewidth=2.2 if is_agent else 1.3,
+                  zorder=4 if is_agent else 3)  # fmt: skip
+        if num > 1:
+            half = student_quantile(0.95, num - 1) * value.std(1) / num**0.5
+            axis.fill_between(bars, mean - half, mean + half, color=colour, alpha=0.13, lw=0)
+    axis.set_xlabel("bars since the start of the episode")
+    axis.set_ylabel("change of the portfolio's value, %")
+    axis.set_title("mean and its 95 % interval", loc="left", fontsize=10)
+    axis.margins(x=0)
+    _dress(axis)
+    axis.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _returns(axis: Axes, played: Mapping[str, Episodes]) -> None:
+    for row, (name, episodes) in enumerate(played.items()):
+        _, colour, _ = _PLAYERS[name]
+        returns = 100 * episodes.returns
+        # Dots of one row are spread a little, always in the same way.
+        spread = row + 0.12 + 0.22 * torch.linspace(0, 1, len(returns)).mul(7.0).frac()
+        axis.scatter(returns, spread, s=7, color=colour, alpha=0.35, linewidths=0)
+        mean = interval(returns)
+        if len(returns) > 1:
+            axis.plot([mean.low, mean.high], [row - 0.08] * 2, color=colour, linewidth=2.2)
+        axis.plot([mean.middle], [row - 0.08], "o", color=colour, markersize=5)
+        axis.annotate(f"{mean.middle:+.1f} %", (mean.middle, row - 0.08), (0, 5),
+                      textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
+    axis.set_yticks(range(len(played)), [_PLAYERS[name][0] for name in played])
+    axis.invert_yaxis()
+    axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
+    axis.set_xlabel("return of an episode, %")
+    axis.set_title("each episode (dots), mean and its 95 % interval", loc="left", fontsize=10)
+    _dress(axis)
+
+
+def _dress(axis: Axes) -> None:
+    axis.grid(True, alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)

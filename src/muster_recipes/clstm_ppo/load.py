@@ -1,0 +1,134 @@
+"""The market that the settings ask for: read or simulated, with features and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from muster_recipes.clstm_ppo.bar_checks import check_gaps
+from muster_recipes.clstm_ppo.bar_files import read_bars
+from muster_recipes.clstm_ppo.bars import (
+    VOLATILITY_FLOOR,
+    Array,
+    Bars,
+    Calendar,
+    calendar_of,
+    estimated_volatility,
+)
+from muster_recipes.clstm_ppo.config import ClstmPpoConfig
+from muster_recipes.clstm_ppo.features import features_of
+from muster_recipes.clstm_ppo.generator import BARS_PER_YEAR, simulated_bars
+from muster_recipes.clstm_ppo.market import Market
+from muster_recipes.clstm_ppo.splits import SPLITS, Splits, split_bars
+
+_DAILY_EPISODE_BARS, _EPISODE_BARS = 252, 200
+
+
+def load_market(config: ClstmPpoConfig, say: Callable[[str], None]) -> Market:
+    """The market, on the CPU, with a few sentences about it to ``say``.
+
+    Loading the same again costs nothing as long as the file stays as it is.
+
+    Raises:
+        UsageError: the file cannot be used or the market is too short; see ``read_bars`` and
+            ``split_bars``.
+    """
+    market, sentences = _loaded(config, _stamp(config.data))
+    for sentence in sentences:
+        say(sentence)
+    return market
+
+
+def episode_bars_of(config: ClstmPpoConfig, bars_per_year: float) -> int:
+    """As configured; else 252 for daily bars and 200 for others."""
+    if config.episode_bars is not None:
+        return config.episode_bars
+    return _DAILY_EPISODE_BARS if 250.0 <= bars_per_year <= 366.0 else _EPISODE_BARS
+
+
+def _stamp(path: Path | None) -> tuple[int, int] | None:
+    if path is None or not path.exists():
+        return None
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=2)
+def _loaded(config: ClstmPpoConfig, _: tuple[int, int] | None) -> tuple[Market, tuple[str, ...]]:
+    if config.data is None:
+        bars, paths = simulated_bars(config)
+        calendar = Calendar(spacing_s=86_400.0, bars_per_day=1.0, trades_weekends=False)
+        assert calendar.bars_per_year == BARS_PER_YEAR
+        level = np.maximum(np.sqrt(paths.variance.reshape(-1)), VOLATILITY_FLOOR)
+        truth = {"drift": paths.drift.reshape(-1)}
+    else:
+        bars = read_bars(config.data)
+        calendar = calendar_of(bars)
+        check_gaps(bars, calendar, config.max_gap_bars)
+        level = np.concatenate(
+            [estimated_volatility(bars.close[part], calendar.bars_per_year)
+             for part in bars.ranges()]
+        )  # fmt: skip
+        truth = {}
+    episode_bars = episode_bars_of(config, calendar.bars_per_year)
+    splits = split_bars(
+        bars,
+        val_share=config.val_share,
+        test_share=config.test_share,
+        window=config.window,
+        episode_bars=episode_bars,
+    )
+    market = _market(bars, calendar, level, splits, truth)
+    return market, _sentences(market, splits, episode_bars)
+
+
+def _market(
+    bars: Bars, calendar: Calendar, level: Array, splits: Splits, truth: Mapping[str, Array]
+) -> Market:
+    names, values = features_of(bars, calendar)
+    return Market(
+        source=bars.source,
+        symbols=bars.symbols,
+        symbol=torch.from_numpy(bars.symbol),
+        time=torch.from_numpy(bars.time),
+        open=torch.from_numpy(bars.open),
+        high=torch.from_numpy(bars.high),
+        low=torch.from_numpy(bars.low),
+        close=torch.from_numpy(bars.close),
+        volume=torch.from_numpy(bars.volume),
+        volatility=torch.from_numpy(level),
+        features=torch.from_numpy(values),
+        feature_names=names,
+        bars_per_year=calendar.bars_per_year,
+        starts={split: torch.from_numpy(splits.starts[split]) for split in SPLITS},
+        truth={name: torch.from_numpy(values) for name, values in truth.items()},
+    )
+
+
+def _sentences(market: Market, splits: Splits, episode_bars: int) -> tuple[str, ...]:
+    num_symbols = len(market.symbols)
+    kind = "Simulated market" if market.source == "simulated" else f"Market of {market.source}"
+    spans = "; ".join(
+        f"{split} {_day(splits.bounds[split][0])} to {_day(splits.bounds[split][1] - 1)}"
+        for split in SPLITS
+    )
+    sentences = [
+        f"{kind}: {len(market.time)} bars of {num_symbols} symbol(s), {market.bars_per_year:g} "
+        f"bars per year, episodes of {episode_bars} bars.",
+        f"Splits: {spans}.",
+    ]
+    sentences += [
+        f"{splits.num_unused[split]} of {num_symbols} symbols are too short for an episode in "
+        f"the {split} split and are not used there."
+        for split in SPLITS
+        if splits.num_unused[split]
+    ]
+    return tuple(sentences)
+
+
+def _day(time_s: int) -> str:
+    return str(np.datetime64(time_s, "s").astype("datetime64[D]"))

@@ -1,0 +1,71 @@
+"""What an agent sees of its own account, as numbers of order one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from muster_recipes.clstm_ppo.actions import NUM_SLOTS, ActionSpace
+from muster_recipes.clstm_ppo.book import Book, Marks
+from muster_recipes.clstm_ppo.quotes import SECONDS_PER_DAY, Bars, Legs
+
+ACCOUNT = ("cash", "value", "drawdown", "step")
+SLOT = ("moneyness", "months_left", "delta", "unrealised", "committed")
+
+
+class Account(NamedTuple):
+    """Shares of the capital, but ``drawdown`` (of the peak value) and ``step`` (of the episode's
+    bars); [num_envs]."""
+
+    cash: Tensor
+    value: Tensor
+    drawdown: Tensor
+    step: Tensor
+
+
+def portfolio_names(space: ActionSpace) -> tuple[str, ...]:
+    """Of the entries of ``portfolio``: the account's, then every slot's numbers and one-hot."""
+    slot = (*SLOT, *(f"is {family}" for family in space.families))
+    return (*ACCOUNT, *(f"slot {i} {name}" for i in range(NUM_SLOTS) for name in slot))
+
+
+def one_hot_families(space: ActionSpace, device: torch.device) -> Tensor:
+    """Float32 [kinds, families]; no position is all zeros."""
+    rows = torch.zeros(1 + len(space.strategies), len(space.families))
+    for kind, strategy in enumerate(space.strategies, start=1):
+        rows[kind, space.families.index(strategy.family)] = 1.0
+    return rows.to(device)
+
+
+def portfolio(
+    account: Account,
+    book: Book,
+    marks: Marks,
+    bars: Bars,
+    legs: Legs,
+    one_hot: Tensor,
+    capital: float,
+) -> Tensor:
+    """Float32 [num_envs, len(portfolio_names)].
+
+    Of a slot: ln(K / S) with the mean strike K, months of 30 days to expiry, delta of one
+    contract per share, unrealised gain (costs paid included) and money committed (paid and
+    locked up), both as shares of the capital, and the one-hot of its family.
+    """
+    bars = bars.expanded(1)
+    is_held = book.kind > 0
+    centre = legs.centre[book.kind] * torch.where(is_held, book.opened_at, bars.spot)
+    slots = torch.stack(
+        [
+            is_held * torch.log(centre / bars.spot),
+            is_held * (book.expiry - bars.time) / (30.0 * SECONDS_PER_DAY),
+            marks.delta,
+            (marks.value - book.paid) / capital,
+            (book.paid + book.owed) / capital,
+        ],
+        dim=-1,
+    )
+    each = torch.cat([slots.float(), one_hot[book.kind]], dim=-1)
+    return torch.cat([torch.stack(account, dim=-1).float(), each.flatten(1)], dim=-1)

@@ -1,0 +1,124 @@
+"""The task ``clstm-ppo``: trade options so that the portfolio grows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
+from muster.rl.evaluation import Episodes, play
+from muster.rl.policy import Policy
+from muster.rl.task import AgentTask
+from muster_recipes.clstm_ppo import comparison
+from muster_recipes.clstm_ppo.actions import action_space
+from muster_recipes.clstm_ppo.baselines import rules, stock_episodes
+from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
+from muster_recipes.clstm_ppo.figure import draw
+from muster_recipes.clstm_ppo.load import load_market
+from muster_recipes.clstm_ppo.market import Market
+from muster_recipes.clstm_ppo.network import CascadedPolicy
+from muster_recipes.clstm_ppo.options_env import OptionsEnv, episode_bars
+
+_FINAL_EPISODES = 100
+_CAVEAT = (
+    "episodes of one split overlap in time: the intervals are about which episodes of this market "
+    "were drawn, not about other markets"
+)
+
+
+class ClstmPpoTask(AgentTask):
+    """Maximise the portfolio's value; the best policy is the one of the best mean Sharpe ratio of
+    the validation episodes. ``market``: instead of the one that ``config`` names."""
+
+    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    monitor: ClassVar[str] = "sharpe"
+    better: ClassVar[Literal["lower", "higher"]] = "higher"
+
+    def __init__(self, config: ClstmPpoConfig, market: Market | None = None) -> None:
+        self.config = config
+        self._given = market
+        self._remarks: list[str] = []
+
+    @cached_property
+    def market(self) -> Market:
+        if self._given is not None:
+            return self._given
+        return load_market(self.config, self._remarks.append)
+
+    def environments(self, split: Split, place: Place) -> VectorEnv:
+        return OptionsEnv(self.market, split, self.config, place)
+
+    def policy(self, spec: EnvSpec) -> Policy:
+        return CascadedPolicy(
+            spec, self.market, window=self.config.window, hidden=self.config.hidden
+        )
+
+    def remarks(self) -> list[str]:
+        market = self.market
+        starts = ", ".join(f"{split} {len(bars):,}" for split, bars in market.starts.items())
+        costs = "on" if self.config.costs else "OFF: these are no trading results"
+        return [
+            *(f"market     {sentence}" for sentence in self._remarks),
+            f"episodes   {episode_bars(market, self.config)} bars from one of so many: {starts}",
+            f"costs      {costs}",
+        ]
+
+    def finish(
+        self, policy: Policy, device: torch.device, seed: int, folder: Path
+    ) -> Mapping[str, Any]:
+        """The policy and the baselines on the same 100 episodes of the test split;
+        ``comparison.json``, ``comparison.csv`` and ``equity.png``."""
+        played = self._play_all(policy, device, seed)
+        market, bars = self.market, episode_bars(self.market, self.config)
+        is_simulated = market.source == "simulated"
+        result = {
+            "market": market.source,
+            "is_simulated": is_simulated,
+            "split": "test",
+            "episodes": _FINAL_EPISODES,
+            "episode_bars": bars,
+            "costs": self.config.costs,
+            "caveat": _CAVEAT,
+            **comparison.compare(played, seed),
+        }
+        comparison.write(folder, result)
+        costs = "" if self.config.costs else ", NO COSTS"
+        kind = "SIMULATED market" if is_simulated else f"market of {market.source}"
+        title = f"Test split, {kind}: {_FINAL_EPISODES} episodes of {bars} bars{costs}"
+        draw(played, title, folder / "equity.png")
+        return result
+
+    def _play_all(self, policy: Policy, device: torch.device, seed: int) -> dict[str, Episodes]:
+        num = _FINAL_EPISODES
+        baselines = rules(action_space(self.config.action_space), num, seed, device)
+        players = {"agent": policy, "agent_sampled": policy, **baselines}
+        place = Place(num_envs=num, first_env=0, seed=seed, device=device)
+        played = {
+            name: play(
+                player,
+                OptionsEnv(self.market, "test", self.config, place),
+                deterministic=name != "agent_sampled",
+                seed=seed,
+                num_episodes=num,
+                device=device,
+            )
+            for name, player in players.items()
+        }
+        bars, num_steps = played["hold"].first["bar"], int(played["hold"].lengths.max())
+        return {**played, "buy_stock": stock_episodes(self.market, bars, num_steps)}
+
+
+def leaked(market: Market) -> Market:
+    """A simulated market that shows its hidden drift as one more feature. Not for training an
+    agent: one that does not become near-optimal here cannot be trusted elsewhere."""
+    drift = market.truth["drift"].to(market.features.dtype).unsqueeze(1)
+    return dataclasses.replace(
+        market,
+        features=torch.cat([market.features, drift], dim=1),
+        feature_names=(*market.feature_names, "leaked drift"),
+    )

@@ -1,0 +1,1 @@
+"""Recurrent PPO on any Gymnasium environment; see docs/ppo.md."""

@@ -1,0 +1,86 @@
+"""The task ``ppo``: any Gymnasium environment with a vector of numbers to observe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
+from muster.rl.evaluation import play, summary
+from muster.rl.gymnasium_envs import make_gymnasium
+from muster.rl.policy import Policy
+from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.task import AgentTask
+from muster_recipes.ppo.config import DEFAULTS, PpoRecipeConfig, parse_env_kwargs
+
+#: As many as a claim such as "solves CartPole-v1" is usually made over.
+_FINAL_EPISODES = 100
+
+
+class PpoTask(AgentTask):
+    """Maximise the return of ``config.env``. The splits differ in their seeds only."""
+
+    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    monitor: ClassVar[str] = "return"
+    better: ClassVar[Literal["lower", "higher"]] = "higher"
+
+    def __init__(self, config: PpoRecipeConfig) -> None:
+        self.config = config
+
+    def environments(self, split: Split, place: Place) -> VectorEnv:
+        return self._make(place, self.config.vectorization)
+
+    def policy(self, spec: EnvSpec) -> Policy:
+        return RecurrentPolicy(spec, memory=self.config.memory, hidden=self.config.hidden)
+
+    def remarks(self) -> list[str]:
+        if self.config.vectorization != "native":
+            return []
+        return [
+            "note       native vector environments cannot be put back where they were: after a "
+            "resume every environment begins a new episode"
+        ]
+
+    def finish(
+        self, policy: Policy, device: torch.device, seed: int, folder: Path
+    ) -> Mapping[str, Any]:
+        """100 episodes with the likeliest action each, and 100 with sampled actions, from the
+        same initial states."""
+        return {
+            "env": self.config.env,
+            "deterministic": self._evaluate(policy, device, seed, deterministic=True),
+            "stochastic": self._evaluate(policy, device, seed, deterministic=False),
+        }
+
+    def _evaluate(
+        self, policy: Policy, device: torch.device, seed: int, *, deterministic: bool
+    ) -> dict[str, Any]:
+        place = Place(num_envs=_FINAL_EPISODES, first_env=0, seed=seed, device=device)
+        # In turn: a process each for so many would only be in one another's way.
+        native = self.config.vectorization == "native"
+        env = self._make(place, "native" if native else "sync")
+        try:
+            return summary(
+                play(
+                    policy,
+                    env,
+                    deterministic=deterministic,
+                    seed=seed,
+                    num_episodes=_FINAL_EPISODES,
+                    device=device,
+                )
+            )
+        finally:
+            env.close()
+
+    def _make(self, place: Place, how: Literal["sync", "async", "native"]) -> VectorEnv:
+        return make_gymnasium(
+            self.config.env,
+            place,
+            vectorization=how,
+            observe=self.config.observe,
+            env_kwargs=parse_env_kwargs(self.config.env_kwargs),
+        )
