@@ -49,7 +49,10 @@ def option_price(
         volatility * math.sqrt(years)
     )
     d2 = d1 - volatility * math.sqrt(years)
-    cdf = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))  # noqa: E731
+
+    def cdf(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
     discounted = strike * math.exp(-0.05 * years)
     if kind == "call":
         return spot * cdf(d1) - discounted * cdf(d2)
@@ -139,20 +142,26 @@ class Bookkeeper:
         unit = Position(legs, shares, 1.0, spot, expiry_s, 0.0)
         price = self.marked(unit)
         largest = max(abs(ratio) for _, ratio, _ in legs)
-        contracts = min(
+        wanted = min(
             at_risk * self.value() / max(price + 100 * spot * owed, 1.0),
             0.04 * (volume * 0.05 / 100) / largest,
         )
-        p = Position(legs, shares, max(1.0, math.floor(contracts)), spot, expiry_s, 0.0)
+        free_cash = self.cash - sum(q.owed for q in self.slots if q is not None)
+        free_slots = [i for i, q in enumerate(self.slots) if q is None]
+        p = Position(legs, shares, max(1.0, math.floor(wanted)), spot, expiry_s, 0.0)
+        # What one contract of this size costs bounds how many can be paid for.
+        cost = self.trade_cost(p, 1)
+        if cost is None or not free_slots:
+            return False
+        each = price + 100 * spot * owed + cost / p.contracts
+        p.contracts = max(1.0, min(p.contracts, math.floor(free_cash / max(each, 1e-9))))
         p.owed = p.contracts * 100 * spot * owed
         cost = self.trade_cost(p, 1)
-        locked = sum(q.owed for q in self.slots if q is not None)
-        free = [i for i, q in enumerate(self.slots) if q is None]
-        if cost is None or not free or p.contracts * price + cost + p.owed > self.cash - locked:
+        if cost is None or p.contracts * price + cost + p.owed > free_cash:
             return False
         self.cash -= p.contracts * price + cost
         self.costs_paid += cost
-        self.slots[free[0]] = p
+        self.slots[free_slots[0]] = p
         return True
 
     def close(self, slot: int) -> bool:

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -37,6 +38,16 @@ def written(folder: Path, lines: Sequence[str], name: str = "bars.csv") -> Path:
     path = folder / name
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose own zone is not UTC."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def refusal(path: Path) -> str:
@@ -84,7 +95,9 @@ def test_a_byte_order_mark_quotes_and_crlf_are_no_obstacle(tmp_path: Path) -> No
         "1704153600000000000",
     ],
 )
-def test_timestamps_in_every_form_are_the_same_moment(tmp_path: Path, text: str) -> None:
+def test_timestamps_in_every_form_are_the_same_moment(
+    tmp_path: Path, text: str, far_away: None
+) -> None:
     bars = read_bars(written(tmp_path, [HEADER, f"{text},A,1,2,1,2,3"]))
     assert bars.time.tolist() == [1704153600]
 
@@ -105,7 +118,7 @@ MOMENT = datetime(2024, 1, 2, 14, 30, tzinfo=UTC)
     ],
 )
 def test_parquet_is_read_with_every_type_of_timestamp(
-    tmp_path: Path, column: pa.Array, expected: int
+    tmp_path: Path, column: pa.Array, expected: int, far_away: None
 ) -> None:
     numbers = {name: [1.0] for name in ("open", "high", "low", "close")} | {"volume": [7]}
     pq.write_table(pa.table({"Timestamp": column, **numbers}), tmp_path / "QQQ.parquet")
@@ -163,10 +176,13 @@ def test_a_line_within_quotes_does_not_shift_the_line_numbers(tmp_path: Path) ->
         ("2024-01-03,AAA,10,12,9,11", "6 values, but the header has 7 columns"),
         ("2024-01-32,AAA,10,12,9,11,1", "timestamp is '2024-01-32', no date or time"),
         (",AAA,10,12,9,11,1", "timestamp is empty"),
+        ("1e300,AAA,10,12,9,11,1", "timestamp is '1e300', no date or time"),
+        ("9" * 30 + ",AAA,10,12,9,11,1", f"timestamp is '{'9' * 30}', no date or time"),
+        ("3024-01-02,AAA,10,12,9,11,1", "timestamp is '3024-01-02', no date or time"),
         ("2024-01-02,AAA,10,12,9,11,1", "2024-01-02 of AAA is there already in row 1 (line 2)"),
         (
             "2024-01-01,AAA,10,12,9,11,1",
-            "2024-01-01 of AAA comes after 2024-01-02 in row 1 (line 2): sort the file",
+            "2024-01-01 of AAA comes after 2024-01-02 in row 1 (line 2)",
         ),
     ],
 )
@@ -351,5 +367,5 @@ def test_the_simulated_market_is_labelled_and_knows_its_truth() -> None:
     assert market.truth["drift"].shape == (6300,)
     assert set(market.truth["drift"].abs().tolist()) == {config.sim_drift}
     assert market.features.isfinite().all() and market.volatility.min() >= VOLATILITY_FLOOR
-    with pytest.raises(UsageError, match="simulated is too short"):
+    with pytest.raises(UsageError, match="The simulated market is too short"):
         load_market(replace(config, sim_bars=300), said.append)

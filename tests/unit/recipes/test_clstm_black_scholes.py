@@ -115,6 +115,9 @@ def test_parity_bounds_and_monotonicity(given_: dict[str, float]) -> None:
     rounding = 1e-12 * (spot + discounted).item()
     assert (call - put - (spot - discounted)).abs().item() <= rounding
     floors = ((spot - discounted).clamp(min=0), (discounted - spot).clamp(min=0))
+    exactly = spot - strike * torch.exp(-rate * years.clamp(min=0.0))
+    assert call.item() >= exactly.item() and put.item() >= -exactly.item()
+    assert min(call.item(), put.item()) >= 0.0
     for value, floor, ceiling in zip((call, put), floors, (spot, discounted), strict=True):
         assert (floor - rounding).item() <= value.item() <= (ceiling + rounding).item()
     for is_call, value in ((True, call), (False, put)):

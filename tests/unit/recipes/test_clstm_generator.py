@@ -9,9 +9,10 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from muster import UsageError
-from muster_recipes.clstm_ppo.black_scholes import RATE
+from muster_recipes.clstm_ppo.black_scholes import RATE, price
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.generator import Simulated, simulate, simulated_bars
 
@@ -21,12 +22,12 @@ CONFIG = ClstmPpoConfig(
     sim_bars=BARS,
     sim_seed=7,
     sim_drift=0.0,
-    sim_volatility=0.2,
-    sim_vol_of_vol=0.3,
+    sim_volatility=0.4,
+    sim_vol_of_vol=0.6,
     sim_mean_reversion=3.0,
     sim_correlation=-0.5,
 )
-KAPPA, THETA, SIGMA, RHO = 3.0, 0.04, 0.3, -0.5
+KAPPA, THETA, SIGMA, RHO = 3.0, 0.16, 0.6, -0.5
 #: The stationary law of the variance is a gamma with this shape and scale.
 SHAPE, SCALE = 2 * KAPPA * THETA / SIGMA**2, SIGMA**2 / (2 * KAPPA)
 YEARS = SYMBOLS * BARS * DT
@@ -93,7 +94,7 @@ def test_returns_and_variance_move_together_as_much_as_they_should() -> None:
     level = np.sqrt(np.maximum(variance[:, :-1], 1e-4) * DT)
     first = (returns - RATE * DT + variance[:, :-1] / 2 * DT) / level
     second = (np.diff(variance, axis=1) - KAPPA * (THETA - variance[:, :-1]) * DT) / (SIGMA * level)
-    usual = variance[:, :-1] > 0.01  # where it hardly changes within a bar
+    usual = variance[:, :-1] > 0.04  # where it hardly changes within a bar
     found = np.corrcoef(first[usual], second[usual])[0, 1]
     # 4 standard errors, and the change of the level within a bar: of the order of its variance.
     assert abs(found - RHO) < 4 * (1 - RHO**2) / math.sqrt(usual.sum()) + 0.003
@@ -110,6 +111,22 @@ def test_without_drift_the_discounted_price_is_a_martingale() -> None:
     error = math.sqrt(1.5 * (math.exp(THETA * 20 * DT) - 1) / pieces.size)
     assert abs(pieces.mean() - 1) < 4 * error
     assert error < 0.001  # a drift of 0.05 per year would add 0.004
+
+
+def test_options_are_fair_where_nothing_but_the_price_moves() -> None:
+    """Without drift and with constant variance, Black and Scholes's market."""
+    config = replace(CONFIG, sim_vol_of_vol=0.0, sim_bars=510)
+    close = torch.from_numpy(simulate(config).close)
+    spot, after = close[:, :-21:21].ravel(), close[:, 21::21].ravel()
+    years, volatility = torch.tensor(21 * DT), torch.tensor(math.sqrt(THETA))
+    for is_call in (True, False):
+        for moneyness in (0.95, 1.0, 1.05):
+            strike = moneyness * spot
+            paid = price(spot, strike, years, volatility, RATE, is_call) / spot
+            payoff = ((after - strike) if is_call else (strike - after)).clamp(min=0.0) / spot
+            gain = math.exp(-RATE * 21 * DT) * payoff - paid
+            assert abs(gain.mean()) < 4 * gain.std() / math.sqrt(len(gain))
+            assert gain.std() / math.sqrt(len(gain)) < 0.04 * paid.mean()
 
 
 def test_the_drift_holds_for_its_mean_time_and_moves_the_price() -> None:
@@ -134,6 +151,15 @@ def test_holding_times_are_geometric() -> None:
         error = math.sqrt(expected * (1 - expected) / len(lengths))
         # Stretches cut off by the end are left out, which favours short ones by about 2 %.
         assert abs((lengths > bars).mean() - expected) < 4 * error + 0.02
+
+
+def test_a_switch_of_the_drift_tells_nothing_of_the_shocks() -> None:
+    switched = np.diff(drifting().drift, axis=1) != 0
+    variance = paths().variance[:, :-1]
+    night = np.log(paths().open[:, 1:] / paths().close[:, :-1]) / np.sqrt(variance * DT / 8)
+    chosen = night[switched & (variance > 0.01)]
+    assert abs(chosen.mean()) < 4 / math.sqrt(len(chosen)) + 0.02  # RATE and the mean of the log
+    assert abs((chosen**2).mean() - 1) < 4 * math.sqrt(2 / len(chosen))
 
 
 def test_bars_are_consistent_and_begin_and_go_on_as_prices_do() -> None:

@@ -166,7 +166,12 @@ def test_refreshing_encodes_ahead_only_where_that_is_less_work() -> None:
     policy = policy_of()
     calls: list[int] = []
     encode = policy.encode
-    policy.encode = lambda bars: (calls.append(len(bars)), encode(bars))[1]  # type: ignore[method-assign]
+
+    def counted(bars: Tensor) -> Tensor:
+        calls.append(len(bars))
+        return encode(bars)
+
+    policy.encode = counted  # type: ignore[method-assign]
     whole = 2 * (BARS - WINDOW + 1)
     now = {name: entry[0] for name, entry in sequences(1, 3).items()}
     starts = torch.ones(3, dtype=torch.bool)

@@ -19,6 +19,7 @@ from muster.rl.environment import (
     Entry,
     EnvSpec,
     Observation,
+    Outcome,
     Place,
 )
 from muster.rl.evaluation import Episodes, play, summary
@@ -28,6 +29,7 @@ from muster.rl.sequences import SequencePlan
 from muster.rl.statistics import Normaliser
 
 CPU = torch.device("cpu")
+FOUR = Discrete(4)
 
 
 class Corridor(BatchedEnv):
@@ -35,7 +37,7 @@ class Corridor(BatchedEnv):
     action + i / 10. Even ones terminate, odd ones are truncated. Action 3 is impossible in odd
     steps."""
 
-    def __init__(self, num_envs: int, first_env: int = 0, actions: Actions = Discrete(4)) -> None:
+    def __init__(self, num_envs: int, first_env: int = 0, actions: Actions = FOUR) -> None:
         has_mask = isinstance(actions, Discrete)
         mask = {ACTION_MASK: Entry((4,), torch.bool)} if has_mask else {}
         spec = EnvSpec(
@@ -108,7 +110,12 @@ class Counting(Policy):
 
 
 def played(
-    env: Corridor, player: object, *, num: int | None = None, deterministic: bool = True, seed: int = 0
+    env: Corridor,
+    player: object,
+    *,
+    num: int | None = None,
+    deterministic: bool = True,
+    seed: int = 0,
 ) -> Episodes:
     return play(
         player,  # type: ignore[arg-type]
@@ -169,7 +176,9 @@ def test_the_memory_is_carried_through_an_episode_and_empty_at_its_start() -> No
 def test_a_policy_is_put_back_as_it_was() -> None:
     policy = Counting()
     policy.normaliser.absorb(
-        policy.normaliser.deltas({"observation": torch.randn(9, 2)}, torch.ones(9, dtype=torch.bool))
+        policy.normaliser.deltas(
+            {"observation": torch.randn(9, 2)}, torch.ones(9, dtype=torch.bool)
+        )
     )
     before = {name: values.clone() for name, values in policy.state_dict().items()}
     for is_training in (True, False):
@@ -190,7 +199,7 @@ def test_an_error_puts_a_policy_back_too() -> None:
     assert policy.training
 
 
-@pytest.mark.parametrize("actions", [Discrete(4), Continuous((-1.0, -1.0), (1.0, 1.0))])
+@pytest.mark.parametrize("actions", [FOUR, Continuous((-1.0, -1.0), (1.0, 1.0))])
 def test_samples_depend_on_the_seed_and_the_global_number_only(actions: Actions) -> None:
     torch.manual_seed(0)
     policy = RecurrentPolicy(Corridor(1, actions=actions).spec, hidden=4)
@@ -218,7 +227,12 @@ def test_samples_follow_the_distribution_and_the_mask() -> None:
     env = Corridor(4000)
     chosen: list[Tensor] = []
     step = env.step
-    env.step = lambda actions: (chosen.append(actions), step(actions))[1]  # type: ignore[method-assign]
+
+    def noted(actions: Tensor) -> Outcome:
+        chosen.append(actions)
+        return step(actions)
+
+    env.step = noted  # type: ignore[method-assign]
     played(env, Flat(), deterministic=False)
     for number, actions in enumerate(chosen[:2]):
         counts = torch.bincount(actions, minlength=4)

@@ -23,7 +23,7 @@ from muster.rl.environment import (
     Place,
 )
 from muster.rl.gymnasium_envs import GymnasiumEnvs
-from muster.rl.gymnasium_face import EnvFace, VectorEnvFace
+from muster.rl.gymnasium_face import EnvFace, Maker, VectorEnvFace
 
 CPU = torch.device("cpu")
 
@@ -93,20 +93,18 @@ class Steered(BatchedCartPole):
 @pytest.fixture
 def registered() -> Iterator[dict[str, str]]:
     """Ids of the faces, known to Gymnasium for one test."""
-    names = {"CartPole": cartpole, "Corridor": Corridor}
+    names: dict[str, Maker] = {"CartPole": cartpole, "Corridor": Corridor}
     ids = {name: f"muster-test/{name}-v0" for name in names}
     for name, maker in names.items():
-
-        def single(maker: Any = maker) -> EnvFace:
-            return EnvFace(maker)
-
-        def vector(num_envs: int, maker: Any = maker) -> VectorEnvFace:
-            return VectorEnvFace(maker, num_envs)
-
+        single, vector = _makers(maker)
         gymnasium.register(ids[name], entry_point=single, vector_entry_point=vector)
     yield ids
     for env_id in ids.values():
         del gymnasium.registry[env_id]
+
+
+def _makers(maker: Maker) -> tuple[Any, Any]:
+    return lambda: EnvFace(maker), lambda num_envs: VectorEnvFace(maker, num_envs)
 
 
 @pytest.mark.parametrize("name", ["CartPole", "Corridor"])
@@ -145,7 +143,7 @@ def test_one_environment_is_row_0_of_the_batch() -> None:
 
 def test_a_seed_decides_everything_that_follows() -> None:
     def stream(face: EnvFace, seed: int) -> list[float]:
-        told = face.reset(seed=seed)[0].tolist()
+        told: list[float] = face.reset(seed=seed)[0].tolist()
         for step in range(40):
             seen, _, terminated, truncated, _ = face.step(step % 2)
             told += seen.tolist()

@@ -43,9 +43,7 @@ def test_students_quantiles_are_the_published_ones(
 def test_students_distribution_is_the_integral_of_its_density(degrees: int, t: float) -> None:
     x = np.linspace(0, t, 4001)
     constant = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2)
-    density = constant / math.sqrt(degrees * math.pi) * (1 + x**2 / degrees) ** (
-        -(degrees + 1) / 2
-    )
+    density = constant / math.sqrt(degrees * math.pi) * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
     assert student_within(t, degrees) == pytest.approx(2 * np.trapezoid(density, x), abs=1e-5)
 
 

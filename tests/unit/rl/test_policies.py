@@ -24,7 +24,9 @@ CPU = torch.device("cpu")
 
 
 def spec_of(actions: Actions = DISCRETE, width: int = 3) -> EnvSpec:
-    return EnvSpec(name="t", num_envs=5, observation={"observation": Entry((width,))}, actions=actions)
+    return EnvSpec(
+        name="t", num_envs=5, observation={"observation": Entry((width,))}, actions=actions
+    )
 
 
 def policy_of(actions: Actions = DISCRETE, seed: int = 0, **options: object) -> RecurrentPolicy:
@@ -143,9 +145,7 @@ def test_gradients_reach_every_parameter(actions: Actions, memory: str, shared_c
     policy = policy_of(actions, memory=memory, shared_core=shared_core, encoder=(6,))
     starts = torch.zeros(4, 3, dtype=torch.bool)
     starts[2, 1] = True
-    output = policy(
-        {"observation": torch.randn(4, 3, 3)}, random_state(policy, 3), starts, None
-    )
+    output = policy({"observation": torch.randn(4, 3, 3)}, random_state(policy, 3), starts, None)
     (output.value.square().sum() + output.parameters.square().sum()).backward()
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None, name
@@ -192,9 +192,7 @@ def test_weights_begin_orthogonal(actions: Actions) -> None:
     for heads, last_gain in ((net.actor, 0.01), (net.critic, 1.0)):
         linear = [part for part in heads if isinstance(part, torch.nn.Linear)]
         for layer, gain in zip(linear, (math.sqrt(2), math.sqrt(2), last_gain), strict=True):
-            assert torch.allclose(
-                torch.linalg.svdvals(layer.weight), torch.tensor(gain), rtol=1e-4
-            )
+            assert torch.allclose(torch.linalg.svdvals(layer.weight), torch.tensor(gain), rtol=1e-4)
             assert not layer.bias.any()
     for core in net.cores.values():
         for name, parameter in core.named_parameters():

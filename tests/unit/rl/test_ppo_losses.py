@@ -195,7 +195,7 @@ def test_advantages_that_are_all_the_same_become_zero(value: float) -> None:
     advantages = torch.full((50, 3), value)
     valid = torch.ones(50, 3, dtype=torch.bool)
     got = normalise_advantages(advantages, valid, advantage_sums(advantages, valid))
-    torch.testing.assert_close(got, torch.zeros(50, 3), rtol=0, atol=1e-2)
+    torch.testing.assert_close(got, torch.zeros(50, 3), rtol=0, atol=1e-6)
 
 
 def test_invalid_advantages_may_be_anything() -> None:

@@ -1,0 +1,96 @@
+"""Kill -9 of a rank, the agent or the launcher while a policy learns: the same curve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.killed_training import Training, check_same_weights, survive
+
+AGENT = """
+import os, time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from muster.agents import *
+
+class Recall(BatchedEnv):
+    \"\"\"A bit is shown once and asked for at the end of an episode of random length.\"\"\"
+
+    def __init__(self, place):
+        seen = {"observation": Entry((2,))}
+        super().__init__(EnvSpec(name="recall", num_envs=place.num_envs, actions=Discrete(2),
+                                 observation=seen, extras=("right",)), place)
+
+    def fresh(self):
+        seed = self.place.seed
+        return {"bit": streams.integers(seed, 2, self.index, self.episode, 2),
+                "left": 3 + streams.integers(seed, 3, self.index, self.episode, 5),
+                "first": torch.ones_like(self.index)}
+
+    def observe(self):
+        shown = (2 * self.rows["bit"] - 1) * self.rows["first"]
+        return {"observation": torch.stack([shown, self.rows["left"]], 1).float()}
+
+    def advance(self, actions):
+        left = self.rows["left"] - 1
+        over = left == 0
+        right = (actions == self.rows["bit"]) & over
+        self.rows = {**self.rows, "left": left, "first": torch.zeros_like(left)}
+        return Change(right.float(), over, torch.zeros_like(over), {"right": right.float()})
+
+class Recaller(AgentTask):
+    defaults = {"num_envs": 8, "rollout_steps": 16, "batch_size": 4}
+    def environments(self, split, place):
+        return Recall(place)
+    def policy(self, spec):
+        Path(os.environ["CHAOS_PIDS"], f"rank-{os.environ.get('RANK', 0)}").write_text(
+            str(os.getpid()))
+        return RecurrentPolicy(spec, hidden=16, layers=(16,))
+"""
+
+UPDATES = 16
+WORDS = (
+    *("task.py:Recaller", "--num-steps", str(UPDATES * 2 * 8 * 16), "--eval-frequency", "4"),
+    *("--checkpoint-interval", "2steps", "--normalize-rewards", "--target-kl", "0.05"),
+)
+CLOCKS = ("seconds", "steps_per_s", "acting_share", "stepping_share", "learning_share")
+
+
+def lines(training: Training) -> list[dict[str, Any]]:
+    """The whole curve without what a clock says."""
+    found = map(json.loads, training.run_folder.metrics.read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in found]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    training = Training(tmp_path_factory.mktemp("undisturbed"), 0, AGENT, WORDS)
+    assert training.run_once(num_kills=0) == 0, training.said.read_text()
+    assert [line["update"] for line in lines(training) if line["kind"] == "update"] == list(
+        range(1, UPDATES + 1)
+    )
+    return training
+
+
+def check_chaos(folder: Path, undisturbed: Training, seed: int) -> None:
+    training = Training(folder, seed, AGENT, WORDS)
+    survive(training)
+    assert lines(training) == lines(undisturbed)
+    check_same_weights(training, undisturbed)
+    print(f"seed {seed}: {dict(training.kills)}")
+
+
+def test_killed_at_random_it_draws_the_same_curve(tmp_path: Path, undisturbed: Training) -> None:
+    check_chaos(tmp_path, undisturbed, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 215))
+def test_killed_often_it_draws_the_same_curve(
+    seed: int, tmp_path: Path, undisturbed: Training
+) -> None:
+    check_chaos(tmp_path, undisturbed, seed)

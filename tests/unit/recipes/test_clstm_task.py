@@ -1,0 +1,146 @@
+"""The task as a whole: what a run says at the start and shows at the end."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from muster.rl.config import PpoConfig
+from muster.rl.environment import Place
+from muster_recipes.clstm_ppo import task as module
+from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
+from muster_recipes.clstm_ppo.load import load_market
+from muster_recipes.clstm_ppo.network import CascadedPolicy
+from muster_recipes.clstm_ppo.options_env import EXTRAS
+from muster_recipes.clstm_ppo.task import ClstmPpoTask, leaked
+
+CPU = torch.device("cpu")
+SMALL = ClstmPpoConfig(sim_symbols=2, sim_bars=260, window=5, hidden=8, episode_bars=20)
+PLAYERS = ["agent", "agent_sampled", "buy_stock", "hold", "buy_and_hold", "always_sell", "random"]
+
+
+def place(num_envs: int) -> Place:
+    return Place(num_envs=num_envs, first_env=0, seed=3, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Path]:
+    task = ClstmPpoTask(SMALL)
+    folder = tmp_path_factory.mktemp("finish")
+    torch.manual_seed(0)
+    policy = task.policy(task.environments("train", place(2)).spec)
+    policy.eval()
+    return dict(task.finish(policy, CPU, 5, folder)), folder
+
+
+def test_the_recipe_is_read_without_torch() -> None:
+    """The command line reads the flags of every recipe before anything heavy."""
+    code = (
+        "import sys; import muster_recipes.clstm_ppo.recipe, muster_recipes.ppo.recipe; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_defaults_are_settings_of_the_training() -> None:
+    config = PpoConfig.of(DEFAULTS, num_episodes=1000)
+    assert config.num_episodes == 1000
+    assert config.num_envs % config.batch_size == 0
+    assert ClstmPpoTask.defaults is DEFAULTS
+
+
+def test_the_best_is_the_one_of_the_best_sharpe() -> None:
+    assert ClstmPpoTask.monitor in EXTRAS
+    assert ClstmPpoTask.better == "higher"
+
+
+def test_environments_and_policy_fit() -> None:
+    task = ClstmPpoTask(SMALL)
+    env = task.environments("val", place(3))
+    policy = task.policy(env.spec)
+    assert isinstance(policy, CascadedPolicy)
+    assert (policy.window, policy.hidden) == (5, 8)
+    output, state = policy.act(
+        env.reset(), policy.initial_state(3, CPU), torch.ones(3, dtype=torch.bool)
+    )
+    assert output.parameters.shape == (3, 31)
+    assert set(state) == {"actor_h", "actor_c", "critic_h", "critic_c"}
+
+
+def test_remarks_say_what_is_traded_and_what_it_costs() -> None:
+    said = "\n".join(ClstmPpoTask(SMALL).remarks())
+    assert "Simulated market: 520 bars of 2 symbol(s)" in said
+    assert "20 bars; possible starts: train " in said
+    assert "costs      on" in said
+    free = ClstmPpoTask(dataclasses.replace(SMALL, costs=False)).remarks()
+    assert "costs      OFF: these are no trading results" in free
+
+
+def test_the_end_shows_every_player_on_the_same_episodes(
+    finished: tuple[dict[str, object], Path],
+) -> None:
+    result, folder = finished
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "comparison.csv", "comparison.json", "equity.png",
+    ]  # fmt: skip
+    assert json.loads((folder / "comparison.json").read_text()) == result
+    assert result["is_simulated"] is True and result["split"] == "test"
+    assert result["episodes"] == 100 and result["episode_bars"] == 20
+    assert "overlap" in str(result["caveat"])
+    players = result["players"]
+    assert isinstance(players, dict)
+    assert sorted(players) == sorted(PLAYERS)
+    for numbers in players.values():
+        assert numbers["return"]["num"] == 100
+        assert numbers["return"]["low"] <= numbers["return"]["middle"] <= numbers["return"]["high"]
+    assert players["hold"]["return"] == {"middle": 0.0, "low": 0.0, "high": 0.0, "num": 100}
+    assert players["random"]["costs"]["middle"] > 0
+    # Untrained, its sampled actions are nearly those of the random player, legal ones only.
+    trades = [players[name]["trades"]["middle"] for name in ("agent_sampled", "random")]
+    assert trades[0] == pytest.approx(trades[1], rel=0.1)
+    with (folder / "comparison.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(PLAYERS)
+
+
+def test_the_end_repeats_itself(finished: tuple[dict[str, object], Path], tmp_path: Path) -> None:
+    task = ClstmPpoTask(SMALL)
+    torch.manual_seed(0)
+    policy = task.policy(task.environments("train", place(2)).spec)
+    assert dict(task.finish(policy, CPU, 5, tmp_path)) == finished[0]
+
+
+def test_a_picture_of_a_simulated_market_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(module, "draw", lambda played, title, path: titles.append(title))
+    simulated = load_market(SMALL, lambda _: None)
+    real = dataclasses.replace(simulated, source="prices.csv", truth={})
+    for config, of in ((SMALL, simulated), (dataclasses.replace(SMALL, costs=False), real)):
+        task = ClstmPpoTask(config, of)
+        policy = task.policy(task.environments("train", place(2)).spec)
+        assert task.finish(policy, CPU, 0, tmp_path)["is_simulated"] is (of is simulated)
+    assert titles == [
+        "Test split, SIMULATED market: 100 episodes of 20 bars",
+        "Test split, market of prices.csv: 100 episodes of 20 bars, NO COSTS",
+    ]
+
+
+def test_a_leaking_market_shows_the_drift_of_each_bar() -> None:
+    market = load_market(SMALL, lambda _: None)
+    shown = leaked(market)
+    assert shown.feature_names == (*market.feature_names, "leaked drift")
+    assert torch.equal(shown.features[:, :-1], market.features)
+    assert torch.allclose(shown.features[:, -1].double(), market.truth["drift"])
+    assert len(shown.features[:, -1].unique()) == 2
+    task = ClstmPpoTask(SMALL, shown)
+    policy = task.policy(task.environments("train", place(2)).spec)
+    assert isinstance(policy, CascadedPolicy)
+    assert policy.feature_lstm.input_size == len(market.feature_names) + 1
