@@ -11,6 +11,7 @@ from muster.gang.seeding import mix
 from muster.rl import streams
 from muster.rl.actor_critic import ActorCritic
 from muster.rl.batched import BatchedEnv, Change
+from muster.rl.distributions import distribution, draw
 from muster.rl.environment import (
     ACTION_MASK,
     Continuous,
@@ -27,7 +28,7 @@ from muster.rl.evaluation import Episodes, play, summary
 from muster.rl.intervals import Interval, interval, median_interval
 from muster.rl.policy import Policy, PolicyOutput, State
 from muster.rl.recurrent_policy import RecurrentPolicy
-from muster.rl.sequences import SequencePlan, run_lstm, step_lstm
+from muster.rl.sequences import SequencePlan, lstm_outputs, plan_sequences, run_lstm, step_lstm
 from muster.rl.statistics import Normaliser
 from muster.rl.task import AgentTask
 
@@ -54,9 +55,13 @@ __all__ = [
     "Split",
     "State",
     "VectorEnv",
+    "distribution",
+    "draw",
     "interval",
+    "lstm_outputs",
     "median_interval",
     "mix",
+    "plan_sequences",
     "play",
     "run_lstm",
     "step_lstm",

@@ -42,7 +42,9 @@ class ActorCritic(nn.Module):
         self.hidden = hidden
         self.cores = nn.ModuleDict()
         if memory == "lstm":
-            self.cores.update({name: lstm(num_inputs, hidden) for name in dict.fromkeys(names)})
+            self.cores.update(
+                {name: orthogonal_lstm(num_inputs, hidden) for name in dict.fromkeys(names)}
+            )
         width = hidden if self.cores else num_inputs
         is_discrete = isinstance(actions, Discrete)
         num_outputs = actions.num_actions if isinstance(actions, Discrete) else len(actions.low)
@@ -91,7 +93,7 @@ class ActorCritic(nn.Module):
         return PolicyOutput(at_least_float32(parameters), at_least_float32(value))
 
 
-def lstm(num_inputs: int, hidden: int) -> nn.LSTM:
+def orthogonal_lstm(num_inputs: int, hidden: int) -> nn.LSTM:
     """One layer with orthogonal weights and biases of 0."""
     core = nn.LSTM(num_inputs, hidden)
     for name, parameter in core.named_parameters():

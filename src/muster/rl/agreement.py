@@ -42,6 +42,11 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
         rollout.rewards, run.discounted, ended, valid, gamma=run.config.gamma
     )
     watched = run.policy.watched({k: v.flatten(0, 1) for k, v in rollout.observation.items()})
+    if run.progress.updates == 0:
+        # About which the first sums are taken: far from 0 they would lose their digits.
+        seen = run.policy.normaliser.deltas(watched, valid.flatten()).cpu()
+        mean = run.gang.council.add(seen.tolist()).wait()
+        run.policy.normaliser.centre(torch.tensor(mean, dtype=torch.float64).to(run.gang.device))
     parts = [
         count_episodes(run.running, rollout.rewards, ended, valid, rollout.extras),
         advantage_sums(returns.advantages, valid),

@@ -15,7 +15,6 @@ from muster.rl import streams
 from muster.rl.environment import Actions, Continuous, Discrete
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_JUST_UNDER_ONE = 1 - 2.0**-52
 
 
 class Distribution(Protocol):
@@ -98,12 +97,12 @@ class Categorical(NamedTuple):
         """By inverting the cumulative distribution; ``randoms`` float64 [..., 1] in [0, 1).
 
         An action of probability 0 is never drawn, whatever rounding does to the sums (a parallel
-        cumulative sum need not even be monotonic): it is no candidate. Some other always is one,
-        because what the sums are compared with is less than the largest of them.
+        cumulative sum need not even be monotonic): it is no candidate. Some other always is one:
+        a random is at most 1 - 2^-53, and its product with the largest sum is rounded to less.
         """
         probs = self.log_probs.detach().to(torch.float64).exp()
         sums = torch.where(probs > 0, probs.cumsum(-1), 0.0)
-        drawn = randoms * _JUST_UNDER_ONE * sums.amax(-1, keepdim=True)
+        drawn = randoms * sums.amax(-1, keepdim=True)
         return (sums > drawn).to(torch.uint8).argmax(-1)
 
     def mode(self) -> Tensor:

@@ -64,7 +64,8 @@ class History:
         All have to be stepped together, but they have different numbers of steps to do. The
         shorter ones pass the time with their own first steps over and over, which are known to be
         possible and not to end the episode. Those without any step do action 0 from the start,
-        and restart before each one: whether it ends the episode is not known.
+        and restart before each one, and have to once more at the end: whether it ends the
+        episode is not known.
         """
         longest = int(self.length.max())
         spare = longest - self.length
@@ -75,16 +76,14 @@ class History:
             position[idle] = 0
             actions = self._actions[self._rows, position].copy()
             actions[idle] = 0
-            yield Round(restart=idle | (position == 0), actions=actions, idle=idle)
+            yield Round(restart=idle | (position == 0), actions=actions)
 
 
 class Round(NamedTuple):
-    """First restart, [num_envs] bool, then step with ``actions`` [num_envs, ...]; whether an
-    ``idle`` row ends by it does not matter, as it restarts afterwards."""
+    """First restart the rows of ``restart`` [num_envs], then step with ``actions``."""
 
     restart: Bools
     actions: NDArray[Any]
-    idle: Bools
 
 
 def _empty(num_envs: int, capacity: int, actions: Actions) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,48 +15,19 @@ from muster.base.errors import SetupError, UsageError
 from muster.gang.seeding import mix
 from muster.rl.environment import (
     ACTION_MASK,
-    Actions,
-    Discrete,
-    Entry,
     EnvSpec,
     Observation,
     Outcome,
     Place,
 )
+from muster.rl.gymnasium_closing import abandon, close
 from muster.rl.gymnasium_import import AutoresetMode, gymnasium
 from muster.rl.gymnasium_replay import History
+from muster.rl.gymnasium_seen import OBSERVATION, Look, Seen
 from muster.rl.gymnasium_spaces import ActionWriter, Bools, Floats, Reader
 from muster.rl.streams import EPISODE
 
-#: The entry that holds the flat observation.
-OBSERVATION = "observation"
 _VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
-_Async = gymnasium.vector.AsyncVectorEnv
-
-
-class _Seen:
-    """What one call of the vector environment has shown; ``mask`` [num_envs, num_actions]."""
-
-    def __init__(self, flat: Floats, mask: Bools | None) -> None:
-        self.flat = flat
-        self.mask = mask
-
-    def replaced(self, which: Bools, other: _Seen) -> _Seen:
-        """``other`` in these rows."""
-        mask = self.mask
-        if mask is not None and other.mask is not None:
-            mask = np.where(which[:, None], other.mask, mask)
-        return _Seen(np.where(which[:, None], other.flat, self.flat), mask)
-
-    def freed(self, which: Bools) -> _Seen:
-        """Every action possible in these rows: nothing is decided there."""
-        return self if self.mask is None else _Seen(self.flat, self.mask | which[:, None])
-
-    def tensors(self, device: torch.device) -> Observation:
-        seen = {OBSERVATION: torch.from_numpy(self.flat).to(device)}
-        if self.mask is not None:
-            seen[ACTION_MASK] = torch.from_numpy(self.mask).to(device)
-        return seen
 
 
 class GymnasiumEnvs:
@@ -101,24 +71,35 @@ class GymnasiumEnvs:
                 raise UsageError(f"{name} has {envs.num_envs} environments, not {place.num_envs}.")
             #: When episodes begin anew.
             self.mode = _mode(name, envs)
-            self._reader = Reader.of(name, envs.single_observation_space, observe)
+            reader = Reader.of(name, envs.single_observation_space, observe)
             self._writer = ActionWriter.of(name, envs.single_action_space)
             self._takes_seeds = self.mode is AutoresetMode.DISABLED and isinstance(
-                envs.unwrapped, gymnasium.vector.SyncVectorEnv | _Async
+                envs.unwrapped, gymnasium.vector.SyncVectorEnv | gymnasium.vector.AsyncVectorEnv
             )
             self._episode = np.zeros(place.num_envs, np.int64)
             self._history = History(place.num_envs, self._writer.actions)
             #: Next-step mode: the rows that the coming step only starts.
             self._must_start = np.zeros(place.num_envs, np.bool_)
-            self._has_mask = self._reader.mask_space is not None
-            self._has_mask = self._has_mask or ACTION_MASK in self._begin_all()[1]
+            has_mask = reader.mask_space is not None or ACTION_MASK in self._begin_all()[1]
+            self._look = Look(
+                name=name,
+                num_envs=place.num_envs,
+                reader=reader,
+                actions=self._writer.actions,
+                has_mask=has_mask,
+            )
+            self._spec = EnvSpec(
+                name=name,
+                num_envs=place.num_envs,
+                observation=self._look.entries(),
+                actions=self._writer.actions,
+                min_truncation_steps=min_truncation_steps,
+            )
         except BaseException:
             self._abandon()
             raise
         self._episode -= 1
-        self._seen: _Seen
-        self._spec = _spec(name, place, self._reader, self._writer.actions, self._has_mask,
-                           min_truncation_steps)  # fmt: skip
+        self._seen: Seen
 
     @staticmethod
     def of(
@@ -140,7 +121,7 @@ class GymnasiumEnvs:
         self._history.clear(np.ones(self._place.num_envs, np.bool_))
         self._must_start = np.zeros_like(self._must_start)
         with self._closing():
-            self._seen = self._checked(self._read(*self._begin_all()))
+            self._seen = self._checked(self._look.read(*self._begin_all()))
         self._is_begun = True
         return self._seen.tensors(self._place.device)
 
@@ -190,10 +171,7 @@ class GymnasiumEnvs:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            self._envs.close()
-        except (OSError, EOFError):  # a process of theirs has died
-            _end_processes(self._envs)
+        close(self._envs)
 
     def _step(self, given: NDArray[Any]) -> Outcome:
         batch, rewards, terminations, truncations, infos = self._envs.step(
@@ -205,7 +183,7 @@ class GymnasiumEnvs:
         terminated = np.array(terminations, np.bool_) & valid
         truncated = np.array(truncations, np.bool_) & valid & ~terminated
         ended = terminated | truncated
-        seen = self._read(batch, infos)
+        seen = self._look.read(batch, infos)
         self._history.append(given)
         self._history.clear(started)
         self._check_finite("reward", reward[:, None], self._history.length)
@@ -220,12 +198,12 @@ class GymnasiumEnvs:
             final = seen = seen.freed(ended) if self.mode is AutoresetMode.DISABLED else seen
             if ended.any():
                 if self.mode is AutoresetMode.SAME_STEP:
-                    final = self._finals(seen, ended, infos)
+                    final = self._look.finals(seen, ended, infos)
                 self._check_finite(OBSERVATION, final.flat, self._history.length)
                 self._episode = self._episode + ended
                 self._history.clear(ended)
                 if self.mode is AutoresetMode.DISABLED:
-                    seen = seen.replaced(ended, self._read(*self._begin(ended)))
+                    seen = seen.replaced(ended, self._look.read(*self._begin(ended)))
             seen = self._checked(seen)
         self._seen = seen
 
@@ -263,69 +241,21 @@ class GymnasiumEnvs:
         mixed = mix(self._place.seed, EPISODE, number, int(self._episode[row]))
         return mixed & 0x7FFFFFFF  # some environments pass it on to 32-bit generators
 
-    def _repeated(self) -> _Seen | None:
+    def _repeated(self) -> Seen | None:
         """Every row started and stepped up to where the history ends; None if one ends before."""
-        seen = self._read(*self._begin_all())
-        for restart, actions, idle in self._history.rounds():
+        idle = self._history.length == 0
+        if idle.all():
+            return self._look.read(*self._begin_all())
+        for restart, actions in self._history.rounds():
             if restart.any():
                 self._begin(restart)
             batch, _, terminated, truncated, infos = self._envs.step(self._writer.batch(actions))
             if ((terminated | truncated) & ~idle).any():
                 return None
-            seen = self._read(batch, infos)
-        idle = self._history.length == 0
-        if idle.any():
-            seen = seen.replaced(idle, self._read(*self._begin(idle)))
-        return seen
+        seen = self._look.read(batch, infos)
+        return seen.replaced(idle, self._look.read(*self._begin(idle))) if idle.any() else seen
 
-    def _read(self, batch: Any, infos: Mapping[str, Any]) -> _Seen:
-        flat = self._reader.flat(batch, self._place.num_envs)
-        if self._has_mask:
-            return _Seen(flat, self._mask(batch, infos))
-        if ACTION_MASK in infos:
-            raise UsageError(f"{self._name}: it gives an {ACTION_MASK} at steps but not at resets.")
-        return _Seen(flat, None)
-
-    def _mask(self, batch: Any, infos: Mapping[str, Any]) -> Bools:
-        num_envs = self._place.num_envs
-        if self._reader.mask_space is not None:
-            return self._sized(np.array(batch[ACTION_MASK], np.bool_).reshape(num_envs, -1))
-        mask = np.ones((num_envs, self._num_actions()), np.bool_)
-        given = infos.get(ACTION_MASK)
-        if given is not None:
-            rows = np.flatnonzero(infos.get(f"_{ACTION_MASK}", np.ones(num_envs, np.bool_)))
-            values = np.array([np.asarray(given[row]).reshape(-1) for row in rows], np.bool_)
-            if len(rows):
-                mask[rows] = self._sized(values)
-        return mask
-
-    def _sized(self, mask: Bools) -> Bools:
-        if mask.shape[1] != self._num_actions():
-            raise UsageError(
-                f"{self._name}: its {ACTION_MASK} has {mask.shape[1]} entries, and there are "
-                f"{self._num_actions()} actions."
-            )
-        return mask
-
-    def _num_actions(self) -> int:
-        actions = self._writer.actions
-        if not isinstance(actions, Discrete):
-            raise UsageError(f"{self._name}: it gives an {ACTION_MASK}, but actions are numbers.")
-        return actions.num_actions
-
-    def _finals(self, seen: _Seen, ended: Bools, infos: Mapping[str, Any]) -> _Seen:
-        """Same-step mode: ``seen`` with the rows that ended as they were before the reset."""
-        if "final_obs" not in infos:
-            raise UsageError(
-                f"{self._name}: its autoreset mode is same-step, but an episode has ended and "
-                "the infos have no 'final_obs': its value cannot be estimated."
-            )
-        flat = seen.flat.copy()
-        for row in np.flatnonzero(ended):
-            flat[row] = self._reader.flat_one(infos["final_obs"][row])
-        return _Seen(flat, seen.mask).freed(ended)
-
-    def _checked(self, seen: _Seen) -> _Seen:
+    def _checked(self, seen: Seen) -> Seen:
         self._check_finite(OBSERVATION, seen.flat, self._history.length)
         if seen.mask is not None and not seen.mask.any(axis=1).all():
             row = int(np.flatnonzero(~seen.mask.any(axis=1))[0])
@@ -381,30 +311,9 @@ class GymnasiumEnvs:
             raise
 
     def _abandon(self) -> None:
-        """Close after an error, whatever state they are in."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if isinstance(self._envs.unwrapped, _Async):
-            _end_processes(self._envs)
-        else:
-            self._envs.close()
-
-
-def _end_processes(envs: _VectorEnv) -> None:
-    """Without asking: a process may be dead, or in the middle of a step."""
-    inner = envs.unwrapped
-    if not isinstance(inner, _Async):
-        return
-    for process in inner.processes:
-        if process.is_alive():
-            process.terminate()
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")  # that a call was pending is known
-        envs.close(terminate=True)
-    for process in inner.processes:
-        process.join()
-    inner.closed = True
+        if not self._is_closed:
+            self._is_closed = True
+            abandon(self._envs)
 
 
 def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:
@@ -417,19 +326,4 @@ def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:
         f"{name}: its autoreset mode is {told!r}, so it is not known which observation ends an "
         "episode.",
         hint=f"metadata['autoreset_mode'] has to be one of {known}.",
-    )
-
-
-def _spec(
-    name: str, place: Place, reader: Reader, actions: Actions, has_mask: bool, min_steps: int
-) -> EnvSpec:
-    observation = {OBSERVATION: Entry((reader.size,))}
-    if has_mask and isinstance(actions, Discrete):
-        observation[ACTION_MASK] = Entry((actions.num_actions,), torch.bool)
-    return EnvSpec(
-        name=name,
-        num_envs=place.num_envs,
-        observation=observation,
-        actions=actions,
-        min_truncation_steps=min_steps,
     )

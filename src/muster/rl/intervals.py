@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ def median_interval(
     return Interval(median, low, high, len(sample))
 
 
+@cache
 def student_quantile(confidence: float, degrees: int) -> float:
     """t such that P(\\|T\\| <= t) = ``confidence`` for Student's distribution."""
     low, high = 0.0, 1.0

@@ -80,12 +80,15 @@ def discounted_running(
     first. Begins anew after a step with ``ended``; an invalid step changes nothing. Gives R [T, N],
     which ``ReturnScale`` keeps statistics of, and the next ``carry``.
     """
+    earned = rewards.masked_fill(~valid, 0.0)
+    ended = ended & valid
+    decay = torch.ones_like(rewards).masked_fill(valid, gamma)
+    decay[1:].masked_fill_(ended[:-1], 0.0)
     running = torch.empty_like(rewards)
     for step in range(len(rewards)):
-        carry = torch.where(valid[step], rewards[step] + gamma * carry, carry)
+        carry = torch.addcmul(earned[step], decay[step], carry)
         running[step] = carry
-        carry = carry.masked_fill(ended[step] & valid[step], 0.0)
-    return running, carry
+    return running, carry if len(ended) == 0 else carry.masked_fill(ended[-1], 0.0)
 
 
 @torch.no_grad()

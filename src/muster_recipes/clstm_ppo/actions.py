@@ -82,7 +82,7 @@ _STRANGLE = 3
 
 
 def _at(percent: int) -> float:
-    return 1.0 + percent / 100.0
+    return (100 + percent) / 100
 
 
 def _call(percent: int, ratio: int = 1) -> Leg:

@@ -39,7 +39,12 @@ class Rows:
     volume: Array
 
 
-def refuse(source: str, lines: Sequence[int] | None, problems: Iterable[Problem]) -> None:
+def refuse(
+    source: str,
+    lines: Sequence[int] | None,
+    problems: Iterable[Problem],
+    hint: str | None = None,
+) -> None:
     """Raise if there are any: the first few of them, and how many there are.
 
     Raises:
@@ -53,7 +58,7 @@ def refuse(source: str, lines: Sequence[int] | None, problems: Iterable[Problem]
     if more:
         shown.append(f"  and {more} more")
     number = "a problem" if len(ordered) == 1 else f"{len(ordered)} problems"
-    raise UsageError("\n".join([f"{source} has {number}:", *shown]))
+    raise UsageError("\n".join([f"{source} has {number}:", *shown]), hint=hint)
 
 
 def place(row: int, lines: Sequence[int] | None) -> str:
@@ -101,8 +106,10 @@ def check_order(rows: Rows) -> None:
         UsageError: a row is not later than the one of its symbol before it.
     """
     problems: list[Problem] = []
-    for symbol in dict.fromkeys(rows.symbol.tolist()):
-        members = np.flatnonzero(rows.symbol == symbol)
+    symbols, number = np.unique(rows.symbol, return_inverse=True)
+    grouped = np.argsort(number, kind="stable")
+    ends = np.cumsum(np.bincount(number))
+    for symbol, members in zip(symbols, np.split(grouped, ends[:-1]), strict=True):
         time = rows.time[members]
         first = _first_places(time)
         for at in _where((first != np.arange(len(time))) | (np.diff(time, prepend=time[0]) < 0)):
@@ -111,11 +118,16 @@ def check_order(rows: Rows) -> None:
             what = (
                 f"{stamp(time[at])} of {symbol} is there already in {other}"
                 if is_repeated
-                else f"{stamp(time[at])} of {symbol} comes after {stamp(time[at - 1])} in {other}: "
-                "sort the file by timestamp"
+                else f"{stamp(time[at])} of {symbol} comes after {stamp(time[at - 1])} in {other}"
             )
             problems.append(Problem(int(members[at]), what))
-    refuse(rows.source, rows.lines, problems)
+    refuse(
+        rows.source,
+        rows.lines,
+        problems,
+        hint="each symbol's rows must be sorted by timestamp, without repetition; several symbols "
+        "are told apart by a column called symbol.",
+    )
 
 
 def check_gaps(bars: Bars, calendar: Calendar, max_gap_bars: float) -> None:

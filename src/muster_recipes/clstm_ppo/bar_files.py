@@ -31,6 +31,9 @@ _DELIMITERS = ",;\t"
 #: From this many on, a number is in the unit: seconds up to the year 5138, then ms, us and ns.
 _EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (0.0, 1.0))
 
+#: The years 1800 to 2200; anything else is a mistake, and not every calendar function takes it.
+_EARLIEST_S, _LATEST_S = -5_364_662_400.0, 7_258_118_400.0
+
 
 class _Table(NamedTuple):
     """``columns``: values as they stand, by name in lower case. ``lines``: of each row."""
@@ -206,6 +209,12 @@ def _converted(
     problems: list[Problem],
 ) -> Array:
     """Finite numbers; each value that is none is added to ``problems``."""
+    try:  # all at once, which is how it nearly always goes
+        numbers = np.fromiter(map(convert, values), np.float64, len(values))
+        if np.isfinite(numbers).all():
+            return numbers
+    except (ValueError, TypeError, OverflowError):
+        pass
     numbers = np.zeros(len(values))
     for row, value in enumerate(values):
         try:
@@ -225,6 +234,13 @@ def _converted(
 
 def _seconds(value: Any) -> float:
     """Since 1970; ValueError or TypeError where it is no moment."""
+    seconds = _unbounded_seconds(value)
+    if not _EARLIEST_S <= seconds < _LATEST_S:
+        raise ValueError(value)
+    return seconds
+
+
+def _unbounded_seconds(value: Any) -> float:
     if isinstance(value, _Seconds):
         return float(value)
     if isinstance(value, str):

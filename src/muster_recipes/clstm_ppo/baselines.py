@@ -1,36 +1,40 @@
 """What an agent has to beat: players that learn nothing, on the same episodes.
 
 - hold: no trade at all.
-- buy_and_hold: one call at the money, and a new one whenever it has ended: the underlying's
-  upside as far as the action space allows, which has no shares. Sized as every position is.
 - buy_stock: the underlying itself for the whole capital, straight from the closing prices and
   without costs.
-- random: every legal action with the same probability.
+- buy_and_hold: one call at the money, and a new one whenever it has ended: the underlying's
+  upside as far as the action space allows, which has no shares. Sized as every position is.
 - always_sell: against the underlying as far as the action space allows: one put at the money,
   and a new one whenever it has ended.
+- random: every legal action with the same probability.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from muster.rl import streams
-from muster.rl.distributions import distribution, draw
-from muster.rl.environment import ACTION_MASK, Discrete, Observation
-from muster.rl.evaluation import Episodes, Rule
+from muster.agents import ACTION_MASK, Episodes, Observation, streams
 from muster_recipes.clstm_ppo.actions import ActionSpace
 from muster_recipes.clstm_ppo.market import Market
 from muster_recipes.clstm_ppo.portfolio import portfolio_names
 
+#: (observation, number of the step) -> actions.
+Rule = Callable[[Observation, int], Tensor]
 
-def rules(space: ActionSpace, num_envs: int, seed: int, device: torch.device) -> dict[str, Rule]:
+
+def baselines(
+    space: ActionSpace, num_envs: int, seed: int, device: torch.device
+) -> dict[str, Rule]:
     """The baselines that play in the environment, by name; environments are on ``device``."""
     return {
         "hold": lambda observation, _: torch.zeros_like(observation["bar"]),
         "buy_and_hold": _rolling(space, at_the_money(space, "call"), device),
-        "random": _random(space, num_envs, seed, device),
         "always_sell": _rolling(space, at_the_money(space, "put"), device),
+        "random": _random(space, num_envs, seed, device),
     }
 
 
@@ -58,13 +62,12 @@ def _rolling(space: ActionSpace, action: int, device: torch.device) -> Rule:
 
 
 def _random(space: ActionSpace, num_envs: int, seed: int, device: torch.device) -> Rule:
-    actions = Discrete(space.num_actions)
     index = torch.arange(num_envs, device=device)
 
     def rule(observation: Observation, step: int) -> Tensor:
-        mask = observation[ACTION_MASK]
-        choice = distribution(actions, torch.zeros_like(mask, dtype=torch.float32), mask)
-        return choice.sample(draw(actions, seed, streams.EVALUATION, index, step))
+        # The legal action with the largest of independent uniform numbers.
+        drawn = streams.uniform(seed, streams.EVALUATION, index, step, space.num_actions)
+        return drawn.masked_fill(~observation[ACTION_MASK], -1.0).argmax(1)
 
     return rule
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from muster_recipes.clstm_ppo import costs
 from muster_recipes.clstm_ppo.actions import SHARES_PER_CONTRACT
 from muster_recipes.clstm_ppo.offers import Order
-from muster_recipes.clstm_ppo.quotes import SECONDS_PER_YEAR, Bars, Legs, delta, mid
+from muster_recipes.clstm_ppo.quotes import SECONDS_PER_YEAR, Conditions, Legs, Rules, mid_and_delta
 
 
 class Book(NamedTuple):
@@ -43,51 +43,62 @@ class Marks(NamedTuple):
     exit_cost: Tensor
     can_exit: Tensor
 
+    def without(self, gone: Tensor) -> Marks:
+        kept = (~gone).double()
+        return Marks(
+            self.value * kept, self.delta * kept, self.exit_cost * kept, self.can_exit & ~gone
+        )
+
 
 def empty_book(num_envs: int, slots: int, device: torch.device) -> Book:
     zeros = torch.zeros(num_envs, slots, dtype=torch.float64, device=device)
     return Book(zeros.long(), zeros, zeros, zeros, zeros, zeros)
 
 
-def opened(book: Book, kind: Tensor, order: Order, bars: Bars, legs: Legs) -> Book:
+def opened(book: Book, kind: Tensor, order: Order, bars: Conditions, legs: Legs) -> Book:
     """With a position of ``kind`` [num_envs] in the first free slot; 0: nothing is opened."""
     free = book.kind == 0
     first = free & (free.cumsum(-1) == 1)
-    here = first & (kind > 0)[:, None]
-    new = (
-        kind,
-        bars.spot,
-        bars.time + legs.seconds[kind],
-        order.contracts,
-        order.outlay,
-        order.owed,
+    here = (first & (kind > 0)[:, None]).double()
+    expiry = bars.time + legs.seconds[kind]
+    new = (bars.spot, expiry, order.contracts, order.outlay, order.owed)
+    # A free slot holds zeros, so adding is putting.
+    return Book(
+        book.kind + here.long() * kind[:, None],
+        *(torch.addcmul(old, here, x[:, None]) for old, x in zip(book[1:], new, strict=True)),
     )
-    return Book(*(torch.where(here, x[:, None], y) for x, y in zip(new, book, strict=True)))
 
 
 def without(book: Book, gone: Tensor) -> Book:
     """With the slots emptied where ``gone`` [num_envs, slots]."""
-    return Book(*(x.masked_fill(gone, 0) for x in book))
+    kept = (~gone).double()
+    return Book(book.kind.masked_fill(gone, 0), *(x * kept for x in book[1:]))
 
 
-def marks(book: Book, bars: Bars, legs: Legs, skew: float, with_costs: bool) -> Marks:
-    """At ``bars`` [num_envs]."""
-    wide, slot = bars.expanded(2), bars.expanded(1)
-    ratio, is_call = legs.ratio[book.kind], legs.is_call[book.kind]
+def marks(book: Book, bars: Conditions, legs: Legs, rules: Rules) -> Marks:
+    """At ``bars`` [num_envs]. Where nothing can be closed, exits are zeros."""
+    # Positions in one row, legs in front: broadcasting is then over whole rows, which is fast.
+    num_envs, slots = book.kind.shape
+    at = Conditions(*(x[:, None].expand(-1, slots).reshape(-1) for x in bars))
+    kind, opened_at, expiry, contracts = (x.reshape(-1) for x in book[:4])
     # An empty slot is priced as if opened now, and counts 0 times: nothing overflows.
-    opened_at = torch.where(book.kind > 0, book.opened_at, slot.spot)
-    strike = legs.strike[book.kind] * opened_at[..., None]
-    years = ((book.expiry - slot.time) / SECONDS_PER_YEAR)[..., None]
-    mids = mid(wide, strike, years, is_call, skew)
-    shares = legs.shares[book.kind]
-    per_contract = SHARES_PER_CONTRACT * (ratio * mids).sum(-1) + shares * slot.spot
-    deltas = (ratio * delta(wide, strike, years, is_call, skew)).sum(-1)
-    unit = costs.option_cost(mids, strike / wide.spot, (ratio > 0).double())
-    fixed, per_slippage = ((ratio.abs() * x).sum(-1) for x in unit)
-    share = book.contracts * legs.order[book.kind] / costs.series_contracts(slot.volume)
-    return Marks(
-        value=book.contracts * per_contract,
-        delta=deltas + shares / SHARES_PER_CONTRACT,
-        exit_cost=with_costs * book.contracts * (fixed + costs.slippage(share) * per_slippage),
-        can_exit=share < costs.MAX_ORDER_SHARE,
+    opened_at = torch.where(kind > 0, opened_at, at.spot)
+    strike, ratio, is_call = (
+        table.index_select(1, kind) for table in (legs.strike, legs.ratio, legs.is_call)
     )
+    strike = strike * opened_at
+    years = (expiry - at.time) / SECONDS_PER_YEAR
+    mids, deltas = mid_and_delta(at, strike, years, is_call, rules)
+    shares = legs.shares.index_select(0, kind)
+    value = contracts * (SHARES_PER_CONTRACT * (ratio * mids).sum(0) + shares * at.spot)
+    delta = (ratio * deltas).sum(0) + shares / SHARES_PER_CONTRACT
+    exit_cost, can_exit = torch.zeros_like(value), torch.zeros_like(kind, dtype=torch.bool)
+    if rules.can_close:
+        order = contracts * legs.order.index_select(0, kind)
+        share = order / costs.series_contracts(at.volume)
+        can_exit = share < costs.MAX_ORDER_SHARE
+    if rules.can_close and rules.with_costs:
+        unit = costs.option_cost(mids, strike / at.spot, (ratio > 0).double())
+        fixed, per_slippage = ((ratio.abs() * x).sum(0) for x in unit)
+        exit_cost = contracts * (fixed + costs.slippage(share) * per_slippage)
+    return Marks(*(x.view(num_envs, slots) for x in (value, delta, exit_cost, can_exit)))

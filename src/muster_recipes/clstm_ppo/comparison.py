@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.rl.evaluation import Episodes
-from muster.rl.intervals import interval, median_interval
+from muster.agents import Episodes, interval, median_interval
 
 #: The players that have learnt; all others are baselines.
 AGENTS = ("agent", "agent_sampled")

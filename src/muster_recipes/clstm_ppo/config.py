@@ -13,7 +13,12 @@ from muster import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class ClstmPpoConfig:
-    """An options-trading agent: cascaded LSTM and PPO (after Zou et al., arXiv 2212.02721)."""
+    """An options-trading agent: cascaded LSTM and PPO (after Zou et al., arXiv 2212.02721).
+
+    The defaults of the simulated market keep option prices fair but for the drift: with a faster
+    or wilder variance than this, implied volatility at today's level misprices options so much
+    that there is something to earn without any drift.
+    """
 
     data: Path | None = None
     """CSV or Parquet with timestamp, symbol, open, high, low, close, volume; without it a market
@@ -40,23 +45,23 @@ class ClstmPpoConfig:
     """Implied volatility = current volatility + skew x (ln K/S)^2."""
     costs: bool = True
     """Charge spread, commissions, fees and slippage; --no-costs only to study."""
-    sim_symbols: int = 8
+    sim_symbols: int = 32
     """Simulated: independent paths."""
     sim_bars: int = 2520
     """Simulated: daily bars of each path."""
     sim_seed: int = 0
     """Simulated: which market; --seed does not change it."""
-    sim_drift: float = 0.3
+    sim_drift: float = 0.5
     """Simulated: the drift switches between plus and minus this, per year."""
     sim_switch_bars: float = 120.0
     """Simulated: mean number of bars between two switches of the drift."""
     sim_volatility: float = 0.2
     """Simulated: long-run volatility per year (Heston's square root of theta)."""
-    sim_vol_of_vol: float = 0.3
+    sim_vol_of_vol: float = 0.1
     """Simulated: Heston's sigma."""
-    sim_mean_reversion: float = 3.0
+    sim_mean_reversion: float = 1.0
     """Simulated: Heston's kappa."""
-    sim_correlation: float = -0.5
+    sim_correlation: float = -0.3
     """Simulated: Heston's rho."""
 
     def __post_init__(self) -> None:
@@ -94,5 +99,6 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "target_kl": 0.02,
         "normalize_rewards": True,
         "patience": 500,
+        "eval_frequency": 2,
     }
 )

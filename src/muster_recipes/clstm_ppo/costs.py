@@ -51,8 +51,9 @@ def half_spread(strike_to_spot: Tensor) -> Tensor:
 def slippage(order_share: Tensor) -> Tensor:
     """As a part of mid, by order / volume; the last step's where no order could be filled."""
     rate = torch.full_like(order_share, SLIPPAGE[0][1])
-    for (begin, _), (_, above) in pairwise(SLIPPAGE):
-        rate = rate.masked_fill(order_share >= begin, above)
+    for (begin, low), (_, high) in pairwise(SLIPPAGE):
+        # As a float64 factor: faster than a mask, and a factor of bool would give float32.
+        rate = rate + (high - low) * (order_share >= begin).to(rate.dtype)
     return rate
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from muster.rl.evaluation import Episodes
-from muster.rl.intervals import interval, student_quantile
+from muster.agents import Episodes, interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +35,7 @@ def draw(played: Mapping[str, Episodes], title: str, path: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _curves(left, played)
     _returns(right, played)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.savefig(path, dpi=150)
 
 
@@ -49,15 +48,14 @@ def curves(episodes: Episodes) -> Tensor:
 def _curves(axis: Axes, played: Mapping[str, Episodes]) -> None:
     for name, episodes in played.items():
         label, colour, style = _PLAYERS[name]
-        value = 100 * (curves(episodes) - 1)
-        mean, num = value.mean(1), value.shape[1]
-        bars = range(len(mean))
+        means = [interval(row) for row in 100 * (curves(episodes) - 1)]
+        bars = range(len(means))
         is_agent = name == "agent"
-        axis.plot(bars, mean, style, color=colour, label=label, linewidth=2.2 if is_agent else 1.3,
-                  zorder=4 if is_agent else 3)  # fmt: skip
-        if num > 1:
-            half = student_quantile(0.95, num - 1) * value.std(1) / num**0.5
-            axis.fill_between(bars, mean - half, mean + half, color=colour, alpha=0.13, lw=0)
+        axis.plot(bars, [mean.middle for mean in means], style, color=colour, label=label,
+                  linewidth=2.2 if is_agent else 1.3, zorder=4 if is_agent else 3)  # fmt: skip
+        if means[0].num > 1:
+            ends = [mean.low for mean in means], [mean.high for mean in means]
+            axis.fill_between(bars, *ends, color=colour, alpha=0.13, linewidth=0)
     axis.set_xlabel("bars since the start of the episode")
     axis.set_ylabel("change of the portfolio's value, %")
     axis.set_title("mean and its 95 % interval", loc="left", fontsize=10)
@@ -80,7 +78,7 @@ def _returns(axis: Axes, played: Mapping[str, Episodes]) -> None:
         axis.annotate(f"{mean.middle:+.1f} %", (mean.middle, row - 0.08), (0, 5),
                       textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
     axis.set_yticks(range(len(played)), [_PLAYERS[name][0] for name in played])
-    axis.invert_yaxis()
+    axis.set_ylim(len(played) - 0.5, -0.6)
     axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
     axis.set_xlabel("return of an episode, %")
     axis.set_title("each episode (dots), mean and its 95 % interval", loc="left", fontsize=10)

@@ -44,10 +44,10 @@ def load_market(config: ClstmPpoConfig, say: Callable[[str], None]) -> Market:
 
 
 def episode_bars_of(config: ClstmPpoConfig, bars_per_year: float) -> int:
-    """As configured; else 252 for daily bars and 200 for others."""
+    """As configured; else 252 of daily bars of trading days and 200 of others."""
     if config.episode_bars is not None:
         return config.episode_bars
-    return _DAILY_EPISODE_BARS if 250.0 <= bars_per_year <= 366.0 else _EPISODE_BARS
+    return _DAILY_EPISODE_BARS if bars_per_year == BARS_PER_YEAR else _EPISODE_BARS
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:

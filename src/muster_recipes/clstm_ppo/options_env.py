@@ -17,6 +17,9 @@ Reading of the specification where it leaves a choice (more in ``actions``, ``co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -32,18 +35,19 @@ from muster.rl.environment import (
 )
 from muster.rl.streams import EPISODE, integers
 from muster_recipes.clstm_ppo import costs
-from muster_recipes.clstm_ppo.actions import NUM_SLOTS, action_space
-from muster_recipes.clstm_ppo.book import Book, Marks, empty_book, marks, opened, without
+from muster_recipes.clstm_ppo.actions import NUM_SLOTS, ActionSpace
+from muster_recipes.clstm_ppo.book import Book, Marks, empty_book, opened, without
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
+from muster_recipes.clstm_ppo.exchange import Exchange
+from muster_recipes.clstm_ppo.load import episode_bars_of
 from muster_recipes.clstm_ppo.market import Market
-from muster_recipes.clstm_ppo.offers import Order, Terms, offers, order
 from muster_recipes.clstm_ppo.portfolio import (
     Account,
     one_hot_families,
     portfolio,
     portfolio_names,
 )
-from muster_recipes.clstm_ppo.quotes import Bars, legs_of
+from muster_recipes.clstm_ppo.quotes import Conditions
 
 RUINED_BELOW = 0.01
 #: Dollars below 0 that rounding may leave.
@@ -58,97 +62,80 @@ _TALLY = ("returns", "returns_squared", "trades", "ended", "won", "costs")
 class OptionsEnv(BatchedEnv):
     """One account of ``config.capital`` per environment, on bars of one split."""
 
-    def __init__(self, market: Market, split: Split, config: ClstmPpoConfig, place: Place) -> None:
-        space = action_space(config.action_space)
-        names = portfolio_names(space)
+    def __init__(
+        self,
+        market: Market,
+        split: Split,
+        config: ClstmPpoConfig,
+        place: Place,
+        exchange: Exchange | None = None,
+        show: Literal["bar", "features"] = "bar",
+    ) -> None:
+        """``exchange``: of the same market and config on the same device, to be shared by several
+        environments; it takes up to a second to make. ``show``: the number of the bar, for a
+        policy that has the market, or the market's features at it, for one that has not."""
+        self.exchange = exchange or Exchange.of(market, config, place.device)
+        self.space = self.exchange.space
         self.episode_bars = episode_bars(market, config)
-        spec = EnvSpec(
-            name=f"options-{config.action_space}",
-            num_envs=place.num_envs,
-            observation={
-                "bar": Entry((), torch.int64),
-                "portfolio": Entry((len(names),)),
-                ACTION_MASK: Entry((space.num_actions,), torch.bool),
-            },
-            actions=Discrete(space.num_actions),
-            extras=EXTRAS,
-            min_truncation_steps=self.episode_bars,
-        )
-        super().__init__(spec, place)
-        device = place.device
-        self.config = config
+        seen = {"bar": Entry((), torch.int64)}
+        self.features: Tensor | None = None
+        if show == "features":
+            seen = {"features": Entry((len(market.feature_names),))}
+            self.features = market.features.to(place.device)
+        super().__init__(_spec(self.space, seen, self.episode_bars, place.num_envs), place)
         self.capital = config.capital
-        self.space = space
         self.bars_per_year = market.bars_per_year
-        self.starts = _checked(market, split, self.episode_bars).to(device)
-        self.legs = legs_of(space, config.expiry_days, device)
-        self.one_hot = one_hot_families(space, device)
-        self.slots = torch.arange(NUM_SLOTS, device=device)
-        bars = Bars(market.close, market.volatility, market.volume, market.time.double())
-        #: [bars, 4] and [bars, 3, strategies].
-        self.bars = torch.stack(bars, dim=-1).to(device)
-        self.offers = offers(Bars(*self.bars.unbind(-1)), self.legs, config.skew, config.costs)
-        self._blank = self._blank_rows()
+        self.starts = _checked(market, split, self.episode_bars).to(self.device)
+        self.one_hot = one_hot_families(self.space, self.device)
+        self.slots = torch.arange(NUM_SLOTS, device=self.device)
+        self._blank = self._blank_rows(place.num_envs)
         self._first_mask = self._masks_of_starts()
 
     def fresh(self) -> dict[str, Tensor]:
-        start = integers(
-            self.place.seed, EPISODE, self.index, self.episode.clamp(min=0), len(self.starts)
-        )
-        return {
-            **self._blank,
-            "bar": self.starts[start],
-            "mask": self._first_mask[start],
-        }
+        seed, episode = self.place.seed, self.episode.clamp(min=0)
+        start = integers(seed, EPISODE, self.index, episode, len(self.starts))
+        return {**self._blank, "bar": self.starts[start], "mask": self._first_mask[start]}
 
     def observe(self) -> Observation:
         # Everything that is seen was computed once, by ``advance``.
+        bar = self.rows["bar"]
+        seen = {"bar": bar} if self.features is None else {"features": self.features[bar]}
         return {
-            "bar": self.rows["bar"],
+            **seen,
             "portfolio": self.rows["portfolio"],
             ACTION_MASK: self.rows["mask"],
         }
 
     def advance(self, actions: Tensor) -> Change:
         rows = self.rows
-        bars = self._bars_at(rows["bar"])
         book = Book(*(rows[f"book.{name}"] for name in Book._fields))
-        legal = rows["mask"].gather(1, actions[:, None]).squeeze(1)
-        actions = torch.where(legal, actions, 0)
-
-        is_open = (actions >= 1) & (actions <= len(self.space.strategies))
-        kind = torch.where(is_open, actions, 0)
-        bought = self._order(rows["bar"], bars, kind, rows["value"])
-        is_closed = self._is_closed(actions)
-        sold = is_closed * (rows["mark"] - rows["exit_cost"])
-        cash = rows["cash"] - is_open * bought.outlay + sold.sum(-1)
-        paid_costs = is_open * bought.cost + (is_closed * rows["exit_cost"]).sum(-1)
-        won = is_closed & (sold > book.paid)
-        book = opened(without(book, is_closed), kind, bought, bars, self.legs)
-
+        is_legal = rows["mask"].gather(1, actions[:, None]).squeeze(1)
+        traded = self._trade(torch.where(is_legal, actions, 0), book)
         bar, step = rows["bar"] + 1, rows["step"] + 1
-        bars = self._bars_at(bar)
-        marked = marks(book, bars, self.legs, self.config.skew, self.config.costs)
-        is_expired = (book.kind > 0) & (bars.time[:, None] >= book.expiry)
-        share_costs = is_expired * self._share_costs(book, bars)
-        settled = is_expired * (marked.value - share_costs)
-        cash = cash + settled.sum(-1)
-        paid_costs = paid_costs + share_costs.sum(-1)
-        won = won | (is_expired & (settled > book.paid))
-        book = without(book, is_expired)
-        marked = Marks(*(x.masked_fill(is_expired, 0) for x in marked))
+        bars = self.exchange.bars_at(bar)
+        settled = self._settle(traded.book, bars)
+        book, marked = settled.book, settled.marks
 
+        cash = rows["cash"] + traded.cash + settled.cash
         value = cash + marked.value.sum(-1)
         change = value - rows["value"]
-        ratio = change / rows["value"]
-        ended = (is_closed | is_expired).sum(-1)
-        news = (ratio, ratio * ratio, is_open, ended, won.sum(-1), paid_costs)
-        tally = rows["tally"] + torch.stack([x.double() for x in news], dim=-1)
+        growth = change / rows["value"]
+        ended, won = traded.ended + settled.ended, traded.won + settled.won
+        news = (growth, growth * growth, traded.opened, ended, won, traded.cost + settled.cost)
+        tally = rows["tally"] + torch.stack(news, dim=-1)
         peak = torch.maximum(rows["peak"], value)
         drawdown = 1.0 - value / peak
-        worst = torch.maximum(rows["max_drawdown"], drawdown)
         account = Account(
             cash / self.capital, value / self.capital, drawdown, step / self.episode_bars
+        )
+        seen = portfolio(
+            account,
+            book,
+            marked,
+            bars,
+            self.exchange.legs,
+            self.one_hot,
+            self.capital,
         )
         self.rows = {
             "bar": bar,
@@ -156,97 +143,79 @@ class OptionsEnv(BatchedEnv):
             "cash": cash,
             "value": value,
             "peak": peak,
-            "max_drawdown": worst,
+            "max_drawdown": torch.maximum(rows["max_drawdown"], drawdown),
             "tally": tally,
             "mark": marked.value,
             "exit_cost": marked.exit_cost,
-            "portfolio": portfolio(
-                account, book, marked, bars, self.legs, self.one_hot, self.capital
-            ),
-            "mask": self._mask(bar, bars, book, marked, cash, value),
+            "portfolio": seen,
+            "mask": self.exchange.mask(bar, book, marked, cash),
             **{f"book.{name}": x for name, x in zip(Book._fields, book, strict=True)},
         }
         return Change(
             reward=(change / self.capital).float(),
             terminated=(value < RUINED_BELOW * self.capital) | (cash < -_ROUNDING),
             truncated=step >= self.episode_bars,
-            extras=self._extras(value, worst, tally, step),
+            extras=self._extras(),
         )
 
-    def _bars_at(self, bar: Tensor) -> Bars:
-        return Bars(*self.bars[bar].unbind(-1))
+    def _trade(self, actions: Tensor, book: Book) -> _Trades:
+        """At the close of the bar that was seen. ``actions``: possible ones."""
+        rows, strategies = self.rows, self.space.strategies
+        is_open = (actions >= 1) & (actions <= len(strategies))
+        kind = torch.where(is_open, actions, 0)
+        free_cash = rows["cash"] - book.owed.sum(-1)
+        bars = self.exchange.bars_at(rows["bar"])
+        bought = self.exchange.order(rows["bar"], bars, kind.clamp(min=1), rows["value"], free_cash)
+        cash = torch.where(is_open, -bought.outlay, 0.0)
+        cost = torch.where(is_open, bought.cost, 0.0)
+        ended = won = torch.zeros_like(cash)
+        if self.exchange.rules.can_close:
+            is_closed = (actions[:, None] - 1 - len(strategies)) == self.slots
+            received = is_closed * (rows["mark"] - rows["exit_cost"])
+            cash, cost = cash + received.sum(-1), cost + (is_closed * rows["exit_cost"]).sum(-1)
+            ended, won = is_closed.sum(-1).double(), _won(is_closed, received, book)
+            book = without(book, is_closed)
+        book = opened(book, kind, bought, bars, self.exchange.legs)
+        return _Trades(book, cash, cost, is_open.double(), ended, won)
 
-    def _order(self, bar: Tensor, bars: Bars, kind: Tensor, value: Tensor) -> Order:
-        """The order of ``kind`` at ``bar``, [num_envs]; of any strategy where kind is 0."""
-        kind = kind.clamp(min=1)
-        offer = self.offers[bar, :, kind - 1].unbind(-1)
-        return order(offer, self._terms(bars, kind), value, self.config.costs)
-
-    def _terms(self, bars: Bars, kind: Tensor | slice) -> Terms:
-        legs = self.legs
-        return Terms(
-            spot=bars.spot,
-            volume=bars.volume,
-            owed=legs.owed[kind],
-            at_risk=legs.at_risk[kind],
-            order=legs.order[kind],
-            shares=legs.shares[kind],
-        )
-
-    def _is_closed(self, actions: Tensor) -> Tensor:
-        """Bool [num_envs, slots]."""
-        first = 1 + len(self.space.strategies)
-        return (actions[:, None] - first) == self.slots
-
-    def _share_costs(self, book: Book, bars: Bars) -> Tensor:
-        """Of selling the shares of each position."""
-        if not self.config.costs or not any(s.shares for s in self.space.strategies):
-            return torch.zeros_like(book.paid)
-        shares = book.contracts * self.legs.shares[book.kind]
+    def _settle(self, book: Book, bars: Conditions) -> _Settled:
+        """Mark everything at ``bars`` and end what has expired by then."""
+        legs, rules = self.exchange.legs, self.exchange.rules
+        marked = self.exchange.marks(book, bars)
         bars = bars.expanded(1)
-        return costs.shares_cost(bars.spot, shares, bars.volume, is_sale=True)
-
-    def _mask(
-        self, bar: Tensor, bars: Bars, book: Book, marked: Marks, cash: Tensor, value: Tensor
-    ) -> Tensor:
-        """Bool [num_envs, actions]: hold, open, close."""
-        free_cash = (cash - book.owed.sum(-1))[:, None]
-        wanted = order(
-            self.offers[bar].unbind(1),
-            self._terms(bars.expanded(1), slice(1, None)),
-            value[:, None],
-            self.config.costs,
+        is_expired = (book.kind > 0) & (bars.time >= book.expiry)
+        received, cost = is_expired * marked.value, torch.zeros_like(bars.spot).squeeze(1)
+        if rules.with_costs and rules.with_shares:
+            shares = is_expired * book.contracts * legs.shares[book.kind]
+            each = costs.shares_cost(bars.spot, shares, bars.volume, is_sale=True)
+            received, cost = received - each, each.sum(-1)
+        return _Settled(
+            book=without(book, is_expired),
+            marks=marked.without(is_expired),
+            cash=received.sum(-1),
+            cost=cost,
+            ended=is_expired.sum(-1).double(),
+            won=_won(is_expired, received, book),
         )
-        is_held = book.kind > 0
-        can_open = wanted.is_filled & (wanted.outlay + wanted.owed <= free_cash)
-        can_open = can_open & ~is_held.all(-1, keepdim=True)
-        hold = torch.ones_like(can_open[:, :1])
-        if not self.space.num_closing:
-            return torch.cat([hold, can_open], dim=-1)
-        proceeds = marked.value - marked.exit_cost
-        can_close = is_held & marked.can_exit & (proceeds + book.owed + free_cash >= 0)
-        return torch.cat([hold, can_open, can_close], dim=-1)
 
-    def _extras(
-        self, value: Tensor, worst: Tensor, tally: Tensor, step: Tensor
-    ) -> dict[str, Tensor]:
-        returns, squared, trades, ended, won, paid = tally.unbind(-1)
-        mean = returns / step
-        deviation = (squared / step - mean * mean).clamp(min=0.0).sqrt()
-        sharpe = mean / deviation.clamp(min=1e-12) * self.bars_per_year**0.5
+    def _extras(self) -> dict[str, Tensor]:
+        rows = self.rows
+        returns, squared, trades, ended, won, paid = rows["tally"].unbind(-1)
+        mean = returns / rows["step"]
+        deviation = (squared / rows["step"] - mean * mean).clamp(min=0.0).sqrt()
         numbers = (
-            value / self.capital - 1.0,
-            worst,
-            sharpe,
+            rows["value"] / self.capital - 1.0,
+            rows["max_drawdown"],
+            mean / deviation.clamp(min=1e-12) * self.bars_per_year**0.5,
             trades,
             won / ended.clamp(min=1.0),
             paid,
         )
         return dict(zip(EXTRAS, numbers, strict=True))
 
-    def _blank_rows(self) -> dict[str, Tensor]:
+    def _blank_rows(self, num_envs: int) -> dict[str, Tensor]:
         """What every episode begins with, but for where."""
-        num_envs, device = self.place.num_envs, self.device
+        device = self.device
         book = empty_book(num_envs, NUM_SLOTS, device)
         capital = torch.full((num_envs,), self.capital, dtype=torch.float64, device=device)
         zeros = torch.zeros_like(capital)
@@ -259,7 +228,7 @@ class OptionsEnv(BatchedEnv):
             "value": capital,
             "peak": capital,
             "max_drawdown": zeros,
-            "tally": zeros[:, None].expand(-1, len(_TALLY)).contiguous(),
+            "tally": zeros[:, None].repeat(1, len(_TALLY)),
             "mark": book.paid,
             "exit_cost": book.paid,
             "portfolio": seen,
@@ -269,21 +238,58 @@ class OptionsEnv(BatchedEnv):
 
     def _masks_of_starts(self) -> Tensor:
         """Bool [starts, actions]: what an account without positions can do there."""
-        parts = []
-        for bar in torch.split(self.starts, 4096):
-            bars = self._bars_at(bar)
-            book = empty_book(len(bar), NUM_SLOTS, self.device)
-            marked = Marks(book.paid, book.paid, book.paid, book.kind > 0)
-            capital = torch.full_like(bars.spot, self.capital)
-            parts.append(self._mask(bar, bars, book, marked, capital, capital))
-        return torch.cat(parts)
+        book = empty_book(len(self.starts), NUM_SLOTS, self.device)
+        marked = Marks(book.paid, book.paid, book.paid, book.kind > 0)
+        capital = torch.full_like(book.paid[:, 0], self.capital)
+        return self.exchange.mask(self.starts, book, marked, capital)
+
+
+class _Trades(NamedTuple):
+    """What trading did to the accounts, [num_envs]: cash received, costs paid (in it), positions
+    opened, ended, and ended with a gain; float64."""
+
+    book: Book
+    cash: Tensor
+    cost: Tensor
+    opened: Tensor
+    ended: Tensor
+    won: Tensor
+
+
+class _Settled(NamedTuple):
+    """What the next bar did to the accounts; as ``_Trades``."""
+
+    book: Book
+    marks: Marks
+    cash: Tensor
+    cost: Tensor
+    ended: Tensor
+    won: Tensor
+
+
+def _won(is_ended: Tensor, received: Tensor, book: Book) -> Tensor:
+    return (is_ended & (received > book.paid)).sum(-1).double()
+
+
+def _spec(
+    space: ActionSpace, seen: Mapping[str, Entry], episode_bars: int, num_envs: int
+) -> EnvSpec:
+    return EnvSpec(
+        name=f"options-{space.num_actions}",
+        num_envs=num_envs,
+        observation={
+            **seen,
+            "portfolio": Entry((len(portfolio_names(space)),)),
+            ACTION_MASK: Entry((space.num_actions,), torch.bool),
+        },
+        actions=Discrete(space.num_actions),
+        extras=EXTRAS,
+        min_truncation_steps=episode_bars,
+    )
 
 
 def episode_bars(market: Market, config: ClstmPpoConfig) -> int:
-    """252 of daily bars, 200 of others, if not configured."""
-    if config.episode_bars is not None:
-        return config.episode_bars
-    return 252 if market.bars_per_year == 252 else 200
+    return episode_bars_of(config, market.bars_per_year)
 
 
 def _checked(market: Market, split: Split, bars: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from muster_recipes.clstm_ppo.actions import NUM_SLOTS, ActionSpace
 from muster_recipes.clstm_ppo.book import Book, Marks
-from muster_recipes.clstm_ppo.quotes import SECONDS_PER_DAY, Bars, Legs
+from muster_recipes.clstm_ppo.quotes import SECONDS_PER_DAY, Conditions, Legs
 
 ACCOUNT = ("cash", "value", "drawdown", "step")
 SLOT = ("moneyness", "months_left", "delta", "unrealised", "committed")
@@ -26,9 +26,10 @@ class Account(NamedTuple):
 
 
 def portfolio_names(space: ActionSpace) -> tuple[str, ...]:
-    """Of the entries of ``portfolio``: the account's, then every slot's numbers and one-hot."""
-    slot = (*SLOT, *(f"is {family}" for family in space.families))
-    return (*ACCOUNT, *(f"slot {i} {name}" for i in range(NUM_SLOTS) for name in slot))
+    """Of the entries of ``portfolio``: the account's, each number of all slots, one-hots."""
+    numbers = [f"slot {i} {name}" for name in SLOT for i in range(NUM_SLOTS)]
+    kinds = [f"slot {i} is {family}" for i in range(NUM_SLOTS) for family in space.families]
+    return (*ACCOUNT, *numbers, *kinds)
 
 
 def one_hot_families(space: ActionSpace, device: torch.device) -> Tensor:
@@ -43,7 +44,7 @@ def portfolio(
     account: Account,
     book: Book,
     marks: Marks,
-    bars: Bars,
+    bars: Conditions,
     legs: Legs,
     one_hot: Tensor,
     capital: float,
@@ -57,8 +58,9 @@ def portfolio(
     bars = bars.expanded(1)
     is_held = book.kind > 0
     centre = legs.centre[book.kind] * torch.where(is_held, book.opened_at, bars.spot)
-    slots = torch.stack(
+    numbers = torch.cat(
         [
+            torch.stack(account, dim=-1),
             is_held * torch.log(centre / bars.spot),
             is_held * (book.expiry - bars.time) / (30.0 * SECONDS_PER_DAY),
             marks.delta,
@@ -67,5 +69,4 @@ def portfolio(
         ],
         dim=-1,
     )
-    each = torch.cat([slots.float(), one_hot[book.kind]], dim=-1)
-    return torch.cat([torch.stack(account, dim=-1).float(), each.flatten(1)], dim=-1)
+    return torch.cat([numbers.float(), one_hot[book.kind].flatten(1)], dim=-1)

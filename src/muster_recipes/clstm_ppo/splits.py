@@ -77,11 +77,11 @@ def _check_lengths(
         return
     needed = window + episode_bars + 1
     lengths = ", ".join(f"{split} {longest[split]}" for split in SPLITS)
-    more = (
-        "use a longer file" if bars.source != "simulated" else "simulate more bars with --sim-bars"
-    )
+    is_simulated = bars.source == "simulated"
+    what = "The simulated market" if is_simulated else bars.source
+    more = "simulate more with --sim-bars" if is_simulated else "use a longer file"
     raise UsageError(
-        f"{bars.source} is too short: each split must have {needed} bars of one symbol (window "
+        f"{what} is too short: each split must have {needed} bars of one symbol (window "
         f"{window} + episode {episode_bars} + 1), but the longest have: {lengths} (too short: "
         f"{', '.join(short)}).",
         hint=f"{more}, or shorten --episode-bars or --window, or share the time out differently "

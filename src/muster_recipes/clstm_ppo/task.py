@@ -10,13 +10,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
-from muster.rl.evaluation import Episodes, play
-from muster.rl.policy import Policy
-from muster.rl.task import AgentTask
+from muster.agents import AgentTask, EnvSpec, Episodes, Place, Policy, Split, VectorEnv, play
 from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
-from muster_recipes.clstm_ppo.baselines import rules, stock_episodes
+from muster_recipes.clstm_ppo.baselines import Rule, baselines, stock_episodes
 from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
 from muster_recipes.clstm_ppo.figure import draw
 from muster_recipes.clstm_ppo.load import load_market
@@ -64,7 +61,7 @@ class ClstmPpoTask(AgentTask):
         costs = "on" if self.config.costs else "OFF: these are no trading results"
         return [
             *(f"market     {sentence}" for sentence in self._remarks),
-            f"episodes   {episode_bars(market, self.config)} bars from one of so many: {starts}",
+            f"episodes   {episode_bars(market, self.config)} bars; possible starts: {starts}",
             f"costs      {costs}",
         ]
 
@@ -95,22 +92,28 @@ class ClstmPpoTask(AgentTask):
 
     def _play_all(self, policy: Policy, device: torch.device, seed: int) -> dict[str, Episodes]:
         num = _FINAL_EPISODES
-        baselines = rules(action_space(self.config.action_space), num, seed, device)
-        players = {"agent": policy, "agent_sampled": policy, **baselines}
         place = Place(num_envs=num, first_env=0, seed=seed, device=device)
-        played = {
-            name: play(
+
+        def played(player: Policy | Rule, *, deterministic: bool = True) -> Episodes:
+            return play(
                 player,
                 OptionsEnv(self.market, "test", self.config, place),
-                deterministic=name != "agent_sampled",
+                deterministic=deterministic,
                 seed=seed,
                 num_episodes=num,
                 device=device,
             )
-            for name, player in players.items()
+
+        rules = baselines(action_space(self.config.action_space), num, seed, device)
+        found = {name: played(rule) for name, rule in rules.items()}
+        hold = found["hold"]
+        stock = stock_episodes(self.market, hold.first["bar"], len(hold.rewards))
+        return {
+            "agent": played(policy),
+            "agent_sampled": played(policy, deterministic=False),
+            "buy_stock": stock,
+            **found,
         }
-        bars, num_steps = played["hold"].first["bar"], int(played["hold"].lengths.max())
-        return {**played, "buy_stock": stock_episodes(self.market, bars, num_steps)}
 
 
 def leaked(market: Market) -> Market:

@@ -8,12 +8,18 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
-from muster.rl.evaluation import play, summary
+from muster.agents import (
+    AgentTask,
+    EnvSpec,
+    Place,
+    Policy,
+    RecurrentPolicy,
+    Split,
+    VectorEnv,
+    play,
+    summary,
+)
 from muster.rl.gymnasium_envs import make_gymnasium
-from muster.rl.policy import Policy
-from muster.rl.recurrent_policy import RecurrentPolicy
-from muster.rl.task import AgentTask
 from muster_recipes.ppo.config import DEFAULTS, PpoRecipeConfig, parse_env_kwargs
 
 #: As many as a claim such as "solves CartPole-v1" is usually made over.

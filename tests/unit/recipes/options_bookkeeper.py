@@ -137,8 +137,8 @@ class Bookkeeper:
             )
             return paid + shares / 100 * at
 
-        # The payoff of every strategy is tried on a fine grid: no formula.
-        owed = max(0.0, *(-least(i / 1000) for i in range(3001)))
+        # No formula: the payoff is tried at every whole percent, where all strikes are.
+        owed = max(0.0, *(-least(i / 100) for i in range(301)))
         unit = Position(legs, shares, 1.0, spot, expiry_s, 0.0)
         price = self.marked(unit)
         largest = max(abs(ratio) for _, ratio, _ in legs)

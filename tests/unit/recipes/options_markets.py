@@ -61,14 +61,16 @@ def random_walk(
 def lognormal_ends(
     num_paths: int, *, drift: float, volatility: float, days: float, spot: float = 100.0
 ) -> Market:
-    """Two bars per symbol; over all symbols the second has the exact quantiles of a geometric
-    Brownian motion after ``days``, so that means over symbols are expectations without noise."""
-    middle = (torch.arange(num_paths, dtype=torch.float64) + 0.5) / num_paths
+    """Two bars per symbol; the second is a geometric Brownian motion ``days`` later.
+
+    The symbols' ends are the means of its price within ``num_paths`` equally probable cells, so
+    that the mean over all symbols of a payoff that is linear within cells is its expectation.
+    """
     years = days / 365.0
     deviation = volatility * math.sqrt(years)
-    ends = spot * torch.exp(
-        (drift - 0.5 * volatility**2) * years + deviation * torch.special.ndtri(middle)
-    )
+    edges = torch.special.ndtri(torch.linspace(0, 1, num_paths + 1, dtype=torch.float64))
+    partial = torch.special.ndtr(edges - deviation)
+    ends = spot * math.exp(drift * years) * num_paths * partial.diff()
     return market(
         torch.stack([torch.full_like(ends, spot), ends], dim=1),
         volatility=volatility,

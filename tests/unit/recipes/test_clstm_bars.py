@@ -192,6 +192,16 @@ def test_a_bad_row_is_refused_by_its_number(tmp_path: Path, row: str, problem: s
     assert "has a problem:" in text
 
 
+def test_order_is_checked_within_each_symbol(tmp_path: Path) -> None:
+    days_and_symbols = ["03 B", "01 A", "04 B", "02 A", "02 B", "02 A", "05 B", "03 A"]
+    rows = [f"2024-01-{pair[:2]},{pair[3:]},1,1,1,1,1" for pair in days_and_symbols]
+    text = refusal(written(tmp_path, [HEADER, *rows]))
+    assert "has 2 problems:" in text
+    assert "row 5 (line 6): 2024-01-02 of B comes after 2024-01-04 in row 3 (line 4)" in text
+    assert "row 6 (line 7): 2024-01-02 of A is there already in row 4 (line 5)" in text
+    assert "a column called symbol" in text
+
+
 def test_parquet_has_rows_and_no_lines(tmp_path: Path) -> None:
     days = [datetime(2024, 1, 2), None, datetime(2024, 1, 4)]
     close = [1.0, 1.0, math.nan]

@@ -209,21 +209,36 @@ def test_what_was_encoded_ahead_follows_the_weights() -> None:
     assert torch.allclose(ahead.parameters, anew.parameters, atol=1e-6)
 
 
-def test_many_windows_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at_once", "kept"), [(5, 1000), (5, 6), (1000, 6)])
+def test_many_windows_go_in_calls_of_bounded_size(
+    at_once: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = policy_of(is_double=True)
     bars = torch.arange(3, 20)
-    grads = []
-    for chunk in (1000, 5):
-        monkeypatch.setattr(network, "_WINDOWS_PER_CALL", chunk)
+    core = policy.feature_lstm
+    sizes: list[int] = []
+    core.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[1]))
+
+    def encoded() -> tuple[Tensor, Tensor]:
         policy.zero_grad()
-        encoded = policy.encode(bars)
-        encoded.square().sum().backward()
-        assert policy.feature_lstm.weight_hh_l0.grad is not None
-        grads.append((encoded.detach(), policy.feature_lstm.weight_hh_l0.grad.clone()))
-        with torch.no_grad():
-            assert torch.allclose(policy.encode(bars), encoded, atol=1e-12)
-    for one, two in zip(*grads, strict=True):
+        found = policy.encode(bars)
+        found.square().sum().backward()
+        assert core.weight_hh_l0.grad is not None
+        return found.detach(), core.weight_hh_l0.grad.clone()
+
+    expected = encoded()
+    assert sizes == [17]
+    sizes.clear()
+    monkeypatch.setitem(network._WINDOWS_PER_CALL, "cpu", at_once)
+    monkeypatch.setattr(network, "_WINDOWS_KEPT", kept)
+    for one, two in zip(encoded(), expected, strict=True):
         assert torch.allclose(one, two, atol=1e-12)
+    calls = 4 if at_once == 5 else 1
+    # Twice as often where backward computes them again.
+    assert len(sizes) == (calls if kept > 17 else 2 * calls)
+    assert max(sizes) <= at_once
+    with torch.no_grad():
+        assert torch.allclose(policy.encode(bars), expected[0], atol=1e-12)
 
 
 def test_a_window_that_reaches_into_another_symbol_is_refused() -> None:

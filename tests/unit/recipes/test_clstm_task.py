@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from muster.rl.config import PpoConfig
 from muster.rl.environment import Place
+from muster.rl.evaluation import Episodes
 from muster_recipes.clstm_ppo import task as module
 from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
 from muster_recipes.clstm_ppo.load import load_market
@@ -120,7 +122,13 @@ def test_a_picture_of_a_simulated_market_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     titles: list[str] = []
-    monkeypatch.setattr(module, "draw", lambda played, title, path: titles.append(title))
+    shown: list[Mapping[str, Episodes]] = []
+
+    def noted(played: Mapping[str, Episodes], title: str, path: Path) -> None:
+        titles.append(title)
+        shown.append(played)
+
+    monkeypatch.setattr(module, "draw", noted)
     simulated = load_market(SMALL, lambda _: None)
     real = dataclasses.replace(simulated, source="prices.csv", truth={})
     for config, of in ((SMALL, simulated), (dataclasses.replace(SMALL, costs=False), real)):
@@ -131,6 +139,10 @@ def test_a_picture_of_a_simulated_market_says_so(
         "Test split, SIMULATED market: 100 episodes of 20 bars",
         "Test split, market of prices.csv: 100 episodes of 20 bars, NO COSTS",
     ]
+    for played in shown:
+        bars = [episodes.first["bar"] for episodes in played.values()]
+        assert all(torch.equal(bars[0], others) for others in bars)
+        assert torch.isin(bars[0], simulated.starts["test"]).all()
 
 
 def test_a_leaking_market_shows_the_drift_of_each_bar() -> None:

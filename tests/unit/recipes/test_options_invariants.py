@@ -217,7 +217,7 @@ def test_expiry_settles_to_intrinsic(space: Space, end: float, data: st.DataObje
 
 def _mean_gains(drift: float, days: float, actions: list[int], costs: bool) -> list[float]:
     """Expected change of value, in dollars, of opening and letting expire; every path once."""
-    num_paths = 4096
+    num_paths = 512
     prices = lognormal_ends(num_paths, drift=drift, volatility=0.2, days=days)
     config = ClstmPpoConfig(action_space="91", episode_bars=1, skew=0.0, costs=costs)
     env = OptionsEnv(prices, "train", config, place(num_paths))
@@ -251,7 +251,7 @@ def test_no_strategy_earns_where_the_price_drifts_at_the_rate_and_nothing_costs(
     growth = math.expm1(0.05 * days / 365)
     for action, gain in zip(actions, _mean_gains(0.05, days, actions, costs=False), strict=True):
         paid = _premium(action)
-        assert gain == pytest.approx(growth * paid, abs=2.0), space.strategies[action - 1]
+        assert gain == pytest.approx(growth * paid, abs=0.2), space.strategies[action - 1]
 
 
 def test_without_any_drift_calls_lose_and_puts_gain_what_the_rate_says() -> None:
@@ -263,7 +263,7 @@ def test_without_any_drift_calls_lose_and_puts_gain_what_the_rate_says() -> None
     years, contracts_call = 30 / 365, _premium(8) / option_price("call", 100, 100, 30 / 365, 0.2, 0)
     # At rate 0 and at the money, a call is worth S x (2 N(sigma sqrt(T) / 2) - 1).
     worth = 100 * math.erf(0.2 * math.sqrt(years) / 2 / math.sqrt(2))
-    assert call == pytest.approx(contracts_call * worth - _premium(8), abs=2.0)
+    assert call == pytest.approx(contracts_call * worth - _premium(8), abs=0.2)
 
 
 def test_with_costs_every_bought_option_loses_where_there_is_no_edge() -> None:

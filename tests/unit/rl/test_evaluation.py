@@ -241,6 +241,9 @@ def test_samples_follow_the_distribution_and_the_mask() -> None:
         expected[:possible] = 4000 / possible
         # Five standard deviations of a binomial.
         assert ((counts - expected).abs() <= 5 * (expected * (1 - 1 / possible)).sqrt()).all()
+    # Every step draws anew: two steps agree as often as chance has it.
+    same = int((chosen[0] == chosen[2]).sum())
+    assert abs(same - 1000) < 5 * 28
 
 
 def test_an_endless_episode_is_told() -> None:

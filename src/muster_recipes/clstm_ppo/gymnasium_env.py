@@ -1,0 +1,83 @@
+"""The options market for programs that know Gymnasium: ``gymnasium.make("muster/Options-v0")``.
+
+Gymnasium imports this module whenever it is imported itself (an entry point of the package), so
+nothing heavy is imported before an environment is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from muster.base.errors import UnknownNameError
+from muster_recipes.clstm_ppo.config import ClstmPpoConfig
+
+if TYPE_CHECKING:
+    from muster.rl.environment import Split
+    from muster.rl.gymnasium_face import EnvFace, Maker, VectorEnvFace
+
+ID = "muster/Options-v0"
+_SPLITS = ("train", "val", "test")
+
+
+def register() -> None:
+    """Make ``ID`` known to Gymnasium; once is enough, and more does no harm."""
+    from gymnasium.envs import registration
+
+    if ID in registration.registry:
+        return
+    registration.register(
+        id=ID,
+        entry_point=f"{__name__}:make",
+        vector_entry_point=f"{__name__}:make_vector",
+    )
+
+
+def make(split: Split = "train", device: str = "cpu", **settings: Any) -> EnvFace:
+    """One environment. ``settings``: fields of ``ClstmPpoConfig``, the flags of the recipe.
+
+    An observation is the market's features at the bar followed by ``portfolio_names``.
+
+    Raises:
+        UnknownNameError: no such split or setting.
+        UsageError: values that cannot be meant, or data that cannot be used.
+        SetupError: Gymnasium is missing.
+    """
+    from muster.rl.gymnasium_face import EnvFace
+
+    return EnvFace(_maker(split, device, settings), device)
+
+
+def make_vector(
+    num_envs: int = 1, split: Split = "train", device: str = "cpu", **settings: Any
+) -> VectorEnvFace:
+    """``num_envs`` environments that step as one batch; else as ``make``."""
+    from muster.rl.gymnasium_face import VectorEnvFace
+
+    return VectorEnvFace(_maker(split, device, settings), num_envs, device)
+
+
+def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
+    """The market is loaded and priced once, for all seeds."""
+    import torch
+
+    from muster.rl.batched import BatchedEnv
+    from muster.rl.environment import Place
+    from muster_recipes.clstm_ppo.exchange import Exchange
+    from muster_recipes.clstm_ppo.load import load_market
+    from muster_recipes.clstm_ppo.options_env import OptionsEnv
+
+    if split not in _SPLITS:
+        raise UnknownNameError("split", split, list(_SPLITS))
+    names = [field.name for field in dataclasses.fields(ClstmPpoConfig)]
+    for name in settings:
+        if name not in names:
+            raise UnknownNameError("setting", name, names)
+    config = ClstmPpoConfig(**settings)
+    market = load_market(config, lambda _: None)
+    exchange = Exchange.of(market, config, torch.device(device))
+
+    def made(place: Place) -> BatchedEnv:
+        return OptionsEnv(market, split, config, place, exchange, show="features")
+
+    return made
