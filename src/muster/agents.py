@@ -7,9 +7,12 @@ class MyAgent(AgentTask):
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from muster.gang.seeding import mix
 from muster.rl import streams
-from muster.rl.actor_critic import ActorCritic
+from muster.rl.actor_critic import ActorCritic, orthogonal_lstm
 from muster.rl.batched import BatchedEnv, Change
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import (
@@ -32,6 +35,22 @@ from muster.rl.sequences import SequencePlan, lstm_outputs, plan_sequences, run_
 from muster.rl.statistics import Normaliser
 from muster.rl.task import AgentTask
 
+if TYPE_CHECKING:
+    from muster.rl.gymnasium_envs import make_gymnasium as make_gymnasium
+    from muster.rl.gymnasium_face import EnvFace as EnvFace
+    from muster.rl.gymnasium_face import Maker as Maker
+    from muster.rl.gymnasium_face import VectorEnvFace as VectorEnvFace
+    from muster.rl.gymnasium_vector import GymnasiumEnvs as GymnasiumEnvs
+
+#: Imported on first use: they need Gymnasium.
+_WITH_GYMNASIUM = {
+    "EnvFace": "muster.rl.gymnasium_face",
+    "GymnasiumEnvs": "muster.rl.gymnasium_vector",
+    "Maker": "muster.rl.gymnasium_face",
+    "VectorEnvFace": "muster.rl.gymnasium_face",
+    "make_gymnasium": "muster.rl.gymnasium_envs",
+}
+
 __all__ = [
     "ACTION_MASK",
     "ActorCritic",
@@ -41,9 +60,12 @@ __all__ = [
     "Continuous",
     "Discrete",
     "Entry",
+    "EnvFace",
     "EnvSpec",
     "Episodes",
+    "GymnasiumEnvs",
     "Interval",
+    "Maker",
     "Normaliser",
     "Observation",
     "Outcome",
@@ -55,12 +77,15 @@ __all__ = [
     "Split",
     "State",
     "VectorEnv",
+    "VectorEnvFace",
     "distribution",
     "draw",
     "interval",
     "lstm_outputs",
+    "make_gymnasium",
     "median_interval",
     "mix",
+    "orthogonal_lstm",
     "plan_sequences",
     "play",
     "run_lstm",
@@ -68,3 +93,11 @@ __all__ = [
     "streams",
     "summary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _WITH_GYMNASIUM[name]
+    except KeyError:
+        raise AttributeError(f"module 'muster.agents' has no attribute {name!r}") from None
+    return getattr(importlib.import_module(module), name)

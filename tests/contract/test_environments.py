@@ -236,6 +236,20 @@ def test_streams_of_rows_seeds_and_episodes_differ(opened: Make, maker: Maker) -
         assert not _equal_rows(first, {"observation": first["observation"].roll(1, 0)}).any()
 
 
+@every
+def test_no_episode_is_played_again(opened: Make, maker: Maker) -> None:
+    """Each row's episodes begin differently, those that followed by themselves too."""
+    env = opened(maker, place_of())
+    begun = [[row.tolist()] for row in env.reset()["observation"]]
+    for outcome in run(env, env.reset(), 6 * TIME_LIMIT):
+        for row in outcome.starts.nonzero().flatten().tolist():
+            begun[row].append(outcome.observation["observation"][row].tolist())
+    for starts in begun:
+        different = len(set(map(tuple, starts)))
+        assert len(starts) > 5
+        assert different > 2 if maker is sync_masked_actions else different == len(starts)
+
+
 @every_counted
 def test_rows_do_not_depend_on_the_split(opened: Make, maker: Maker) -> None:
     """One object of 4 rows is two objects of rows 0-1 and 2-3."""

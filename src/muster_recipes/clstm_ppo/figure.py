@@ -75,8 +75,8 @@ def _returns(axis: Axes, played: Mapping[str, Episodes]) -> None:
         if len(returns) > 1:
             axis.plot([mean.low, mean.high], [row - 0.08] * 2, color=colour, linewidth=2.2)
         axis.plot([mean.middle], [row - 0.08], "o", color=colour, markersize=5)
-        axis.annotate(f"{mean.middle:+.1f} %", (mean.middle, row - 0.08), (0, 5),
-                      textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
+        axis.text(1, row - 0.2, f"{mean.middle:+.1f} %", ha="right", fontsize=8,
+                  transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_yticks(range(len(played)), [_PLAYERS[name][0] for name in played])
     axis.set_ylim(len(played) - 0.5, -0.6)
     axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)

@@ -119,9 +119,11 @@ class CascadedPolicy(Policy):
     def _encode(self, bars: Tensor) -> Tensor:
         back = torch.arange(1 - self.window, 1, device=bars.device)
         windows = self._features_on(bars)[bars + back.unsqueeze(1)]  # [window, n, features]
-        outputs, _ = self.feature_lstm(self.normaliser("market", windows.to(self._weight.dtype)))
-        last: Tensor = outputs[-1]
-        return last
+        normalised = self.normaliser("market", windows.to(self._weight.dtype))
+        # The final state and not outputs[-1], a view that would keep all outputs in memory.
+        _, (last, _) = self.feature_lstm(normalised)
+        encoded: Tensor = last.squeeze(0)
+        return encoded
 
     @property
     def _weight(self) -> Tensor:

@@ -168,6 +168,20 @@ def test_an_environment_that_does_not_repeat_itself_is_not_restored(
     again.step(torch.tensor([1, 0]))
 
 
+def test_an_episode_that_ends_while_it_is_repeated_is_not_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ladder's odd episodes end at height 3; it is repeated as an even one, which ends at 2."""
+    env_id = registered(monkeypatch, Ladder)
+    env, again = make_gymnasium(env_id, place_of(1)), make_gymnasium(env_id, place_of(1))
+    assert env.reset()["observation"].tolist() == [[1, 0, 0]]
+    for action in (1, 1, 0):
+        outcome = env.step(torch.tensor([action]))
+    assert not outcome.starts
+    again.reset()
+    assert again.restore(env.state()) is None
+
+
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
@@ -291,6 +305,33 @@ def test_masks_belong_to_the_observation_beside_them(mode: str, in_dict: bool) -
         assert mask[:, 1].all()
         assert mask[~decides].all()
         assert outcome.final[ACTION_MASK][ended].all()
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_a_final_observation_forbids_nothing(mode: str) -> None:
+    """Nothing is decided there, whatever the mask of the next episode's start is."""
+    env = of(masked_kind(lambda env: np.array([0, 1], np.int8)), 1, mode)
+    env.reset()
+    for _ in range(3):
+        outcome = env.step(torch.tensor([1]))
+    assert outcome.terminated
+    assert outcome.final[ACTION_MASK].tolist() == [[True, True]]
+    nothing_decided = mode == "NextStep"
+    assert outcome.observation[ACTION_MASK].tolist() == [[nothing_decided, True]]
+
+
+def test_a_mask_of_the_observation_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where Gymnasium keeps it as it is returned here: as bools."""
+    kind = masked_kind(lambda env: by_height(env).astype(np.bool_), in_dict=True)
+    space = dict(kind.observation_space.spaces)  # type: ignore[attr-defined]
+    space[ACTION_MASK] = spaces.Box(0, 1, (2,), np.bool_)
+    monkeypatch.setattr(kind, "observation_space", spaces.Dict(space))
+    env = make_gymnasium(registered(monkeypatch, kind), place_of(2))
+    first = env.reset()[ACTION_MASK]
+    assert first.tolist() == [[True, True]] * 2
+    second = env.step(torch.tensor([1, 1])).observation[ACTION_MASK]
+    assert second.tolist() == [[False, True]] * 2
+    assert first.tolist() == [[True, True]] * 2
 
 
 def test_taxis_mask_is_gymnasiums() -> None:

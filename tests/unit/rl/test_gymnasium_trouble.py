@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -187,24 +185,57 @@ def test_a_killed_process_is_told_and_leaves_no_others(then: str) -> None:
     assert processes() == []
 
 
+def vanish(env: Ladder) -> None:
+    if env.height:
+        os._exit(1)
+
+
+def test_a_process_that_vanishes_in_a_step_leaves_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one does; the others have done their step and wait to be asked."""
+    env = make_gymnasium(
+        registered(monkeypatch, kind_of("Vanishes", trouble=staticmethod(vanish))),
+        place_of(3),
+        vectorization="async",
+        env_kwargs={"trouble_at": 1},
+    )
+    env.reset()
+    with pytest.raises(SetupError, match="a process that steps an environment has died"):
+        env.step(torch.tensor([1, 0, 0]))
+    assert processes() == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does it there")
-def test_async_environments_die_with_their_owner(tmp_path: Path) -> None:
+def test_async_environments_die_with_their_owner() -> None:
+    """Even in the middle of a step, when nobody reads what the owner's end says."""
     source = """
-    import time, torch, psutil
+    import os, time, gymnasium, torch, psutil
+    from gymnasium.envs.classic_control import CartPoleEnv
     from muster.rl.environment import Place
     from muster.rl.gymnasium_envs import make_gymnasium
+
+    class Slow(CartPoleEnv):
+        def step(self, action):
+            os.write(1, b"stepping\\n")
+            time.sleep(60)
+
+    gymnasium.register("Slow-v0", entry_point=Slow)
     place = Place(num_envs=3, first_env=0, seed=0, device=torch.device("cpu"))
-    env = make_gymnasium("CartPole-v1", place, vectorization="async")
+    env = make_gymnasium("Slow-v0", place, vectorization="async")
     env.reset()
     print(*(p.pid for p in psutil.Process().children()), flush=True)
-    time.sleep(60)
+    env.step(torch.zeros(3, dtype=torch.int64))
     """
     words = [sys.executable, "-c", textwrap.dedent(source)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        pids = [int(word) for word in owner.stdout.readline().split()]
-        assert len(pids) == 3
-        os.kill(owner.pid, signal.SIGKILL)
+        try:
+            pids = [int(word) for word in owner.stdout.readline().split()]
+            told = [owner.stdout.readline() for _ in pids]
+        finally:
+            owner.kill()
+    assert told == ["stepping\n"] * 3
     deadline = time.monotonic() + 10
     while any(map(_is_alive, pids)):
         assert time.monotonic() < deadline, "processes have outlived their owner"
