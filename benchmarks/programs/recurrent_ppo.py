@@ -155,9 +155,7 @@ def with_muster(args: Any) -> dict[str, Any]:
 
     def market_policy(spec: EnvSpec) -> Policy:
         policies.append(
-            CountedPolicy(
-                spec, market(args), window=args.window, hidden=args.hidden, layers=LAYERS
-            )
+            CountedPolicy(spec, market(args), window=args.window, hidden=args.hidden, layers=LAYERS)
         )
         return policies[-1]
 
@@ -189,9 +187,7 @@ def with_muster(args: Any) -> dict[str, Any]:
     steps = results["steps"]
     return {
         **watched.marks.rates(args.num_envs * args.rollout_steps),
-        "shares": {
-            name: measured[f"{name}_share"] for name in ("acting", "stepping", "learning")
-        },
+        "shares": {name: measured[f"{name}_share"] for name in ("acting", "stepping", "learning")},
         "episodes": watched.episodes(),
         "flops_per_step": flops(policies[-1], args, steps),
         "device": torch.cuda.get_device_name() if results["device"] == "cuda" else "cpu",

@@ -48,12 +48,12 @@ class ClstmPpoConfig:
     sim_symbols: int = 32
     """Simulated: independent paths."""
     sim_bars: int = 2520
-    """Simulated: daily bars of each path."""
+    """Simulated: bars of each path, one every day, weekends too."""
     sim_seed: int = 0
     """Simulated: which market; --seed does not change it."""
     sim_drift: float = 0.5
     """Simulated: the drift switches between plus and minus this, per year."""
-    sim_switch_bars: float = 120.0
+    sim_switch_bars: float = 180.0
     """Simulated: mean number of bars between two switches of the drift."""
     sim_volatility: float = 0.2
     """Simulated: long-run volatility per year (Heston's square root of theta)."""

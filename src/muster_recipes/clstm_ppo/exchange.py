@@ -48,7 +48,7 @@ class Exchange:
         )
 
     def bars_at(self, bar: Tensor) -> Conditions:
-        return Conditions(*self.bars[bar].unbind(-1))
+        return Conditions(*self.bars.index_select(0, bar).unbind(-1))
 
     def order(
         self, bar: Tensor, bars: Conditions, kind: Tensor, value: Tensor, free_cash: Tensor
@@ -66,7 +66,8 @@ class Exchange:
         is_held = book.kind > 0
         free_cash = cash - book.owed.sum(-1)
         within = torch.where(is_held.all(-1), -torch.inf, free_cash)
-        parts = [torch.ones_like(is_held[:, :1]), self.offers.needed[bar] <= within[:, None]]
+        needed = self.offers.needed.index_select(0, bar)
+        parts = [torch.ones_like(is_held[:, :1]), needed <= within[:, None]]
         if self.rules.can_close:
             proceeds = marks.value - marks.exit_cost + book.owed
             parts.append(is_held & marks.can_exit & (proceeds + free_cash[:, None] >= 0))

@@ -26,13 +26,15 @@ import torch
 from numpy.typing import NDArray
 
 from muster.rl import streams
-from muster_recipes.clstm_ppo.bars import Bars
+from muster_recipes.clstm_ppo.bars import CALENDAR_DAYS_PER_YEAR, Bars
 from muster_recipes.clstm_ppo.black_scholes import RATE
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 
 Array = NDArray[np.float64]
 
-BARS_PER_YEAR = 252
+#: The market is open every day. With weekends, 30 days would hold 21 or 22 bars of a 252nd of a
+#: year each: more variance than options over 30 days are priced with.
+BARS_PER_YEAR = CALENDAR_DAYS_PER_YEAR
 #: The first step of a bar is the night: the bar opens after it.
 STEPS_PER_BAR = 8
 FIRST_PRICE = 100.0
@@ -99,9 +101,9 @@ def simulate(config: ClstmPpoConfig) -> Simulated:
 
 
 def simulated_bars(config: ClstmPpoConfig) -> tuple[Bars, Simulated]:
-    """The paths as daily bars of the symbols SIM00, SIM01, ..., on all weekdays from 2000 on."""
+    """The paths as daily bars of the symbols SIM00, SIM01, ..., on all days from 2000 on."""
     paths = simulate(config)
-    days = np.busday_offset(FIRST_DAY, np.arange(config.sim_bars))
+    days = FIRST_DAY + np.arange(config.sim_bars)
     seconds = days.astype("datetime64[s]").astype(np.int64)
     digits = max(2, len(str(config.sim_symbols - 1)))
     bars = Bars(

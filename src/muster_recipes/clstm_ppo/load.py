@@ -12,6 +12,8 @@ import torch
 from muster_recipes.clstm_ppo.bar_checks import check_gaps
 from muster_recipes.clstm_ppo.bar_files import read_bars
 from muster_recipes.clstm_ppo.bars import (
+    CALENDAR_DAYS_PER_YEAR,
+    TRADING_DAYS_PER_YEAR,
     VOLATILITY_FLOOR,
     Array,
     Bars,
@@ -44,10 +46,11 @@ def load_market(config: ClstmPpoConfig, say: Callable[[str], None]) -> Market:
 
 
 def episode_bars_of(config: ClstmPpoConfig, bars_per_year: float) -> int:
-    """As configured; else 252 of daily bars of trading days and 200 of others."""
+    """As configured; else 252 of daily bars and 200 of others."""
     if config.episode_bars is not None:
         return config.episode_bars
-    return _DAILY_EPISODE_BARS if bars_per_year == BARS_PER_YEAR else _EPISODE_BARS
+    is_daily = bars_per_year in (TRADING_DAYS_PER_YEAR, CALENDAR_DAYS_PER_YEAR)
+    return _DAILY_EPISODE_BARS if is_daily else _EPISODE_BARS
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:
@@ -61,7 +64,7 @@ def _stamp(path: Path | None) -> tuple[int, int] | None:
 def _loaded(config: ClstmPpoConfig, _: tuple[int, int] | None) -> tuple[Market, tuple[str, ...]]:
     if config.data is None:
         bars, paths = simulated_bars(config)
-        calendar = Calendar(spacing_s=86_400.0, bars_per_day=1.0, trades_weekends=False)
+        calendar = Calendar(spacing_s=86_400.0, bars_per_day=1.0, trades_weekends=True)
         assert calendar.bars_per_year == BARS_PER_YEAR
         level = np.maximum(np.sqrt(paths.variance.reshape(-1)), VOLATILITY_FLOOR)
         truth = {"drift": paths.drift.reshape(-1)}

@@ -94,7 +94,8 @@ class OptionsEnv(BatchedEnv):
     def fresh(self) -> dict[str, Tensor]:
         seed, episode = self.place.seed, self.episode.clamp(min=0)
         start = integers(seed, EPISODE, self.index, episode, len(self.starts))
-        return {**self._blank, "bar": self.starts[start], "mask": self._first_mask[start]}
+        mask = self._first_mask.index_select(0, start)
+        return {**self._blank, "bar": self.starts[start], "mask": mask}
 
     def observe(self) -> Observation:
         # Everything that is seen was computed once, by ``advance``.

@@ -57,7 +57,8 @@ def portfolio(
     """
     bars = bars.expanded(1)
     is_held = book.kind > 0
-    centre = legs.centre[book.kind] * torch.where(is_held, book.opened_at, bars.spot)
+    centre = legs.centre.index_select(0, book.kind.flatten()).view_as(book.expiry)
+    centre = centre * torch.where(is_held, book.opened_at, bars.spot)
     numbers = torch.cat(
         [
             torch.stack(account, dim=-1),
@@ -69,4 +70,5 @@ def portfolio(
         ],
         dim=-1,
     )
-    return torch.cat([numbers.float(), one_hot[book.kind].flatten(1)], dim=-1)
+    families = one_hot.index_select(0, book.kind.flatten()).view(len(numbers), -1)
+    return torch.cat([numbers.float(), families], dim=-1)
