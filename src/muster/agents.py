@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from muster.gang.seeding import mix
 from muster.rl import streams
 from muster.rl.actor_critic import ActorCritic, orthogonal_lstm
 from muster.rl.batched import BatchedEnv, Change
@@ -84,7 +83,6 @@ __all__ = [
     "lstm_outputs",
     "make_gymnasium",
     "median_interval",
-    "mix",
     "orthogonal_lstm",
     "plan_sequences",
     "play",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from muster import generation
+from muster import agents, generation
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -28,7 +28,13 @@ DOORS = {
         "muster/pipeline/",
         "muster/doctor/probes/",
     ),
-    "matplotlib": ("muster_recipes/", "muster/train/curves.py", "muster/monitor/figure.py"),
+    "matplotlib": (
+        "muster_recipes/",
+        "muster/train/curves.py",
+        "muster/rl/curves.py",
+        "muster/monitor/figure.py",
+    ),
+    "gymnasium": ("muster/rl/gymnasium_import.py", "muster_recipes/"),
     "muster.gang": ("muster/gang/", "muster/train/", "muster/rl/", "muster/api/"),
 }
 #: Inside an allowed folder, and yet not allowed: they run where torch may not be loaded.
@@ -111,8 +117,9 @@ def convenient_packages(source: Path) -> list[str]:
 
 def private_uses(source: Path) -> list[str]:
     """Recipes that use more of muster than its public names."""
-    public = {"muster", *(f"muster.{name}" for name in muster.__all__), "muster.generation"}
-    public |= {f"muster.generation.{name}" for name in generation.__all__}
+    public = {"muster", *(f"muster.{name}" for name in muster.__all__)}
+    for module in (agents, generation):
+        public |= {module.__name__, *(f"{module.__name__}.{name}" for name in module.__all__)}
     return [
         f"{place}: {name}"
         for place, tree in modules(source)

@@ -21,7 +21,7 @@ missing = sys.argv[2].split(",")
 for name in ("selectors", "socket", "subprocess", "asyncio", "multiprocessing", "tempfile",
              "shutil", "orjson", "filelock", "tyro", "rich.console", "rich.live", "pyarrow",
              "pyarrow.csv", "pyarrow.parquet", "pyarrow.compute", "pyarrow.ipc", "numpy",
-             "matplotlib",
+             "matplotlib", "gymnasium.vector", "gymnasium.wrappers",
              "transformers.cache_utils", "torch", "logging", "ctypes",
              "concurrent.futures", "faulthandler", "importlib.metadata", "platform", "uuid",
              "torch.distributed.elastic.agent.server.api", "torch.distributed.checkpoint"):

@@ -55,7 +55,7 @@ class Policy(nn.Module, ABC):
         num_envs], ``state`` as it was before the first step. ``plan``: how ``starts`` cuts the
         sequences, where the caller knows it already."""
 
-    def refresh(self, num_envs: int, num_steps: int) -> None:  # noqa: B027
+    def refresh(self, num_envs: int, num_steps: int) -> None:
         """The weights or the normaliser have changed, and about ``num_envs`` x ``num_steps`` calls
         of ``act`` follow: whatever does not depend on the environments' state can be computed
         ahead. Called under no_grad, before the first ``act``."""

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from muster.rl import streams
+from muster.agents import streams
 from muster_recipes.clstm_ppo.bars import CALENDAR_DAYS_PER_YEAR, Bars
 from muster_recipes.clstm_ppo.black_scholes import RATE
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from muster.base.errors import UnknownNameError
+from muster import UnknownNameError
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 
 if TYPE_CHECKING:
-    from muster.rl.environment import Split
-    from muster.rl.gymnasium_face import EnvFace, Maker, VectorEnvFace
+    from muster.agents import EnvFace, Maker, Split, VectorEnvFace
 
 ID = "muster/Options-v0"
 _SPLITS = ("train", "val", "test")
@@ -43,7 +42,7 @@ def make(split: Split = "train", device: str = "cpu", **settings: Any) -> EnvFac
         UsageError: values that cannot be meant, or data that cannot be used.
         SetupError: Gymnasium is missing.
     """
-    from muster.rl.gymnasium_face import EnvFace
+    from muster.agents import EnvFace
 
     return EnvFace(_maker(split, device, settings), device)
 
@@ -52,7 +51,7 @@ def make_vector(
     num_envs: int = 1, split: Split = "train", device: str = "cpu", **settings: Any
 ) -> VectorEnvFace:
     """``num_envs`` environments that step as one batch; else as ``make``."""
-    from muster.rl.gymnasium_face import VectorEnvFace
+    from muster.agents import VectorEnvFace
 
     return VectorEnvFace(_maker(split, device, settings), num_envs, device)
 
@@ -61,8 +60,7 @@ def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
     """The market is loaded and priced once, for all seeds."""
     import torch
 
-    from muster.rl.batched import BatchedEnv
-    from muster.rl.environment import Place
+    from muster.agents import BatchedEnv, Place
     from muster_recipes.clstm_ppo.exchange import Exchange
     from muster_recipes.clstm_ppo.load import load_market
     from muster_recipes.clstm_ppo.options_env import OptionsEnv

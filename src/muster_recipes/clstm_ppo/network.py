@@ -17,8 +17,8 @@ from muster.agents import (
     PolicyOutput,
     SequencePlan,
     State,
+    orthogonal_lstm,
 )
-from muster.rl.actor_critic import orthogonal_lstm
 from muster_recipes.clstm_ppo.market import Market
 
 #: Windows in one call of the feature LSTM. On a CPU core with 64 units, forward and backward took

@@ -23,17 +23,18 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from muster.rl.batched import BatchedEnv, Change
-from muster.rl.environment import (
+from muster.agents import (
     ACTION_MASK,
+    BatchedEnv,
+    Change,
     Discrete,
     Entry,
     EnvSpec,
     Observation,
     Place,
     Split,
+    streams,
 )
-from muster.rl.streams import EPISODE, integers
 from muster_recipes.clstm_ppo import costs
 from muster_recipes.clstm_ppo.actions import NUM_SLOTS, ActionSpace
 from muster_recipes.clstm_ppo.book import Book, Marks, empty_book, opened, without
@@ -93,7 +94,7 @@ class OptionsEnv(BatchedEnv):
 
     def fresh(self) -> dict[str, Tensor]:
         seed, episode = self.place.seed, self.episode.clamp(min=0)
-        start = integers(seed, EPISODE, self.index, episode, len(self.starts))
+        start = streams.integers(seed, streams.EPISODE, self.index, episode, len(self.starts))
         mask = self._first_mask.index_select(0, start)
         return {**self._blank, "bar": self.starts[start], "mask": mask}
 

@@ -16,10 +16,10 @@ from muster.agents import (
     RecurrentPolicy,
     Split,
     VectorEnv,
+    make_gymnasium,
     play,
     summary,
 )
-from muster.rl.gymnasium_envs import make_gymnasium
 from muster_recipes.ppo.config import DEFAULTS, PpoRecipeConfig, parse_env_kwargs
 
 #: As many as a claim such as "solves CartPole-v1" is usually made over.
