@@ -1,7 +1,11 @@
-"""The options market for programs that know Gymnasium: ``gymnasium.make("muster/Options-v0")``.
+"""The options market for programs that know Gymnasium.
 
-Gymnasium imports this module whenever it is imported itself (an entry point of the package), so
-nothing heavy is imported before an environment is made.
+    import muster_recipes.clstm_ppo.gymnasium_env
+    env = gymnasium.make("muster/Options-v0")
+
+Importing this module is what makes the id known, as everywhere since Gymnasium 1.0; so does
+``gymnasium.make("muster_recipes.clstm_ppo.gymnasium_env:muster/Options-v0")``. Nothing heavy is
+imported before an environment is made.
 """
 
 from __future__ import annotations
@@ -21,7 +25,10 @@ _SPLITS = ("train", "val", "test")
 
 def register() -> None:
     """Make ``ID`` known to Gymnasium; once is enough, and more does no harm."""
-    from gymnasium.envs import registration
+    try:
+        from gymnasium.envs import registration
+    except ImportError:
+        return  # whoever asks for an environment will be told
 
     if ID in registration.registry:
         return
@@ -79,3 +86,6 @@ def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
         return OptionsEnv(market, split, config, place, exchange, show="features")
 
     return made
+
+
+register()
