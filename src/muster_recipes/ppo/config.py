@@ -22,7 +22,7 @@ class PpoRecipeConfig:
     all when not given."""
     memory: Literal["lstm", "none"] = "lstm"
     """An LSTM each for actor and critic, or none."""
-    hidden: int = 256
+    hidden: int = 64
     """Units of each LSTM."""
     vectorization: Literal["sync", "async", "native"] = "sync"
     """How environments run side by side: in turn, a process each, or the environment's own
@@ -77,5 +77,8 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "lr": 1e-3,
         "lr_schedule": "linear",
         "entropy_coef": 0.0,
+        # Returns of 100 and more would make the value's gradients so large that, once the norm
+        # is clipped, the policy's are below Adam's epsilon.
+        "normalize_rewards": True,
     }
 )
