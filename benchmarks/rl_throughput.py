@@ -10,7 +10,7 @@ training by each, one after the other; the rate, and the returns that were had i
 the last quarter of the steps, and the area under the learning curve at equal steps.
 
 Options market: sb3-contrib steps 8 environments through their Gymnasium face; muster the same 8 as
-a batch, then many, with minibatches of --market-batch sequences. The same network and epochs.
+a batch, then many, in --market-minibatches per epoch. The same network and epochs.
 
 Environments alone: random actions, no policy. Gymnasium's sync vector of 8 is the floor of whoever
 steps CartPole one by one. With a GPU the market is also trained there, with the share of its peak.
@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,8 @@ def environments(sizes: list[int], seconds: float, repeats: int) -> dict[str, An
     }
     for size in sizes:
         measured |= {
-            f"CartPole, native, {size:,}": lambda n=size: env_rate(cartpole("native"), n, seconds),
-            f"market, {size:,}": lambda n=size: env_rate(options, n, seconds),
+            f"CartPole, native, {size:,}": partial(env_rate, cartpole("native"), size, seconds),
+            f"market, {size:,}": partial(env_rate, options, size, seconds),
         }
     found: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(repeats):
@@ -355,7 +356,8 @@ def many_case(args: Any, size: int, flags: dict[str, Any]) -> Case:
         workload="market",
         flags={
             **flags, "num-envs": size, "rollout-steps": steps,
-            "batch-size": min(size, args.market_batch), "steps": args.market_cycles * size * steps,
+            "batch-size": size // args.market_minibatches,
+            "steps": args.market_cycles * size * steps,
         },
     )  # fmt: skip
 
@@ -385,7 +387,7 @@ def parsed() -> Any:
     parser.add_argument("--market-hidden", type=int, default=64)
     parser.add_argument("--market-epochs", type=int, default=4)
     parser.add_argument("--market-rollout-steps", type=int, default=64)
-    parser.add_argument("--market-batch", type=int, default=128, help="sequences")
+    parser.add_argument("--market-minibatches", type=int, default=2, help="of many environments")
     parser.add_argument("--market-cycles", type=int, default=5, help="of collecting and learning")
     parser.add_argument("--gpu-envs", type=int, nargs="+", default=[1024, 8192])
     parser.add_argument("--gpu-precision", default="bf16")
@@ -399,8 +401,8 @@ def parsed() -> Any:
     args = parser.parse_args()
     args.only = args.only or ["cartpole", "market", "environments", "gpu"]
     if args.quick:
-        args.seeds = args.market_seeds = 1
-        args.steps, args.rollout_steps, args.epochs, args.hidden = 1024, 32, 2, 64
+        args.seeds = args.market_seeds = args.threads = 1
+        args.steps, args.rollout_steps, args.epochs, args.hidden = 768, 32, 2, 64
         args.market_envs, args.market_rollout_steps, args.market_cycles = [64], 16, 3
         args.sizes, args.seconds, args.gpu_envs = [1, 64], 0.1, [256]
     return args

@@ -38,6 +38,8 @@ def test_the_market_on_two_ranks_resumed_and_compared(
         assert baseline in told
     assert list((tmp_path / "run" / "figures").glob("*.png"))
     assert (tmp_path / "run" / "curves.png").stat().st_size > 10_000
+    looked = muster_cli("status", "run")
+    assert looked.returncode == 0 and "episodes · val return" in looked.stdout, looked.stderr
 
     longer = muster_cli(*words[:3], "80", *words[4:])  # the same training, further
     assert longer.returncode == 0, longer.stderr
@@ -77,6 +79,7 @@ def test_any_gymnasium_environment(muster_cli: MusterCli, tmp_path: Path) -> Non
         (("ppo", "--num-envs", "8", "--batch-size", "3"), "must be divisible by --batch-size 3"),
         (("ppo", "--gamma", "1.5"), "--gamma must be between 0 and 1"),
         (("ppo", "--multi-gpu", "dp"), "one process per GPU"),
+        (("ppo", "--num-gpus", "-1", "--max-gpus", "1"), "each choose the devices"),
         (("clstm-ppo", "--data", "no/such.csv"), "no/such.csv"),
         (("clstm-ppo", "--action-space", "30"), "action-space"),
         (("clstm-pop",), "clstm-ppo"),

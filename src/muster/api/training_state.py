@@ -27,6 +27,6 @@ def training_state(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] 
     for line in reversed(lines):
         with suppress(ValueError):
             record: dict[str, Any] = json.loads(line)
-            if record.get("kind") == "train":
+            if record.get("kind") in ("train", "update"):
                 return record
     return None

@@ -160,7 +160,7 @@ def chosen_devices(flags: DeviceFlags) -> tuple[str | None, str | None, int | No
         return None, None, 1 if flags.no_multi_gpu else flags.max_gpus
     count = flags.num_gpus if flags.num_gpus is not None else flags.world_size
     if count is not None:
-        return str(count), None, None
+        return "auto" if count == -1 else str(count), None, None
     return flags.devices or flags.gpus, None, None
 
 

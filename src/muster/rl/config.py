@@ -67,7 +67,8 @@ class PpoConfig:
     eval_episodes: int = 20
     """Episodes per evaluation, over all ranks."""
     patience: int | None = None
-    """Stop when the smoothed validation return has not improved in so many training episodes."""
+    """Stop when the smoothed validation return has not improved in so many training episodes, and
+    not in five evaluations."""
     compile: bool = False
     """torch.compile the acting step; on a GPU as a CUDA graph."""
     seed: int = 0

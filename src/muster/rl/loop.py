@@ -119,6 +119,7 @@ def save(run: AgentRun, *, is_best: bool) -> None:
         "steps_per_env": run.carry.num_steps,
         "env_seed": run.place.seed,
         "num_ranks": run.gang.num_ranks,
+        "task": run.task.identity(),
     }
     run.checkpoints.save(
         Snapshot(

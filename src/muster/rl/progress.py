@@ -10,14 +10,16 @@ from typing import Any
 from muster.rl.config import PpoConfig
 
 _SMOOTHING = 0.4
+#: So many in a row have to be no better before patience ends a training.
+_LEAST_EVALUATIONS = 5
 
 
 @dataclass(kw_only=True)
 class AgentProgress:
     """``steps`` and ``episodes`` are those of all environments of all ranks.
 
-    ``smoothed``: moving average of the validation return; ``smoothed_best`` and
-    ``episodes_at_best`` decide about patience. ``best`` is of the monitored number.
+    ``smoothed``: moving average of the validation return; ``smoothed_best``, ``episodes_at_best``
+    and ``evaluations_since_best`` decide about patience. ``best`` is of the monitored number.
     """
 
     updates: int = 0
@@ -28,6 +30,7 @@ class AgentProgress:
     smoothed: float | None = None
     smoothed_best: float | None = None
     episodes_at_best: int = 0
+    evaluations_since_best: int = 0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def judge(self, value: float, total: float, *, higher_is_better: bool) -> bool:
@@ -42,6 +45,9 @@ class AgentProgress:
             self.smoothed_best is None or self.smoothed > self.smoothed_best
         ):
             self.smoothed_best, self.episodes_at_best = self.smoothed, self.episodes
+            self.evaluations_since_best = 0
+        else:
+            self.evaluations_since_best += 1
         is_better = value == value and (
             self.best is None or (value > self.best if higher_is_better else value < self.best)
         )
@@ -91,8 +97,11 @@ class AgentLimits:
         if self.num_episodes is not None and progress.episodes >= self.num_episodes:
             return f"--num-episodes {self.num_episodes}"
         idle = progress.episodes - progress.episodes_at_best
-        if self.patience is not None and progress.smoothed is not None and idle >= self.patience:
-            return f"no better smoothed validation return in {idle} episodes"
+        many = progress.evaluations_since_best
+        # Environments may all end their episodes in one update: a jump over --patience between
+        # two evaluations is no evidence.
+        if self.patience is not None and idle >= self.patience and many >= _LEAST_EVALUATIONS:
+            return f"no better smoothed validation return in {idle} episodes, {many} evaluations"
         return None
 
     def wants_evaluation(self, progress: AgentProgress) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from muster.base.errors import UsageError
+from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.gang import model_state
 from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
@@ -102,6 +102,8 @@ def prepare(
     seed_everything(mix(config.seed, STEP, gang.rank))
     resumed = _newest_checkpoint(folder, gang, say)
     extra = {} if resumed is None else read_extra(resumed)
+    if resumed is not None:
+        _check_same_task(extra.get("task", {}), task.identity(), folder)
     place = place_of(config, gang, "train", config.num_envs)
     place = dataclasses.replace(place, seed=extra.get("env_seed", place.seed))
     env = task.environments("train", place)
@@ -156,6 +158,16 @@ def prepare(
     else:
         _go_on(run, resumed, extra)
     return run
+
+
+def _check_same_task(before: Mapping[str, str], now: Mapping[str, str], folder: RunFolder) -> None:
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if changed:
+        raise PlanMismatchError(
+            f"The {' and '.join(changed)} of this training has changed since {folder.path} was "
+            "begun: its policy has been chosen by, and may have seen, what is now the test.",
+            hint="choose another --run-dir for the new one; this one is untouched.",
+        )
 
 
 def _newest_checkpoint(folder: RunFolder, gang: Gang, say: Say) -> Path | None:

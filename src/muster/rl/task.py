@@ -31,6 +31,11 @@ class AgentTask(ABC):
     def policy(self, spec: EnvSpec) -> Policy:
         """A fresh policy, on the CPU. Called with the model seed set, the same on all ranks."""
 
+    def identity(self) -> dict[str, str]:
+        """What decides about the task beside its settings, such as a digest of its data. A training
+        does not go on where this has become something else."""
+        return {}
+
     def remarks(self) -> list[str]:
         """Sentences to show before the start."""
         return []

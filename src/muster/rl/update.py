@@ -112,7 +112,8 @@ def _accumulate(
 ) -> list[float]:
     """Gradients of the minibatch ``rows``, added over the ranks; this rank's sums of the terms."""
     config, pieces = run.config, rows.chunk(run.config.grad_accum_steps)
-    run.optimizer.zero_grad(set_to_none=False)
+    # DDP's buckets are the gradients; alone, nothing is cleared and then added to.
+    run.optimizer.zero_grad(set_to_none=run.gang.num_ranks == 1)
     told = []
     for number, piece in enumerate(pieces):
         with run.replica.synchronised(is_last=number == len(pieces) - 1):

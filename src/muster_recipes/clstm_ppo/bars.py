@@ -13,8 +13,10 @@ Integers = NDArray[np.int64]
 DAY_S = 86_400
 TRADING_DAYS_PER_YEAR = 252.0
 CALENDAR_DAYS_PER_YEAR = 365.25
-#: RiskMetrics's factor for daily returns (J.P. Morgan 1996, "RiskMetrics - Technical Document").
-VOLATILITY_DECAY = 0.94
+#: Within which the weights of the recent mean of squared returns halve: a month.
+HALF_LIFE_YEARS = 1.0 / 12.0
+#: Standard errors by which the recent mean must differ before it counts.
+SURPRISE = 2.0
 #: No implied volatility below this, per year: a price that stands still is not certain.
 VOLATILITY_FLOOR = 0.01
 
@@ -121,15 +123,33 @@ def calendar_of(bars: Bars) -> Calendar:
 def estimated_volatility(close: Array, bars_per_year: float) -> Array:
     """Per year, of one symbol's bars <= t: what stands for the level of implied volatility.
 
-    The square root of the exponentially weighted mean of squared log returns, with RiskMetrics's
-    factor 0.94 per bar. The weights of the returns that there are add up to 1, so that the first
-    bars are not biased. The first bar, which has no return, and quiet ones get the floor.
+    The square root of l + max(0, 1 - c (q - 1/n) v / (s - l)^2) (s - l), per bar, where of the n
+    squared log returns so far l is the mean, v the variance (at least 2 l^2, a normal's), s the mean with weights that halve
+    within a month, and q the sum of those weights' squares (they add up to 1). (q - 1/n) v is the
+    variance of s - l where volatility does not change, so s counts only where it is further from
+    l than ``SURPRISE`` of its standard errors, sqrt(c), and the more the further it is: James and
+    Stein's positive-part estimator (1961). After a doubling of volatility most of the change is in
+    the level within two months.
+
+    Why not s alone: its noise fades within weeks, and whoever bought options while it happened to
+    be low and sold them while it was high would earn from prices of independent returns, where
+    there is nothing to earn. The first bar, which has no return, and quiet ones get the floor.
     """
     squares = np.diff(np.log(close)) ** 2
-    weighted, weight = 0.0, 0.0
+    decay = 0.5 ** (1.0 / max(1.0, HALF_LIFE_YEARS * bars_per_year))
     levels = np.zeros(len(close))
-    for i, square in enumerate(squares.tolist(), start=1):
-        weighted = VOLATILITY_DECAY * weighted + square
-        weight = VOLATILITY_DECAY * weight + 1.0
-        levels[i] = weighted / weight
+    mean = deviations = recent = weight = weight_squares = 0.0
+    for n, square in enumerate(squares.tolist(), start=1):
+        # Welford's running mean and sum of squared deviations (1962).
+        change = square - mean
+        mean += change / n
+        deviations += change * (square - mean)
+        weight = decay * weight + 1.0
+        weight_squares = decay * decay * weight_squares + 1.0
+        recent += (square - recent) / weight
+        noise = (weight_squares / weight**2 - 1.0 / n) * max(deviations / n, 2.0 * mean * mean)
+        apart = recent - mean
+        threshold = SURPRISE * SURPRISE * max(noise, 0.0)
+        share = 1.0 - threshold / (apart * apart) if apart * apart > threshold else 0.0
+        levels[n] = mean + share * apart
     return np.maximum(np.sqrt(bars_per_year * levels), VOLATILITY_FLOOR)

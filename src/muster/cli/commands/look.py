@@ -165,17 +165,24 @@ def cancel(argv: list[str]) -> int:
 def _training_words(trained: Mapping[str, Any]) -> str:
     """One line from a live picture, from results or from a recorded step."""
     if "metrics" in trained:
-        parts = [f"{trained['steps']:,} steps, {trained['epochs']} epochs"]
+        unit = "epochs" if "epochs" in trained else "episodes"
+        parts = [f"{trained['steps']:,} steps, {trained[unit]:,} {unit}"]
         for split, metrics in trained["metrics"].items():
             shown = [f"{k} {v:.4f}" for k, v in metrics.items() if isinstance(v, int | float)]
             parts.append(f"{split} {', '.join(shown)}")
         return " · ".join(parts)
-    total = trained.get("total_steps")
-    parts = [f"step {trained['step']:,}" + (f" of {total:,}" if total else "")]
-    parts += [f"epoch {trained['epoch'] + 1}"]
-    parts += [f"loss {trained['loss']:.4f}"] if trained.get("loss") is not None else []
-    if trained.get("samples_per_s") is not None:
-        parts.append(f"{trained['samples_per_s']:,.0f} samples/s")
+    if "episodes" in trained:  # an agent
+        parts = [f"step {trained.get('env_steps', trained['step']):,}"]
+        parts += [f"{trained['episodes']:,} episodes"]
+        parts += [f"return {trained['return']:.4g}"] if trained.get("return") is not None else []
+    else:
+        total = trained.get("total_steps")
+        parts = [f"step {trained['step']:,}" + (f" of {total:,}" if total else "")]
+        parts += [f"epoch {trained['epoch'] + 1}"]
+        parts += [f"loss {trained['loss']:.4f}"] if trained.get("loss") is not None else []
+    for unit in ("samples", "steps"):
+        if trained.get(f"{unit}_per_s") is not None:
+            parts.append(f"{trained[f'{unit}_per_s']:,.0f} {unit}/s")
     if trained.get("eta_s") is not None:
         parts.append(f"{human_duration(trained['eta_s'])} to go")
     return " · ".join(parts)
