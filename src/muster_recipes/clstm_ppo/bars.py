@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,13 +124,13 @@ def calendar_of(bars: Bars) -> Calendar:
 def estimated_volatility(close: Array, bars_per_year: float) -> Array:
     """Per year, of one symbol's bars <= t: what stands for the level of implied volatility.
 
-    The square root of l + max(0, 1 - c (q - 1/n) v / (s - l)^2) (s - l), per bar, where of the n
-    squared log returns so far l is the mean, v the variance (at least 2 l^2, a normal's), s the mean with weights that halve
-    within a month, and q the sum of those weights' squares (they add up to 1). (q - 1/n) v is the
-    variance of s - l where volatility does not change, so s counts only where it is further from
-    l than ``SURPRISE`` of its standard errors, sqrt(c), and the more the further it is: James and
-    Stein's positive-part estimator (1961). After a doubling of volatility most of the change is in
-    the level within two months.
+    Per bar, the square root of l (s / l)^w. Of the n squared log returns so far l is the mean, s
+    the mean with weights that halve within a month, and w is, by James and Stein's positive-part
+    rule (1961), max(0, 1 - c (q - 1/n) k / ln(s / l)^2): k is the squares' variance / l^2, at
+    least the normal's 2, and q the sum of the squares of the weights of s (which add up to 1).
+    (q - 1/n) k is the variance of ln(s / l) as long as volatility does not change, so that s counts
+    only where it is more than ``SURPRISE`` standard errors, sqrt(c), from l, and the more the
+    further it is. Two months after volatility has doubled or halved, most of it is in the level.
 
     Why not s alone: its noise fades within weeks, and whoever bought options while it happened to
     be low and sold them while it was high would earn from prices of independent returns, where
@@ -147,9 +148,11 @@ def estimated_volatility(close: Array, bars_per_year: float) -> Array:
         weight = decay * weight + 1.0
         weight_squares = decay * decay * weight_squares + 1.0
         recent += (square - recent) / weight
-        noise = (weight_squares / weight**2 - 1.0 / n) * max(deviations / n, 2.0 * mean * mean)
-        apart = recent - mean
-        threshold = SURPRISE * SURPRISE * max(noise, 0.0)
-        share = 1.0 - threshold / (apart * apart) if apart * apart > threshold else 0.0
-        levels[n] = mean + share * apart
+        levels[n] = mean
+        if mean > 0.0 and recent > 0.0:
+            spread = max(2.0, deviations / n / mean**2)
+            noise = SURPRISE**2 * max(0.0, weight_squares / weight**2 - 1.0 / n) * spread
+            apart = math.log(recent / mean)
+            share = 1.0 - noise / apart**2 if apart**2 > noise else 0.0
+            levels[n] *= math.exp(share * apart)
     return np.maximum(np.sqrt(bars_per_year * levels), VOLATILITY_FLOOR)
