@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from muster.rl.episodes import count_episodes
-from muster.rl.losses import advantage_sums
+from muster.rl.losses import advantage_sums, squared_deviations
 from muster.rl.returns import Returns, discounted_running, explained_variance_sums
 from muster.rl.rollout import Rollout
 from muster.rl.setup import AgentRun
@@ -19,7 +19,7 @@ class Agreed(NamedTuple):
 
     Attributes
         episode_sums: see ``episodes.count_episodes``.
-        advantage_sums: count, sum, sum of squares of the advantages.
+        advantage_sums: count and sum of the advantages; ``advantage_squares``: about their mean.
         variance_sums: of values and targets, for the explained variance.
         observation_deltas, return_deltas: for the running statistics.
     """
@@ -29,6 +29,7 @@ class Agreed(NamedTuple):
     is_finite: bool
     episode_sums: list[float]
     advantage_sums: Tensor
+    advantage_squares: Tensor
     variance_sums: Tensor
     observation_deltas: Tensor
     return_deltas: Tensor
@@ -60,12 +61,16 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
         dtype=torch.float64,
     )
     sums = torch.split(total[2:], [part.numel() for part in parts])
+    # A mean of an extra that is not a number is no reason to stop; what is learnt from is.
+    is_finite = bool(torch.isfinite(torch.cat(sums[1:])).all())
+    squares = squared_deviations(returns.advantages, valid, sums[1].to(valid.device))
     return Agreed(
         stop=bool(total[0] > 0),
         save=bool(total[1] > 0),
-        is_finite=bool(torch.isfinite(total).all()),
+        is_finite=is_finite,
         episode_sums=sums[0].tolist(),
         advantage_sums=sums[1],
+        advantage_squares=torch.tensor(run.gang.council.add([float(squares)]).wait()).double()[0],
         variance_sums=sums[2],
         observation_deltas=sums[3],
         return_deltas=sums[4],

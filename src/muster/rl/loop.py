@@ -12,6 +12,7 @@ from muster.gang.checkpoint import Snapshot
 from muster.gang.endings import Ending
 from muster.gang.interval import Interval
 from muster.gang.model_state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.gang.seeding import STEP, mix, seed_everything
 from muster.gang.stop import StopFlag
 from muster.gang.sync import check_identical
 from muster.rl.agreement import Agreed, agree
@@ -45,6 +46,8 @@ def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Inte
             group["lr"] = lr
 
         BEACON.step, BEACON.phase = progress.updates, "data"
+        # For what draws from torch's own generators (dropout, an environment of the user's).
+        seed_everything(mix(config.seed, STEP, run.gang.rank, progress.updates))
         rollout = _collect(run)
         with run.clock.learning():
             BEACON.phase = "forward"
@@ -58,8 +61,12 @@ def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Inte
             )  # fmt: skip
             agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
             _check_finite(run, agreed)
+            device = run.gang.device
             advantages = normalise_advantages(
-                returns.advantages, rollout.valid, agreed.advantage_sums
+                returns.advantages,
+                rollout.valid,
+                agreed.advantage_sums.to(device),
+                agreed.advantage_squares.to(device),
             )
             experience = Experience(rollout, advantages, returns.targets)
             learned = update(run, experience, entropy_coef)

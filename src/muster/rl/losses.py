@@ -101,24 +101,38 @@ def total(
 
 
 def advantage_sums(advantages: Tensor, valid: Tensor) -> Tensor:
-    """Count, sum and sum of squares over valid steps: float64 [3], which ranks add."""
+    """Count and sum over valid steps: float64 [2], which ranks add."""
     _require_same_shapes(advantages=advantages, valid=valid)
     kept = torch.where(valid, advantages.detach().to(torch.float64), 0.0)
-    return torch.stack([valid.sum(dtype=torch.float64), kept.sum(), kept.square().sum()])
+    return torch.stack([valid.sum(dtype=torch.float64), kept.sum()])
 
 
-def normalise_advantages(advantages: Tensor, valid: Tensor, global_sums: Tensor) -> Tensor:
+def squared_deviations(advantages: Tensor, valid: Tensor, global_sums: Tensor) -> Tensor:
+    """Sum of squares about the mean of all ranks: a float64 scalar, which ranks add.
+
+    A second sum, because squares about 0 lose a small spread about a large mean.
+    """
+    return _deviations(advantages, valid, global_sums).square().sum()
+
+
+def normalise_advantages(
+    advantages: Tensor, valid: Tensor, global_sums: Tensor, global_squares: Tensor
+) -> Tensor:
     """(advantage - mean) / (sample standard deviation + 1e-8), 0 at invalid steps; same dtype.
 
-    ``global_sums``: ``advantage_sums`` of all ranks, added. One step, or advantages that are all
-    the same, become 0.
+    ``global_sums``, ``global_squares``: ``advantage_sums`` and ``squared_deviations`` of all
+    ranks, added. One step, or advantages that are all the same, become 0.
     """
+    deviations = _deviations(advantages, valid, global_sums)
+    variance = global_squares / (global_sums[0] - 1).clamp(min=1)
+    return (deviations / (variance.sqrt() + _EPSILON)).to(advantages.dtype)
+
+
+def _deviations(advantages: Tensor, valid: Tensor, global_sums: Tensor) -> Tensor:
     _require_same_shapes(advantages=advantages, valid=valid)
-    count, added, squares = global_sums.unbind()
+    count, added = global_sums.unbind()
     mean = added / count.clamp(min=1)
-    variance = (squares - added * mean).clamp(min=0) / (count - 1).clamp(min=1)
-    scaled = (advantages.to(torch.float64) - mean) / (variance.sqrt() + _EPSILON)
-    return torch.where(valid, scaled, 0.0).to(advantages.dtype)
+    return torch.where(valid, advantages.detach().to(torch.float64) - mean, 0.0)
 
 
 def _where(valid: Tensor, entries: Tensor) -> Tensor:

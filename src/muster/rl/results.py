@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from muster.base.records import write_json
+from muster.base.errors import MusterError
+from muster.base.records import read_json, write_json
 from muster.gang import model_state
 from muster.gang.checkpoint import intact_best
 from muster.gang.checkpoint_files import step_folder
@@ -52,7 +54,7 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
         "precision": str(run.precision),
         "lr": config.lr,
         "seed": config.seed,
-        "measured": {**_measured(run), "peak_memory_mib": memory, "machine": platform.node()},
+        "measured": _measured_or_before(run, memory),
         "evaluations": progress.evaluations,
         "torch": torch.__version__,
     }
@@ -64,6 +66,16 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
             draw_curves(run.folder.curves, lines, run.task.monitor, title)
     run.gang.council.meet()
     return results
+
+
+def _measured_or_before(run: AgentRun, memory: list[float | None]) -> dict[str, Any]:
+    """Of this start; of the one before it where this one had nothing left to learn."""
+    found = {**_measured(run), "peak_memory_mib": memory, "machine": platform.node()}
+    if found["steps_per_s"] is None and run.folder.training_results.is_file():
+        with suppress(MusterError, KeyError, TypeError):
+            before = read_json(run.folder.training_results, "results of the training")
+            found = dict(before["measured"])
+    return found
 
 
 def _measured(run: AgentRun) -> dict[str, Any]:

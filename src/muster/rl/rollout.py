@@ -7,12 +7,13 @@ values of final observations are computed once, after the last step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from muster.base.errors import UsageError
 from muster.gang.precision import Precision
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, Place, VectorEnv
@@ -136,10 +137,11 @@ def collect(
     The random numbers of an action are those of (``place.seed``, number of the environment, steps
     it has made).
     """
-    spec, num_envs = env.spec, place.num_envs
+    spec = env.spec
     random = _random_numbers(spec, place, carry.num_steps, num_steps)
     kept = _Columns(num_steps)
-    finals = Finals(spec, num_steps, carry)
+    waits = place.device.type == "cpu"
+    finals = Finals(spec, num_steps, carry.starts, waits=waits)
     start = {name: value.clone() for name, value in carry.state.items()}
     for t in range(num_steps):
         with clock.acting():
@@ -152,14 +154,14 @@ def collect(
             "values": made.value, "rewards": outcome.reward, "terminated": outcome.terminated,
             "truncated": outcome.truncated, "valid": outcome.valid,
         })  # fmt: skip
-        kept.put(t, "extras", outcome.extras)
+        kept.put(t, "extras", {name: outcome.extras[name] for name in spec.extras})
         finals.keep(t, outcome.truncated, outcome.final, made.state)
         carry.observation, carry.state = outcome.observation, made.state
         carry.starts = outcome.starts
     carry.num_steps += num_steps
     with clock.acting():
         last_value = actor.value(carry.observation, carry.state, carry.starts)
-        bootstrap = finals.values(actor, (num_steps, num_envs), last_value)
+        bootstrap = finals.values(actor, last_value)
     return Rollout(
         observation=kept.group("observation"),
         extras=kept.group("extras"),
@@ -196,35 +198,35 @@ class _Columns:
         return self._groups.get(name, {})
 
 
-@dataclass
 class Finals:
     """Final observations of truncated episodes, with the memory they are judged with.
 
-    An environment can be truncated only so often in a rollout: there is room for that, filled by
-    masked writes, so that the host never has to ask whether an episode has ended.
+    Where the host knows what has ended (a CPU), they are kept as they come. On a GPU it would have
+    to wait for that: there an environment has as many slots as it can be truncated in a rollout,
+    filled by masked writes.
     """
 
-    spec: EnvSpec
-    num_steps: int
-    carry: Carry
-    _columns: dict[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.num_slots = 1 + (self.num_steps - 1) // max(1, self.spec.min_truncation_steps)
-        like = self.carry.starts
-        self._rows = torch.arange(len(like), device=like.device)
+    def __init__(self, spec: EnvSpec, num_steps: int, starts: Tensor, *, waits: bool) -> None:
+        """``starts`` [num_envs]: for its length and device. ``waits``: the host may wait."""
+        self._spec, self._num_steps, self._waits = spec, num_steps, waits
+        self.num_slots = 1 + (num_steps - 1) // max(1, spec.min_truncation_steps)
+        self._rows = torch.arange(len(starts), device=starts.device)
         self._count = torch.zeros_like(self._rows)
-        self._time = torch.full((self.num_slots, len(like)), -1, device=like.device)
-        self._host_knows = like.device.type == "cpu"
+        self._time = torch.full((self.num_slots, len(starts)), -1, device=starts.device)
+        self._columns: dict[str, Tensor] = {}
+        self._kept: list[tuple[int, Tensor, dict[str, Tensor]]] = []
 
     def keep(self, t: int, truncated: Tensor, final: Observation, state: State) -> None:
         """Where ``truncated``, keep ``final`` and ``state`` of step ``t``."""
-        if self._host_knows and not bool(truncated.any()):
-            return  # asking costs nothing on a CPU
-        slot = self._count.clamp(max=self.num_slots - 1)
-        where = (slot, self._rows)
         named = {f"o/{name}": value for name, value in final.items()}
         named |= {f"s/{name}": value for name, value in state.items()}
+        if self._waits:
+            rows = truncated.nonzero().squeeze(1)
+            if len(rows) > 0:
+                self._kept.append((t, rows, {name: value[rows] for name, value in named.items()}))
+            return
+        slot = self._count.clamp(max=self.num_slots - 1)
+        where = (slot, self._rows)
         for name, value in named.items():
             if name not in self._columns:
                 self._columns[name] = value.new_zeros((self.num_slots, *value.shape))
@@ -234,15 +236,34 @@ class Finals:
         self._time[where] = torch.where(truncated, t, self._time[where])
         self._count = self._count + truncated
 
-    def values(self, actor: Actor, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """V of what was kept, [T, N], 0 elsewhere; the host waits here, once."""
-        result = like.new_zeros(shape)
-        slots, rows = (self._time >= 0).nonzero(as_tuple=True)
-        if len(slots) == 0:
+    def values(self, actor: Actor, like: Tensor) -> Tensor:
+        """V of what was kept, [num_steps, num_envs], 0 elsewhere; the host waits here, once."""
+        result = like.new_zeros((self._num_steps, len(self._rows)))
+        times, rows, chosen = self._gathered()
+        if len(rows) == 0:
             return result
-        chosen = {name: column[slots, rows] for name, column in self._columns.items()}
         final = {name[2:]: value for name, value in chosen.items() if name.startswith("o/")}
         state = {name[2:]: value for name, value in chosen.items() if name.startswith("s/")}
         starts = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        result[self._time[slots, rows], rows] = actor.value(final, state, starts)
+        result[times, rows] = actor.value(final, state, starts).to(result.dtype)
         return result
+
+    def _gathered(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Steps, environments, and what was kept of them."""
+        if self._waits:
+            if not self._kept:
+                return self._rows[:0], self._rows[:0], {}
+            times = torch.cat([torch.full_like(rows, t) for t, rows, _ in self._kept])
+            names = self._kept[0][2]
+            columns = {name: torch.cat([part[name] for *_, part in self._kept]) for name in names}
+            return times, torch.cat([rows for _, rows, _ in self._kept]), columns
+        if int(self._count.max()) > self.num_slots:
+            raise UsageError(
+                f"{self._spec.name} was truncated {int(self._count.max())} times in "
+                f"{self._num_steps} steps; its spec says min_truncation_steps="
+                f"{self._spec.min_truncation_steps}.",
+                hint="give EnvSpec the length of the shortest episode that is truncated.",
+            )
+        slots, rows = (self._time >= 0).nonzero(as_tuple=True)
+        found = {name: column[slots, rows] for name, column in self._columns.items()}
+        return self._time[slots, rows], rows, found

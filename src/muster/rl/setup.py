@@ -22,7 +22,7 @@ from muster.gang.replica import Replica, make_replica
 from muster.gang.seeding import MODEL, STEP, mix, seed_everything
 from muster.gang.topology import set_default
 from muster.rl.config import PpoConfig
-from muster.rl.environment import Place, Split, VectorEnv
+from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
 from muster.rl.episodes import Running, Window
 from muster.rl.phases import PhaseClock
 from muster.rl.policy import Policy
@@ -72,6 +72,11 @@ class AgentRun:
         return self.place.num_envs * self.gang.num_ranks
 
 
+def _window(spec: EnvSpec, config: PpoConfig, gang: Gang) -> Window:
+    """Large enough that no rollout fills it with the short episodes that end together."""
+    return Window(spec.extras, size=max(100, 2 * config.num_envs * gang.num_ranks))
+
+
 def place_of(config: PpoConfig, gang: Gang, split: Split, num_envs: int) -> Place:
     """This rank's environments of a split, ``num_envs`` on every rank."""
     return Place(
@@ -96,6 +101,10 @@ def prepare(
     _say_place(config, gang, say)
     precision = resolve_precision(config.precision, gang.device)
     say(f"precision  {precision}")
+    if precision.name == "fp16" and gang.device.type == "cpu":
+        raise UsageError(
+            "--precision fp16: torch has no LSTM in fp16 for the CPU.", hint="use fp32 or bf16."
+        )
     if config.deterministic:
         set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds in one order then
         torch.use_deterministic_algorithms(True)
@@ -140,7 +149,7 @@ def prepare(
         ),
         running=Running.fresh(num_envs, device),
         discounted=torch.zeros(num_envs, dtype=torch.float64, device=device),
-        window=Window(env.spec.extras),
+        window=_window(env.spec, config, gang),
         limits=AgentLimits.of(config),
         progress=AgentProgress(),
         checkpoints=CheckpointWriter(
@@ -239,6 +248,7 @@ def _begin_anew(run: AgentRun) -> None:
     run.env.close()
     run.place = dataclasses.replace(run.place, seed=mix(run.place.seed, run.progress.updates))
     run.env = run.task.environments("train", run.place)
+    run.window = _window(run.env.spec, run.config, run.gang)
     device = run.gang.device
     run.carry = Carry(
         observation=run.env.reset(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -155,7 +155,9 @@ def _terms(run: AgentRun, experience: Experience, plan: SequencePlan, rows: Tens
 def _step(run: AgentRun) -> float:
     if run.scaler is not None:
         run.scaler.unscale_(run.optimizer)
-    norm = float(run.replica.clip(run.config.max_grad_norm))
+    norm = float(run.replica.clip(run.config.max_grad_norm))  # global: the same on all ranks
+    if run.scaler is None and not math.isfinite(norm):
+        _fail(run, f"The gradient is no longer a number (its norm is {norm})")
     if run.scaler is not None:
         run.scaler.step(run.optimizer)
         run.scaler.update()
@@ -173,12 +175,17 @@ class UpdateFailed(MusterError):
 def _check_finite(run: AgentRun, sums: list[float]) -> None:
     if all(map(math.isfinite, sums)):
         return
-    run.checkpoints.wait()
-    run.gang.council.meet()
     names = ("policy loss", "value loss", "entropy", "divergence", "clipped", "count")
     shown = ", ".join(f"{n} {v}" for n, v in zip(names, sums, strict=True))
+    _fail(run, f"A loss is no longer a number (sums: {shown})")
+
+
+def _fail(run: AgentRun, what: str) -> NoReturn:
+    """On every rank, after the last good checkpoint is whole."""
+    run.checkpoints.wait()
+    run.gang.council.meet()
     raise UpdateFailed(
-        f"A loss is no longer a number in update {run.progress.updates + 1} (sums: {shown}).",
+        f"{what} in update {run.progress.updates + 1}.",
         hint="a lower --lr or --max-grad-norm helps most often. The same command goes on from the "
         "last checkpoint.",
     )

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from muster import UsageError
-from muster.rl.losses import advantage_sums, normalise_advantages, ppo_terms, total
+from muster.rl.losses import (
+    advantage_sums,
+    normalise_advantages,
+    ppo_terms,
+    squared_deviations,
+    total,
+)
 
 NAMES = ("log_probs", "entropies", "values", "old_log_probs", "old_values", "advantages", "targets")
 
@@ -179,9 +185,10 @@ def test_advantages_are_normalised_over_all_ranks(
         advantages = torch.randn(size, 2, generator=generator, dtype=torch.float64) * scale + offset
         ranks.append((advantages, torch.rand(size, 2, generator=generator) < share))
     sums = torch.stack([advantage_sums(*rank) for rank in ranks]).sum(0)
+    squares = torch.stack([squared_deviations(*rank, sums) for rank in ranks]).sum()
     known = np.concatenate([advantages[valid].numpy() for advantages, valid in ranks])
     for advantages, valid in ranks:
-        got = normalise_advantages(advantages, valid, sums)
+        got = normalise_advantages(advantages, valid, sums, squares)
         assert (got[~valid] == 0).all()
         if len(known) > 1:
             expected = (advantages[valid].numpy() - known.mean()) / (known.std(ddof=1) + 1e-8)
@@ -190,18 +197,25 @@ def test_advantages_are_normalised_over_all_ranks(
             assert (got == 0).all()
 
 
+def normalised_alone(advantages: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """On one rank."""
+    sums = advantage_sums(advantages, valid)
+    squares = squared_deviations(advantages, valid, sums)
+    return normalise_advantages(advantages, valid, sums, squares)
+
+
 @pytest.mark.parametrize("value", [0.1, -3e5, 0.0])
 def test_advantages_that_are_all_the_same_become_zero(value: float) -> None:
     advantages = torch.full((50, 3), value)
     valid = torch.ones(50, 3, dtype=torch.bool)
-    got = normalise_advantages(advantages, valid, advantage_sums(advantages, valid))
+    got = normalised_alone(advantages, valid)
     torch.testing.assert_close(got, torch.zeros(50, 3), rtol=0, atol=1e-6)
 
 
 def test_invalid_advantages_may_be_anything() -> None:
     advantages = torch.tensor([[1.0], [math.nan], [3.0]])
     valid = torch.tensor([[True], [False], [True]])
-    got = normalise_advantages(advantages, valid, advantage_sums(advantages, valid))
+    got = normalised_alone(advantages, valid)
     assert got.flatten().tolist() == pytest.approx([-(0.5**0.5), 0, 0.5**0.5])
     with pytest.raises(UsageError, match="advantages"):
-        normalise_advantages(advantages, valid.squeeze(-1), torch.zeros(3))
+        normalised_alone(advantages, valid.squeeze(-1))

@@ -64,7 +64,7 @@ class Outcomes:
 
     def of(self, name: str, rank: int = 0) -> Outcome:
         path = self.root / f"{name}.{rank}.pickle"
-        assert path.exists(), f"{name} never ended on rank {rank}"
+        assert path.exists(), f"{name} had not ended on rank {rank} when time was up"
         outcome: Outcome = pickle.loads(path.read_bytes())
         return outcome
 
@@ -103,7 +103,7 @@ def last_weights(folder: RunFolder) -> dict[str, Any]:
     return tensors
 
 
-def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 150.0) -> Outcomes:
+def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 270.0) -> Outcomes:
     """Train all ``jobs``, each on its first ranks; returns when all have ended.
 
     One process imports what ranks need and is then forked into them.
