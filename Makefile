@@ -44,8 +44,9 @@ demo: $(STAMP)
 	@echo "  $(BIN)/muster status runs/demo"
 	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv, and runs/demo-digits/curves.png"
 
+# Two files at a time: much of the suite waits for processes that it has started.
 test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not gpu"
@@ -65,7 +66,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	for file in farm_overhead startup chaos makespan ssm_sampler ddp_throughput launch \
-	    checkpoint_stall resume faults scaling map_overhead map_memory llm_server generate; do \
+	    checkpoint_stall resume faults scaling map_overhead map_memory llm_server generate rl_throughput; do \
 	    $(BIN)/python benchmarks/$$file.py --quick || exit 1; done
 
 clean:

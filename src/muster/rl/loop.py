@@ -127,6 +127,7 @@ def save(run: AgentRun, *, is_best: bool) -> None:
         "env_seed": run.place.seed,
         "num_ranks": run.gang.num_ranks,
         "task": run.task.identity(),
+        "ends": [run.config.num_steps, run.config.num_episodes],
     }
     run.checkpoints.save(
         Snapshot(

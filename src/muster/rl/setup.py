@@ -213,6 +213,10 @@ def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> None:
     run.progress = AgentProgress.from_record(extra["progress"])
     if run.gang.is_first:
         agree_on_best(folder.checkpoints, run.progress.best_step, run.progress.best)
+    ends = [run.config.num_steps, run.config.num_episodes]
+    has_schedule = run.config.lr_schedule != "constant" or run.config.entropy_coef_end is not None
+    if has_schedule and extra.get("ends", ends) != ends:
+        say("note       the end has moved, and with it the schedules: they jump here")
     trouble = _restore_environments(run, checkpoint, extra)
     # One decision: environments of one training are all restored or all begun anew.
     troubles = [t for t in council.gather(trouble) if t]

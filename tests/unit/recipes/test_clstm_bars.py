@@ -24,7 +24,7 @@ from muster_recipes.clstm_ppo.bars import (
     estimated_volatility,
 )
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
-from muster_recipes.clstm_ppo.load import load_market
+from muster_recipes.clstm_ppo.load import fingerprint, load_market
 
 HEADER = "timestamp,symbol,open,high,low,close,volume"
 GOOD = [
@@ -114,6 +114,8 @@ MOMENT = datetime(2024, 1, 2, 14, 30, tzinfo=UTC)
         (pa.array(["2024-01-02T14:30:00"]), 1704205800),
         (pa.array([1704205800]), 1704205800),
         (pa.array([1704205800000]), 1704205800),
+        (pa.array([20240102]), 1704153600),
+        (pa.array([20240102.0]), 1704153600),
         (pa.array([datetime(1970, 1, 2)], pa.timestamp("ns")), 86400),
     ],
 )
@@ -173,6 +175,9 @@ def test_a_line_within_quotes_does_not_shift_the_line_numbers(tmp_path: Path) ->
         ("2024-01-03,AAA,10,12,9,13,1", "close 13 is outside low 9 to high 12"),
         ("2024-01-03,AAA,8,12,9,11,1", "open 8 is outside low 9 to high 12"),
         ("2024-01-03,AAA,10,12,9,11,-5", "volume is -5, but it cannot be negative"),
+        ("2024-01-03,AAA,10,12,9,11,1_000", "volume is '1_000', not a number"),
+        ("20240132,AAA,10,12,9,11,1", "timestamp is '20240132', no date or time"),
+        ("20240132.0,AAA,10,12,9,11,1", "timestamp is '20240132.0', no date or time"),
         ("2024-01-03,AAA,10,12,9,11", "6 values, but the header has 7 columns"),
         ("2024-01-32,AAA,10,12,9,11,1", "timestamp is '2024-01-32', no date or time"),
         (",AAA,10,12,9,11,1", "timestamp is empty"),
@@ -249,7 +254,8 @@ def of_times(moments: Sequence[datetime], symbol: str = "A") -> Bars:
 
 
 def days(first: datetime, number: int, *, weekends: bool) -> list[datetime]:
-    found, day = [], first
+    found: list[datetime] = []
+    day = first
     while len(found) < number:
         if weekends or day.weekday() < 5:
             found.append(day)
@@ -315,15 +321,44 @@ def test_a_gap_within_a_day_is_counted_in_bars() -> None:
         check_gaps(of_times(hole), calendar, 3.0)
 
 
-def test_volatility_is_the_weighted_mean_of_past_squares() -> None:
-    close = np.exp(np.cumsum(np.random.default_rng(0).normal(0.0, 0.01, 40)))
-    found = estimated_volatility(close, 252.0)
-    returns = [math.log(close[i] / close[i - 1]) for i in range(1, 40)]
-    for bar in (1, 2, 39):
-        past = returns[:bar]
-        weights = [0.94 ** (len(past) - 1 - i) for i in range(len(past))]
-        mean = sum(w * r * r for w, r in zip(weights, past, strict=True)) / sum(weights)
-        assert found[bar] == pytest.approx(math.sqrt(252.0 * mean))
+def test_a_gap_is_told_with_its_rows(tmp_path: Path) -> None:
+    lines = [HEADER]
+    for day in days(MONDAY, 40, weekends=False):
+        for symbol in "BA":
+            if symbol == "B" or not 10 <= (day - MONDAY).days < 40:
+                lines.append(f"{day:%Y-%m-%d},{symbol},1,1,1,1,1")
+    bars = read_bars(written(tmp_path, lines))
+    rows = [number for number, line in enumerate(lines) if ",A," in line]
+    gap = next(i for i in range(len(rows)) if rows[i + 1] - rows[i] > 4)
+    with pytest.raises(UsageError) as caught:
+        check_gaps(bars, calendar_of(bars), 10.0)
+    assert (
+        f"between 2024-01-10 in row {rows[gap]} (line {rows[gap] + 1}) and 2024-02-12 in row "
+        f"{rows[gap + 1]} (line {rows[gap + 1] + 1})"
+    ) in str(caught.value)
+
+
+def level_of(past: Sequence[float]) -> float:
+    """The level of implied volatility after the daily returns ``past``, from the definition."""
+    squares = [r * r for r in past]
+    n = len(squares)
+    weights = [0.5 ** ((n - 1 - i) / 21) for i in range(n)]
+    weights = [weight / sum(weights) for weight in weights]
+    long = sum(squares) / n
+    short = sum(w * s for w, s in zip(weights, squares, strict=True))
+    spread = max(2.0, sum((s - long) ** 2 for s in squares) / n / long**2)
+    error = math.sqrt((sum(w * w for w in weights) - 1 / n) * spread) if n > 1 else 0.0
+    apart = math.log(short / long)
+    share = 1 - (2 * error / apart) ** 2 if abs(apart) > 2 * error else 0.0
+    return math.sqrt(252 * long * (short / long) ** share)
+
+
+def test_volatility_is_the_long_mean_corrected_by_a_surprising_recent_one() -> None:
+    returns = np.random.default_rng(0).normal(0.0, 0.01, 400)
+    returns[300:] *= 3.0
+    found = estimated_volatility(np.exp(np.cumsum([0.0, *returns])), 252.0)
+    for bar in (1, 2, 39, 300, 320, 400):
+        assert found[bar] == pytest.approx(level_of(returns[:bar].tolist())), bar
     assert found[0] == VOLATILITY_FLOOR
     assert (estimated_volatility(np.ones(5), 252.0) == VOLATILITY_FLOOR).all()
     assert estimated_volatility(np.exp(np.cumsum([0.0, *[0.02, -0.02] * 300])), 252.0)[-1] == (
@@ -331,14 +366,25 @@ def test_volatility_is_the_weighted_mean_of_past_squares() -> None:
     )
 
 
-def file_of(folder: Path, number: int, symbols: str = "AB") -> Path:
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_most_of_a_change_of_volatility_is_followed_within_two_months(factor: float) -> None:
+    after = []
+    for seed in range(20):
+        returns = np.random.default_rng(seed).normal(0.0, 0.2 / math.sqrt(252), 542)
+        returns[500:] *= factor
+        close = np.exp(np.cumsum([0.0, *returns]))
+        after.append(math.log(estimated_volatility(close, 252.0)[-1] / 0.2))
+    assert np.mean(after) / math.log(factor) > 0.5
+
+
+def file_of(folder: Path, number: int, symbols: str = "AB", volume: int = 1_000_000) -> Path:
     stream = np.random.default_rng(1)
     lines = [HEADER]
     for symbol in symbols:
         close = 50.0 * np.exp(np.cumsum(stream.normal(0.0, 0.01, number)))
         for day, price in zip(days(MONDAY, number, weekends=False), close, strict=True):
             lines.append(
-                f"{day:%Y-%m-%d},{symbol},{price},{price * 1.01},{price * 0.99},{price},1000"
+                f"{day:%Y-%m-%d},{symbol},{price},{price * 1.01},{price * 0.99},{price},{volume}"
             )
     return written(folder, lines)
 
@@ -379,3 +425,74 @@ def test_the_simulated_market_is_labelled_and_knows_its_truth() -> None:
     assert market.features.isfinite().all() and market.volatility.min() >= VOLATILITY_FLOOR
     with pytest.raises(UsageError, match="The simulated market is too short"):
         load_market(replace(config, sim_bars=300), said.append)
+
+
+def test_of_a_file_it_is_said_that_implied_volatility_is_estimated(tmp_path: Path) -> None:
+    said: list[str] = []
+    config = ClstmPpoConfig(data=file_of(tmp_path, 400), window=10, episode_bars=20)
+    load_market(config, said.append)
+    assert any(
+        "implied volatility is estimated from the bars, not quoted: what a policy earns from the "
+        "estimate, a real market would not pay" in line
+        for line in said
+    )
+    assert not any("WARNING" in line for line in said)
+    said.clear()
+    load_market(ClstmPpoConfig(sim_symbols=1, sim_bars=2100), said.append)
+    assert not any("estimated" in line for line in said)
+
+
+def test_a_volume_in_which_nothing_can_be_opened_is_refused(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 400, volume=10_000)
+    config = ClstmPpoConfig(data=path, window=10, episode_bars=20)
+    with pytest.raises(UsageError) as caught:
+        load_market(config, lambda _: None)
+    assert "No position can be opened at any start of the train split" in str(caught.value)
+    assert "the median volume there is 10000" in str(caught.value)
+    assert "more than 10000 shares" in str(caught.value)
+
+
+def test_a_volume_that_is_mostly_too_thin_is_warned_of(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 400, volume=0)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    some = [line[:-1] + "20000" if i % 3 == 0 else line for i, line in enumerate(lines[1:])]
+    path.write_text("\n".join([lines[0], *some]) + "\n", encoding="utf-8")
+    said: list[str] = []
+    load_market(ClstmPpoConfig(data=path, window=10, episode_bars=20), said.append)
+    assert any("WARNING: in 67% of the bars nothing can be opened" in line for line in said)
+
+
+def test_a_fingerprint_is_of_the_bars_alone(tmp_path: Path) -> None:
+    config = ClstmPpoConfig(data=file_of(tmp_path, 400), window=10, episode_bars=20)
+    market = load_market(config, lambda _: None)
+    found = fingerprint(market)
+    assert len(found) == 64
+    other = replace(config, data=(tmp_path / "bars.csv").rename(tmp_path / "moved.csv"), skew=2.0)
+    assert fingerprint(load_market(other, lambda _: None)) == found
+    volume = market.volume.clone()
+    volume[-1] += 1
+    assert fingerprint(replace(market, volume=volume)) != found
+    assert fingerprint(replace(market, symbols=("A", "C"))) != found
+    assert fingerprint(load_market(ClstmPpoConfig(sim_symbols=1), lambda _: None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"skew": math.nan}, "--skew must be a finite number, not nan"),
+        ({"capital": math.inf}, "--capital must be a finite number, not inf"),
+        ({"sim_drift": -math.inf}, "--sim-drift must be a finite number, not -inf"),
+        ({"sim_correlation": math.nan}, "--sim-correlation must be a finite number"),
+        ({"action_space": 31}, "--action-space must be 31 or 91, not 31"),
+        ({"action_space": "all"}, "--action-space must be 31 or 91, not 'all'"),
+        ({"data": Path("none.csv")}, "--data none.csv does not exist"),
+        ({"data": Path("none.csv"), "sim_seed": 3, "sim_drift": 0.0},
+         "--sim-seed, --sim-drift has no effect with --data"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_meant_are_refused(
+    settings: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        ClstmPpoConfig(**settings)  # type: ignore[arg-type]
+    assert expected in str(caught.value)

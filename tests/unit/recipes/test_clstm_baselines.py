@@ -19,6 +19,7 @@ from muster.rl.evaluation import Episodes, play
 from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
 from muster_recipes.clstm_ppo.baselines import at_the_money, baselines, stock_episodes
+from muster_recipes.clstm_ppo.clusters import Clusters
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.figure import curves, draw
 from muster_recipes.clstm_ppo.market import Market
@@ -136,7 +137,9 @@ def played() -> dict[str, Episodes]:
 
 def test_differences_are_paired_by_episode(tmp_path: Path) -> None:
     episodes = played()
-    compared = comparison.compare(episodes, seed=0)
+    clusters = Clusters(torch.arange(NUM).flip(0), NUM, "symbol")
+    caveats = ["Said first.", "Said then."]
+    compared = {"caveats": caveats, **comparison.compare(episodes, clusters, seed=0)}
     assert set(compared["differences"]) == {"agent", "agent_sampled"}
     assert set(compared["differences"]["agent"]) == {"hold", "random", "buy_and_hold", "buy_stock"}
     gaps = (episodes["agent"].returns - episodes["buy_stock"].returns).tolist()
@@ -146,18 +149,36 @@ def test_differences_are_paired_by_episode(tmp_path: Path) -> None:
     assert found["high"] - found["middle"] == pytest.approx(half)
     # Against itself there is no difference, in any episode.
     assert compared["differences"]["agent"]["random"] == {
-        "middle": 0.0, "low": 0.0, "high": 0.0, "num": NUM,
+        "middle": 0.0, "low": 0.0, "high": 0.0, "num": NUM, "clusters": NUM,
     }  # fmt: skip
 
     comparison.write(tmp_path, compared)
     assert json.loads((tmp_path / "comparison.json").read_text()) == compared
     with (tmp_path / "comparison.csv").open() as file:
+        assert [next(file), next(file)] == ["# Said first.\n", "# Said then.\n"]
         rows = {row["player"]: row for row in csv.DictReader(file)}
     assert list(rows) == list(episodes)
     assert float(rows["random"]["return"]) == compared["players"]["random"]["return"]["middle"]
     assert float(rows["buy_stock"]["agent_minus_it_high"]) == found["high"]
     assert rows["agent"]["agent_minus_it"] == ""
-    assert rows["hold"]["episodes"] == str(NUM)
+    assert rows["hold"]["episodes"] == rows["hold"]["clusters"] == str(NUM)
+
+
+def test_differences_of_one_cluster_are_one(tmp_path: Path) -> None:
+    """Three clusters of four episodes: two degrees of freedom, whatever the episodes are."""
+    episodes = played()
+    of = torch.arange(NUM) % 3
+    compared = comparison.compare(episodes, Clusters(of, 3, "symbol"), seed=0)
+    gaps = (episodes["agent"].returns - episodes["buy_stock"].returns).view(4, 3).mean(0).tolist()
+    found = compared["differences"]["agent"]["buy_stock"]
+    half = 4.3026527 * stdev(gaps) / math.sqrt(3)
+    assert found["low"] == pytest.approx(mean(gaps) - half)
+    assert (found["num"], found["clusters"]) == (NUM, 3)
+    alone = comparison.compare(episodes, Clusters(torch.zeros_like(of), 1, "symbol"), seed=0)
+    assert alone["players"]["agent"]["return"]["low"] is None
+    comparison.write(tmp_path, {"caveats": [], **alone})
+    with (tmp_path / "comparison.csv").open() as file:
+        assert {row["return_low"] for row in csv.DictReader(file)} == {""}
 
 
 def test_a_curve_stays_flat_after_an_early_end() -> None:
@@ -175,5 +196,8 @@ def test_a_curve_stays_flat_after_an_early_end() -> None:
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     episodes = played()
-    draw(episodes, "Test split, SIMULATED market", tmp_path / "equity.png")
-    assert (tmp_path / "equity.png").read_bytes().startswith(b"\x89PNG")
+    for num in (1, 4):
+        clusters = Clusters(torch.arange(NUM) % num, num, "symbol")
+        path = tmp_path / f"{num}.png"
+        draw(episodes, clusters, "Test split, SIMULATED market", "a note", path)
+        assert path.read_bytes().startswith(b"\x89PNG")

@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from muster import UsageError
 from muster.rl.config import PpoConfig
 from muster.rl.environment import Place
 from muster.rl.evaluation import Episodes
 from muster_recipes.clstm_ppo import task as module
+from muster_recipes.clstm_ppo.clusters import Clusters
 from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
-from muster_recipes.clstm_ppo.load import load_market
+from muster_recipes.clstm_ppo.load import fingerprint, load_market
 from muster_recipes.clstm_ppo.network import CascadedPolicy
-from muster_recipes.clstm_ppo.options_env import EXTRAS
+from muster_recipes.clstm_ppo.options_env import EXTRAS, OptionsEnv
 from muster_recipes.clstm_ppo.task import ClstmPpoTask, leaked
 
 CPU = torch.device("cpu")
@@ -94,21 +96,31 @@ def test_the_end_shows_every_player_on_the_same_episodes(
     ]  # fmt: skip
     assert json.loads((folder / "comparison.json").read_text()) == result
     assert result["is_simulated"] is True and result["split"] == "test"
-    assert result["episodes"] == 100 and result["episode_bars"] == 20
-    assert "overlap" in str(result["caveat"])
+    assert result["episodes"] == 128 and result["episode_bars"] == 20
+    assert result["clusters_by"] == "symbol and stretch of time"
+    caveats = result["caveats"]
+    assert isinstance(caveats, list) and len(caveats) == 1
+    assert "overlap in time" in caveats[0] and f"({result['clusters']} here" in caveats[0]
     players = result["players"]
     assert isinstance(players, dict)
     assert sorted(players) == sorted(PLAYERS)
     for numbers in players.values():
-        assert numbers["return"]["num"] == 100
+        assert numbers["return"]["num"] == 128
+        assert numbers["return"]["clusters"] == result["clusters"]
         assert numbers["return"]["low"] <= numbers["return"]["middle"] <= numbers["return"]["high"]
-    assert players["hold"]["return"] == {"middle": 0.0, "low": 0.0, "high": 0.0, "num": 100}
+    nothing = {"middle": 0.0, "low": 0.0, "high": 0.0, "num": 128}
+    assert players["hold"]["return"] == {**nothing, "clusters": result["clusters"]}
     assert players["random"]["costs"]["middle"] > 0
     # Untrained, its sampled actions are nearly those of the random player, legal ones only.
     trades = [players[name]["trades"]["middle"] for name in ("agent_sampled", "random")]
     assert trades[0] == pytest.approx(trades[1], rel=0.1)
     with (folder / "comparison.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(PLAYERS)
+        assert file.readline() == f"# {caveats[0]}\n"
+        rows = list(csv.DictReader(file))
+    assert [row["player"] for row in rows] == list(players)
+    assert {(row["episodes"], row["clusters"]) for row in rows} == {
+        ("128", str(result["clusters"]))
+    }
 
 
 def test_the_end_repeats_itself(finished: tuple[dict[str, object], Path], tmp_path: Path) -> None:
@@ -124,8 +136,11 @@ def test_a_picture_of_a_simulated_market_says_so(
     titles: list[str] = []
     shown: list[Mapping[str, Episodes]] = []
 
-    def noted(played: Mapping[str, Episodes], title: str, path: Path) -> None:
+    def noted(
+        played: Mapping[str, Episodes], clusters: Clusters, title: str, notes: str, path: Path
+    ) -> None:
         titles.append(title)
+        assert ("Implied volatility is estimated" in notes) is ("prices.csv" in title)
         shown.append(played)
 
     monkeypatch.setattr(module, "draw", noted)
@@ -136,13 +151,38 @@ def test_a_picture_of_a_simulated_market_says_so(
         policy = task.policy(task.environments("train", place(2)).spec)
         assert task.finish(policy, CPU, 0, tmp_path)["is_simulated"] is (of is simulated)
     assert titles == [
-        "Test split, SIMULATED market: 100 episodes of 20 bars",
-        "Test split, market of prices.csv: 100 episodes of 20 bars, NO COSTS",
+        "Test split, SIMULATED market: 128 episodes of 20 bars",
+        "Test split, market of prices.csv: 128 episodes of 20 bars, NO COSTS",
     ]
     for played in shown:
         bars = [episodes.first["bar"] for episodes in played.values()]
         assert all(torch.equal(bars[0], others) for others in bars)
         assert torch.isin(bars[0], simulated.starts["test"]).all()
+        assert simulated.symbol[bars[0]].bincount().tolist() == [64, 64]
+
+
+def test_environments_of_a_task_share_what_the_market_is_worth() -> None:
+    task = ClstmPpoTask(SMALL)
+    first, second = task.environments("train", place(2)), task.environments("val", place(3))
+    assert isinstance(first, OptionsEnv) and isinstance(second, OptionsEnv)
+    assert first.exchange is second.exchange
+
+
+def test_the_data_that_were_read_are_the_identity() -> None:
+    assert ClstmPpoTask(SMALL).identity() == {}
+    simulated = load_market(SMALL, lambda _: None)
+    real = dataclasses.replace(simulated, source="prices.csv", truth={})
+    assert ClstmPpoTask(SMALL, real).identity() == {"data": fingerprint(real)}
+
+
+def test_a_market_without_volume_or_an_account_without_money_is_refused() -> None:
+    market = load_market(SMALL, lambda _: None)
+    still = dataclasses.replace(market, volume=torch.zeros_like(market.volume))
+    with pytest.raises(UsageError, match="the median volume there is 0"):
+        ClstmPpoTask(SMALL, still).environments("val", place(2))
+    poor = dataclasses.replace(SMALL, capital=1.0)
+    with pytest.raises(UsageError, match="--capital 1;"):
+        ClstmPpoTask(poor, market).environments("train", place(2))
 
 
 def test_a_leaking_market_shows_the_drift_of_each_bar() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,7 +14,7 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from tests.unit.recipes.options_markets import market, place, random_legal, random_walk
 
-from muster.base.errors import UnknownNameError
+from muster.base.errors import UnknownNameError, UsageError
 from muster.rl.environment import ACTION_MASK, Split
 from muster_recipes.clstm_ppo import gymnasium_env
 from muster_recipes.clstm_ppo.actions import action_space
@@ -224,10 +226,16 @@ def test_a_market_that_breaks_its_promises_is_refused() -> None:
 
 
 def test_bars_without_volume_allow_nothing_but_holding() -> None:
-    prices = market(torch.full((1, 30), 20.0), volume=0.0, episode_bars=20)
-    env = OptionsEnv(prices, "train", CONFIGS["31"], place(1))
-    assert env.reset()[ACTION_MASK][0].tolist() == [True, *[False] * 30]
-    assert float(env.step(torch.tensor([1])).reward) == 0
+    volume = torch.zeros(1, 30)
+    volume[0, 3] = 5e6  # one start at which something can be opened
+    prices = market(torch.full((1, 30), 20.0), volume=volume, episode_bars=20)
+    env = OptionsEnv(prices, "train", CONFIGS["31"], place(40))
+    seen = env.reset()
+    is_traded = seen["bar"] == 3
+    assert 0 < int(is_traded.sum()) < 40
+    assert torch.equal(seen[ACTION_MASK][:, 1:11].any(1), is_traded)
+    assert (seen[ACTION_MASK][~is_traded].sum(1) == 1).all()
+    assert (env.step(torch.ones(40).long()).reward[~is_traded] == 0).all()
 
 
 SETTINGS: dict[str, Any] = {"sim_bars": 600, "sim_symbols": 2, "episode_bars": 30}
@@ -275,3 +283,43 @@ def test_the_vector_is_one_batch_of_the_same_environments() -> None:
 def test_wrong_names_are_told_with_the_right_ones(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UnknownNameError, match=message):
         gymnasium.make("muster/Options-v0", **wrong)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"action_space": 30}, "must be 31 or 91"),
+        ({"action_space": "both"}, "must be 31 or 91"),
+        ({"data": "none.csv"}, "none.csv does not exist"),
+        ({"capital": float("nan")}, "finite"),
+    ],
+)
+def test_wrong_values_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        gymnasium.make("muster/Options-v0", **wrong)
+
+
+@pytest.mark.usefixtures("registered")
+def test_data_may_be_text_and_the_action_space_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "bars.csv"
+    first = date(2020, 1, 1)
+    rows = [f"{first + timedelta(days=day)},{20 + day % 7},30,10,20,50000" for day in range(400)]
+    path.write_text("\n".join(["date,open,high,low,close,volume", *rows]) + "\n", encoding="utf-8")
+    env = gymnasium.make(
+        "muster/Options-v0", data=str(path), action_space=91, window=5, episode_bars=20
+    )
+    assert isinstance(env.action_space, gymnasium.spaces.Discrete)
+    assert env.action_space.n == 91
+    env.close()
+
+
+def test_episodes_can_be_spread_over_the_symbols() -> None:
+    prices = random_walk(symbols=3, bars=80, episode_bars=60)
+    of_two = prices.starts["train"][prices.symbol[prices.starts["train"]] != 1]
+    prices = dataclasses.replace(prices, starts={"train": of_two[2:]})
+    config = ClstmPpoConfig(episode_bars=60)
+    env = OptionsEnv(prices, "train", config, place(200, first_env=1), spread=True)
+    bars = env.reset()["bar"]
+    assert prices.symbol[bars].tolist() == [2, 0] * 100
+    assert set(bars.tolist()) == set(of_two[2:].tolist())

@@ -23,6 +23,23 @@ EXACT: dict[str, tuple[int, Any, dict[str, Any]]] = {
 }
 
 
+#: Each changes what is learnt from the second update on, if it has an effect at all.
+SETTINGS: dict[str, Any] = {
+    "normalize_rewards": True,
+    "value_clip": 1e-3,
+    "lr_schedule": "linear",
+    "entropy_coef_end": 1.0,
+    "max_grad_norm": 1e-3,
+    "gamma": 0.5,
+    "gae_lambda": 0.1,
+    "clip": 1e-4,
+    "value_coef": 5.0,
+    "normalize_observations": False,
+    "seed": 1,
+    "model_seed": 1,
+}
+
+
 def jobs() -> list[Job]:
     many = {"num_envs": 8, "batch_size": 4}
     few = {"num_envs": 4, "batch_size": 2}
@@ -39,6 +56,15 @@ def jobs() -> list[Job]:
         Job(name="nan", ranks=2, task=CartPoleAgent(trouble="nan", at=30, on=4), config=few),
         Job(name="half", ranks=1, task=CartPoleAgent(wide=False), config={"precision": "bf16"}),
     ]  # fmt: skip
+    short = {**many, "num_steps": 3 * UPDATE, "eval_frequency": 0, "eval_episodes": 1}
+    found.append(Job(name="base", ranks=1, task=CartPoleAgent(), config=short))
+    for name, value in SETTINGS.items():
+        config = {**short, name: value}
+        found.append(Job(name=f"with-{name}", ranks=1, task=CartPoleAgent(), config=config))
+    found.append(
+        Job(name="bad-gradient", ranks=2, task=CartPoleAgent(trouble="gradient", at=12),
+            config=few, checkpoint_steps=1)
+    )  # fmt: skip
     for name, (ranks, task, config) in EXACT.items():
         whole = Job(name=name, ranks=ranks, task=task, config=config)
         stopped = replace(task, trouble="stop", at=2 * 24 + 3, on=4 * (ranks - 1))
@@ -154,6 +180,22 @@ def test_what_is_not_a_number_ends_all_ranks(trained: Outcomes) -> None:
         found = trained.of("nan", rank)
         assert "MusterError" in found.kinds and found.exit_code == 1
         assert "no longer a number" in (found.error or "")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_has_an_effect(trained: Outcomes, name: str) -> None:
+    base, changed = learnt(trained, "base"), learnt(trained, f"with-{name}")
+    weights = [key for key in base if key.startswith("model/net")]
+    assert any(not torch.equal(base[key], changed[key]) for key in weights)
+
+
+def test_a_gradient_that_is_no_number_is_never_applied(trained: Outcomes) -> None:
+    """The loss was finite. What is kept is from before, and can be gone on from."""
+    for rank in (0, 1):
+        found = trained.of("bad-gradient", rank)
+        assert found.exit_code == 1 and "gradient is no longer a number" in (found.error or "")
+    kept = trained.weights("bad-gradient")
+    assert all(bool(torch.isfinite(value).all()) for value in kept.values())
 
 
 def test_half_precision_trains(trained: Outcomes) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from muster.rl.environment import EnvSpec, Observation, Outcome, Place, Split, VectorEnv
 from muster.rl.gymnasium_envs import make_gymnasium
-from muster.rl.policy import Policy
+from muster.rl.policy import Policy, PolicyOutput
 from muster.rl.recurrent_policy import RecurrentPolicy
 from muster.rl.task import AgentTask
 
@@ -51,6 +51,20 @@ class Troubled(Wide):
         return outcome
 
 
+class BadGradient(RecurrentPolicy):
+    """Its values are right, and the gradient of the forward number ``at`` is not a number."""
+
+    at = 0
+
+    def forward(self, *args: Any) -> PolicyOutput:
+        output = super().forward(*args)
+        self.at -= 1
+        if self.at != 0:
+            return output
+        nothing = torch.sqrt(0.0 * next(self.net.critic.parameters()).sum())
+        return output._replace(value=output.value + nothing)
+
+
 @dataclass
 class CartPoleAgent(AgentTask):
     """Batched CartPole; ``on``: the first environment of the rank that has the ``trouble``."""
@@ -72,7 +86,10 @@ class CartPoleAgent(AgentTask):
         return Wide(place, self.max_steps, self.wide)
 
     def policy(self, spec: EnvSpec) -> Policy:
-        made = RecurrentPolicy(spec, hidden=16, layers=(8,), memory=self.memory)
+        kind = BadGradient if self.trouble == "gradient" else RecurrentPolicy
+        made = kind(spec, hidden=16, layers=(8,), memory=self.memory)
+        if isinstance(made, BadGradient):
+            made.at = self.at
         return made.double() if self.wide else made
 
     def finish(
