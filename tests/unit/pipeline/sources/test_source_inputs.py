@@ -160,7 +160,7 @@ def test_a_local_folder_through_load_dataset(
         ("a.csv", b"a,\xff\n", "The header of a.csv cannot be read: not UTF-8"),
         ("a.txt", b"x", "Cannot tell what .*a.txt is from its name"),
         ("a.jsonl", '{"a": 1}'.encode("utf-16"), "a.jsonl is UTF-16.\nHint: convert it: iconv"),
-        ("a.jsonl", gzip.compress(b"{}\n"), "a.jsonl is gzip data"),
+        ("a.jsonl", gzip.compress(b"{}\n", mtime=0), "a.jsonl is gzip data"),
         ("a.json", b"[\n{}]", "a.json is one JSON value over several lines"),
         ("a.json", b'{\n "a": 1}', "a.json is one JSON value over several lines"),
         ("a.parquet", b"no", "a.parquet is no Parquet file"),
