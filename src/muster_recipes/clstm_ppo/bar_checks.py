@@ -134,7 +134,7 @@ def check_gaps(bars: Bars, calendar: Calendar, max_gap_bars: float) -> None:
     """No symbol misses more than ``max_gap_bars`` bars in a row.
 
     Raises:
-        UsageError: with every gap's two ends.
+        UsageError: with every gap's two ends: dates and, of a file, rows.
     """
     gaps: list[str] = []
     for part in bars.ranges():
@@ -142,7 +142,7 @@ def check_gaps(bars: Bars, calendar: Calendar, max_gap_bars: float) -> None:
         missing = calendar.missing(time[:-1], time[1:])
         gaps += [
             f"  {bars.symbols[bars.symbol[part.start]]}: about {missing[at]:.0f} bars are missing "
-            f"between {stamp(time[at])} and {stamp(time[at + 1])}"
+            f"between {_moment(bars, part.start + at)} and {_moment(bars, part.start + at + 1)}"
             for at in _where(missing > max_gap_bars + 1e-9)
         ]
     if not gaps:
@@ -154,6 +154,12 @@ def check_gaps(bars: Bars, calendar: Calendar, max_gap_bars: float) -> None:
                    "returns and indicators would be wrong:", *gaps[:_SHOWN], *more]),
         hint="fill or cut the data, or allow it with --max-gap-bars.",
     )  # fmt: skip
+
+
+def _moment(bars: Bars, at: int) -> str:
+    """``2024-01-02 in row 7 (line 8)``."""
+    when = stamp(bars.time[at])
+    return when if bars.row is None else f"{when} in {place(int(bars.row[at]), bars.lines)}"
 
 
 def stamp(time_s: int | np.int64) -> str:

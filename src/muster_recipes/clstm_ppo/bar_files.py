@@ -30,6 +30,8 @@ _SAME = {"timestamp": ("date", "datetime", "time"), "symbol": ("ticker",)}
 _DELIMITERS = ",;\t"
 #: From this many on, a number is in the unit: seconds up to the year 5138, then ms, us and ns.
 _EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (0.0, 1.0))
+#: Whole numbers of eight digits are dates, YYYYMMDD: as seconds they would be days of 1970.
+_FIRST_DATE, _LAST_DATE = 10_000_000, 99_999_999
 
 #: The years 1800 to 2200; anything else is a mistake, and not every calendar function takes it.
 _EARLIEST_S, _LATEST_S = -5_364_662_400.0, 7_258_118_400.0
@@ -47,8 +49,9 @@ def read_bars(path: Path) -> Bars:
 
     Columns, in any order and case: timestamp (or date, datetime, time), open, high, low, close,
     volume, and optionally symbol (or ticker); without it the file's name is the symbol. Others are
-    ignored. A timestamp is an ISO date or date-time, with a zone or in UTC; YYYYMMDD; or a number:
-    seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by size.
+    ignored. A timestamp is an ISO date or date-time, with a zone or in UTC; YYYYMMDD, as text or
+    as a number; or another number: seconds, milliseconds, microseconds or nanoseconds since 1970,
+    told apart by size.
 
     Raises:
         UsageError: the file cannot be read, or a row cannot be used: with the first few rows (from
@@ -186,7 +189,7 @@ def _rows(path: Path, table: _Table) -> Rows:
     problems: list[Problem] = []
     time = _converted("timestamp", columns["timestamp"], _seconds, "no date or time", problems)
     numbers = {
-        name: _converted(name, columns[name], float, "not a number", problems) for name in NUMBERS
+        name: _converted(name, columns[name], _number, "not a number", problems) for name in NUMBERS
     }
     symbol = columns.get("symbol", [path.stem] * len(time))
     names = ["" if value is None else str(value).strip() for value in symbol]
@@ -232,6 +235,13 @@ def _converted(
     return numbers
 
 
+def _number(value: Any) -> float:
+    # Python would take the underscore of 1_000 as nothing; other programs would not.
+    if isinstance(value, str) and "_" in value:
+        raise ValueError(value)
+    return float(value)
+
+
 def _seconds(value: Any) -> float:
     """Since 1970; ValueError or TypeError where it is no moment."""
     seconds = _unbounded_seconds(value)
@@ -247,8 +257,6 @@ def _unbounded_seconds(value: Any) -> float:
         text = value.strip()
         if not text.replace(".", "", 1).removeprefix("-").isdecimal():
             return _utc(datetime.fromisoformat(text))
-        if len(text) == 8 and text.isdecimal():
-            return _utc(datetime.strptime(text, "%Y%m%d"))
         value = float(text)
     if isinstance(value, datetime):
         return _utc(value)
@@ -256,6 +264,8 @@ def _unbounded_seconds(value: Any) -> float:
         return _utc(datetime(value.year, value.month, value.day))
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(value)
+    if _FIRST_DATE <= value <= _LAST_DATE and value == int(value):
+        return _utc(datetime.strptime(str(int(value)), "%Y%m%d"))
     per_second = next(unit for least, unit in _EPOCH_UNITS if abs(value) >= least)
     return value / per_second
 
@@ -278,4 +288,6 @@ def _sorted(rows: Rows) -> Bars:
         low=rows.low[order],
         close=rows.close[order],
         volume=rows.volume[order],
+        row=order.astype(np.int64),
+        lines=rows.lines,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ class Bars:
     """The symbols' bars one after another, [B], in time within each symbol.
 
     ``symbol``: whose bar it is, the number in ``symbols``. ``time``: seconds since 1970 (UTC).
+    ``row``: of a file, which row of data each bar was, from 0, and ``lines`` the line on which
+    each row ends; None where there is no such thing.
     """
 
     source: str
@@ -38,6 +41,8 @@ class Bars:
     low: Array
     close: Array
     volume: Array
+    row: Integers | None = None
+    lines: Sequence[int] | None = None
 
     def ranges(self) -> list[slice]:
         """Where each symbol's bars are."""

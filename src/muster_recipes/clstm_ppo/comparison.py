@@ -8,21 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.agents import Episodes, interval, median_interval
+from torch import Tensor
+
+from muster.agents import Episodes
+from muster_recipes.clstm_ppo.clusters import Clusters, clustered, clustered_median, record
 
 #: The players that have learnt; all others are baselines.
 AGENTS = ("agent", "agent_sampled")
 _COLUMNS = ("return", "sharpe", "max_drawdown", "win_rate", "trades", "costs")
 
 
-def compare(played: Mapping[str, Episodes], seed: int) -> dict[str, Any]:
+def compare(played: Mapping[str, Episodes], clusters: Clusters, seed: int) -> dict[str, Any]:
     """Means with 95 % t-intervals of every player, the median return with a bootstrap interval,
-    and the mean difference in return of each agent to each baseline, paired by episode."""
+    and the mean difference in return of each agent to each baseline, paired by episode. All
+    intervals are over ``clusters`` of the episodes, which all players share."""
     return {
-        "players": {name: _numbers(episodes, seed) for name, episodes in played.items()},
+        "players": {name: _numbers(each, clusters, seed) for name, each in played.items()},
         "differences": {
             agent: {
-                name: interval(played[agent].returns - episodes.returns).record()
+                name: _mean(played[agent].returns - episodes.returns, clusters)
                 for name, episodes in played.items()
                 if name not in AGENTS
             }
@@ -32,28 +36,39 @@ def compare(played: Mapping[str, Episodes], seed: int) -> dict[str, Any]:
 
 
 def write(folder: Path, compared: Mapping[str, Any]) -> None:
-    """``comparison.json`` and ``comparison.csv``, a row per player."""
+    """``comparison.json`` and ``comparison.csv``, a row per player after lines that begin with #
+    and say what the intervals are."""
     text = json.dumps(compared, indent=2, allow_nan=False) + "\n"
     (folder / "comparison.json").write_text(text, encoding="utf-8")
     with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
         rows = [_row(name, compared) for name in compared["players"]]
+        file.writelines(f"# {sentence}\n" for sentence in compared["caveats"])
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _numbers(episodes: Episodes, seed: int) -> dict[str, Any]:
-    values = {"return": episodes.returns, **episodes.extras}
+def _mean(values: Tensor, clusters: Clusters) -> dict[str, Any]:
+    return record(clustered(values, clusters), len(values))
+
+
+def _numbers(episodes: Episodes, clusters: Clusters, seed: int) -> dict[str, Any]:
+    returns = episodes.returns
+    values = {"return": returns, **episodes.extras}
     return {
-        **{name: interval(values[name]).record() for name in _COLUMNS},
-        "median_return": median_interval(episodes.returns, seed=seed).record(),
+        **{name: _mean(values[name], clusters) for name in _COLUMNS},
+        "median_return": record(clustered_median(returns, clusters, seed), len(returns)),
         "ruined": int(episodes.terminated.sum()),
     }
 
 
 def _row(name: str, compared: Mapping[str, Any]) -> dict[str, Any]:
     numbers = compared["players"][name]
-    row: dict[str, Any] = {"player": name, "episodes": numbers["return"]["num"]}
+    row: dict[str, Any] = {
+        "player": name,
+        "episodes": numbers["return"]["num"],
+        "clusters": numbers["return"]["clusters"],
+    }
     for column in _COLUMNS:
         row[column] = numbers[column]["middle"]
         row[f"{column}_low"] = numbers[column]["low"]

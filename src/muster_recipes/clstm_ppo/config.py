@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from muster import UsageError
+
+_ActionSpace = Literal["31", "91"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,7 @@ class ClstmPpoConfig:
     """Share of the time, after the training split, by which the best policy is chosen."""
     test_share: float = 0.15
     """Share of the time, at the end, that is seen only by the final evaluation."""
-    action_space: Literal["31", "91"] = "31"
+    action_space: _ActionSpace = "31"
     """31: hold, buy calls and puts, close; 91: covered, spreads, straddles, condors as well."""
     window: int = 30
     """Bars that the feature LSTM looks back."""
@@ -65,6 +69,17 @@ class ClstmPpoConfig:
     """Simulated: Heston's rho."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{_flag(field.name)} must be a finite number, not {value}.")
+        if self.action_space not in get_args(_ActionSpace):
+            raise UsageError(
+                f"--action-space must be {' or '.join(get_args(_ActionSpace))}, not "
+                f"{self.action_space!r}."
+            )
+        if self.data is not None:
+            self._check_data(self.data)
         for name in ("window", "hidden", "episode_bars", "capital", "expiry_days", "sim_symbols",
                      "sim_bars", "sim_volatility", "sim_mean_reversion", "val_share",
                      "test_share"):  # fmt: skip
@@ -87,6 +102,29 @@ class ClstmPpoConfig:
             raise UsageError(
                 f"--sim-correlation must be between -1 and 1, not {self.sim_correlation}."
             )
+
+    def _check_data(self, data: Path) -> None:
+        """Without reading it: what ``--dry-run`` can tell."""
+        changed = [
+            _flag(field.name)
+            for field in dataclasses.fields(self)
+            if field.name.startswith("sim_") and getattr(self, field.name) != field.default
+        ]
+        if changed:
+            raise UsageError(
+                f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} no effect with "
+                "--data: the market is read, not simulated.",
+                hint="drop --data to simulate, or the --sim flags to read.",
+            )
+        if not data.is_file():
+            raise UsageError(
+                f"--data {data} {'is no file' if data.exists() else 'does not exist'}.",
+                hint="--data names one file of bars; without it a market is simulated.",
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 #: Settings of PpoConfig that suit the market.

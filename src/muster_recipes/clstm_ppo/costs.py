@@ -62,6 +62,11 @@ def series_contracts(volume: Tensor) -> Tensor:
     return volume * (SERIES_VOLUME / SHARES_PER_CONTRACT)
 
 
+def least_volume() -> float:
+    """Of the underlying in a bar, in shares: up to here not even one contract can be filled."""
+    return SHARES_PER_CONTRACT / SERIES_VOLUME / MAX_ORDER_SHARE
+
+
 def option_cost(mid: Tensor, strike_to_spot: Tensor, is_sale: Tensor) -> UnitCost:
     """Of trading one contract whose ``mid`` is given per share; ``is_sale`` is 1.0 or 0.0."""
     notional = SHARES_PER_CONTRACT * mid

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from muster.agents import Episodes, interval
+from muster_recipes.clstm_ppo.clusters import Clusters, cluster_means, clustered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,15 +27,19 @@ _PLAYERS = {
 }
 
 
-def draw(played: Mapping[str, Episodes], title: str, path: Path) -> None:
+def draw(
+    played: Mapping[str, Episodes], clusters: Clusters, title: str, notes: str, path: Path
+) -> None:
     """Left the mean value of the portfolio by bar with a band of its 95 % interval, right every
-    episode's return and the mean with its interval; a PNG at ``path``."""
+    episode's return and the mean with its interval, over ``clusters``; below both ``notes``; a
+    PNG at ``path``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _curves(left, played)
-    _returns(right, played)
+    _curves(left, played, clusters)
+    _returns(right, played, clusters)
+    figure.supxlabel(notes, x=0.01, ha="left", fontsize=8, color="#444444")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.savefig(path, dpi=150)
 
@@ -45,10 +50,11 @@ def curves(episodes: Episodes) -> Tensor:
     return 1 + torch.cat([start, episodes.rewards]).cumsum(0)
 
 
-def _curves(axis: Axes, played: Mapping[str, Episodes]) -> None:
+def _curves(axis: Axes, played: Mapping[str, Episodes], clusters: Clusters) -> None:
     for name, episodes in played.items():
         label, colour, style = _PLAYERS[name]
-        means = [interval(row) for row in 100 * (curves(episodes) - 1)]
+        changes = cluster_means(100 * (curves(episodes) - 1), clusters)
+        means = [interval(row) for row in changes]
         bars = range(len(means))
         is_agent = name == "agent"
         axis.plot(bars, [mean.middle for mean in means], style, color=colour, label=label,
@@ -58,21 +64,24 @@ def _curves(axis: Axes, played: Mapping[str, Episodes]) -> None:
             axis.fill_between(bars, *ends, color=colour, alpha=0.13, linewidth=0)
     axis.set_xlabel("bars since the start of the episode")
     axis.set_ylabel("change of the portfolio's value, %")
-    axis.set_title("mean and its 95 % interval", loc="left", fontsize=10)
+    known = f"95 % interval over {clusters.num} clusters"
+    if clusters.num < 2:
+        known = "unknown interval (one cluster)"
+    axis.set_title(f"mean and its {known}", loc="left", fontsize=10)
     axis.margins(x=0)
     _dress(axis)
     axis.legend(frameon=False, fontsize=8, loc="best")
 
 
-def _returns(axis: Axes, played: Mapping[str, Episodes]) -> None:
+def _returns(axis: Axes, played: Mapping[str, Episodes], clusters: Clusters) -> None:
     for row, (name, episodes) in enumerate(played.items()):
         _, colour, _ = _PLAYERS[name]
         returns = 100 * episodes.returns
         # Dots of one row are spread a little, always in the same way.
         spread = row + 0.12 + 0.22 * torch.linspace(0, 1, len(returns)).mul(7.0).frac()
         axis.scatter(returns, spread, s=7, color=colour, alpha=0.35, linewidths=0)
-        mean = interval(returns)
-        if len(returns) > 1:
+        mean = clustered(returns, clusters)
+        if mean.num > 1:
             axis.plot([mean.low, mean.high], [row - 0.08] * 2, color=colour, linewidth=2.2)
         axis.plot([mean.middle], [row - 0.08], "o", color=colour, markersize=5)
         axis.text(1, row - 0.2, f"{mean.middle:+.1f} %", ha="right", fontsize=8,
@@ -81,7 +90,8 @@ def _returns(axis: Axes, played: Mapping[str, Episodes]) -> None:
     axis.set_ylim(len(played) - 0.5, -0.6)
     axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
     axis.set_xlabel("return of an episode, %")
-    axis.set_title("each episode (dots), mean and its 95 % interval", loc="left", fontsize=10)
+    known = ", mean, 95 % interval" if clusters.num > 1 else ", mean"
+    axis.set_title(f"each episode (dots){known}", loc="left", fontsize=10)
     _dress(axis)
 
 

@@ -11,6 +11,7 @@ imported before an environment is made.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster import UnknownNameError
@@ -74,11 +75,7 @@ def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
 
     if split not in _SPLITS:
         raise UnknownNameError("split", split, list(_SPLITS))
-    names = [field.name for field in dataclasses.fields(ClstmPpoConfig)]
-    for name in settings:
-        if name not in names:
-            raise UnknownNameError("setting", name, names)
-    config = ClstmPpoConfig(**settings)
+    config = _config(settings)
     market = load_market(config, lambda _: None)
     exchange = Exchange.of(market, config, torch.device(device))
 
@@ -86,6 +83,20 @@ def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
         return OptionsEnv(market, split, config, place, exchange, show="features")
 
     return made
+
+
+def _config(settings: dict[str, Any]) -> ClstmPpoConfig:
+    """As from the command line: a path may be text, and the action space a number."""
+    names = [field.name for field in dataclasses.fields(ClstmPpoConfig)]
+    for name in settings:
+        if name not in names:
+            raise UnknownNameError("setting", name, names)
+    settings = dict(settings)
+    if isinstance(settings.get("data"), str):
+        settings["data"] = Path(settings["data"])
+    if isinstance(settings.get("action_space"), int):
+        settings["action_space"] = str(settings["action_space"])
+    return ClstmPpoConfig(**settings)
 
 
 register()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from muster import UsageError
 from muster_recipes.clstm_ppo.bar_checks import check_gaps
 from muster_recipes.clstm_ppo.bar_files import read_bars
 from muster_recipes.clstm_ppo.bars import (
@@ -22,10 +25,17 @@ from muster_recipes.clstm_ppo.bars import (
     estimated_volatility,
 )
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
+from muster_recipes.clstm_ppo.costs import least_volume
 from muster_recipes.clstm_ppo.features import features_of
 from muster_recipes.clstm_ppo.generator import BARS_PER_YEAR, simulated_bars
-from muster_recipes.clstm_ppo.market import Market
+from muster_recipes.clstm_ppo.market import Market, Split
 from muster_recipes.clstm_ppo.splits import SPLITS, Splits, split_bars
+
+#: Said of every market that is read.
+ESTIMATED = (
+    "implied volatility is estimated from the bars, not quoted: what a policy earns from the "
+    "estimate, a real market would not pay"
+)
 
 _DAILY_EPISODE_BARS, _EPISODE_BARS = 252, 200
 
@@ -36,8 +46,8 @@ def load_market(config: ClstmPpoConfig, say: Callable[[str], None]) -> Market:
     Loading the same again costs nothing as long as the file stays as it is.
 
     Raises:
-        UsageError: the file cannot be used or the market is too short; see ``read_bars`` and
-            ``split_bars``.
+        UsageError: the file cannot be used, the market is too short (see ``read_bars`` and
+            ``split_bars``) or a split has too little volume to trade in.
     """
     market, sentences = _loaded(config, _stamp(config.data))
     for sentence in sentences:
@@ -51,6 +61,29 @@ def episode_bars_of(config: ClstmPpoConfig, bars_per_year: float) -> int:
         return config.episode_bars
     is_daily = bars_per_year in (TRADING_DAYS_PER_YEAR, CALENDAR_DAYS_PER_YEAR)
     return _DAILY_EPISODE_BARS if is_daily else _EPISODE_BARS
+
+
+def no_opening(market: Market, split: Split, capital: float) -> UsageError:
+    """To be raised where nothing but holding is possible at all starts of ``split``."""
+    volume = float(market.volume.cpu()[market.starts[split].cpu()].median())
+    return UsageError(
+        f"No position can be opened at any start of the {split} split of {market.source}: the "
+        f"median volume there is {volume:g} and --capital {capital:g}; one contract takes a bar of "
+        f"more than {least_volume():g} shares and the money that it costs.",
+        hint="the column volume counts shares of the underlying, not lots, thousands or dollars.",
+    )
+
+
+def fingerprint(market: Market) -> str:
+    """SHA-256 of all that was read: symbols, times, prices, volumes; "" of a simulated market,
+    which its settings identify."""
+    if market.source == "simulated":
+        return ""
+    digest = hashlib.sha256(json.dumps(market.symbols).encode())
+    columns = ("symbol", "time", "open", "high", "low", "close", "volume")
+    for name in columns:
+        digest.update(getattr(market, name).cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:
@@ -86,6 +119,9 @@ def _loaded(config: ClstmPpoConfig, _: tuple[int, int] | None) -> tuple[Market, 
         episode_bars=episode_bars,
     )
     market = _market(bars, calendar, level, splits, truth)
+    for split, starts in market.starts.items():
+        if bool((market.volume[starts] <= least_volume()).all()):
+            raise no_opening(market, split, config.capital)
     return market, _sentences(market, splits, episode_bars)
 
 
@@ -124,6 +160,15 @@ def _sentences(market: Market, splits: Splits, episode_bars: int) -> tuple[str, 
         f"bars per year, episodes of {episode_bars} bars.",
         f"Splits: {spans}.",
     ]
+    if market.source != "simulated":
+        sentences.append(f"note: {ESTIMATED}.")
+    too_thin = float((market.volume <= least_volume()).double().mean())
+    if too_thin > 0.5:
+        sentences.append(
+            f"WARNING: in {too_thin:.0%} of the bars nothing can be opened: their volume is at "
+            f"most {least_volume():g} shares, too little to fill one contract. Is the volume "
+            "counted in shares?"
+        )
     sentences += [
         f"{splits.num_unused[split]} of {num_symbols} symbols are too short for an episode in "
         f"the {split} split and are not used there."

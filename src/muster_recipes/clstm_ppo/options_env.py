@@ -40,7 +40,7 @@ from muster_recipes.clstm_ppo.actions import NUM_SLOTS, ActionSpace
 from muster_recipes.clstm_ppo.book import Book, Marks, empty_book, opened, without
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.exchange import Exchange
-from muster_recipes.clstm_ppo.load import episode_bars_of
+from muster_recipes.clstm_ppo.load import episode_bars_of, no_opening
 from muster_recipes.clstm_ppo.market import Market
 from muster_recipes.clstm_ppo.portfolio import (
     Account,
@@ -71,10 +71,17 @@ class OptionsEnv(BatchedEnv):
         place: Place,
         exchange: Exchange | None = None,
         show: Literal["bar", "features"] = "bar",
+        spread: bool = False,
     ) -> None:
         """``exchange``: of the same market and config on the same device, to be shared by several
         environments; it takes up to a second to make. ``show``: the number of the bar, for a
-        policy that has the market, or the market's features at it, for one that has not."""
+        policy that has the market, or the market's features at it, for one that has not.
+        ``spread``: environment i begins all its episodes in the symbol number i modulo how many
+        there are, not in a random one.
+
+        Raises:
+            UsageError: an account could do nothing at any start of the split.
+        """
         self.exchange = exchange or Exchange.of(market, config, place.device)
         self.space = self.exchange.space
         self.episode_bars = episode_bars(market, config)
@@ -91,10 +98,14 @@ class OptionsEnv(BatchedEnv):
         self.slots = torch.arange(NUM_SLOTS, device=self.device)
         self._blank = self._blank_rows(place.num_envs)
         self._first_mask = self._masks_of_starts()
+        self._offered = self._symbols_of(market.symbol) if spread else None
+        if not bool(self._first_mask[:, 1:].any()):
+            raise no_opening(market, split, self.capital)
 
     def fresh(self) -> dict[str, Tensor]:
         seed, episode = self.place.seed, self.episode.clamp(min=0)
-        start = streams.integers(seed, streams.EPISODE, self.index, episode, len(self.starts))
+        first, num = self._offered or (0, len(self.starts))
+        start = first + streams.integers(seed, streams.EPISODE, self.index, episode, num)
         mask = self._first_mask.index_select(0, start)
         return {**self._blank, "bar": self.starts[start], "mask": mask}
 
@@ -237,6 +248,13 @@ class OptionsEnv(BatchedEnv):
             "mask": torch.zeros(num_envs, self.space.num_actions, dtype=torch.bool, device=device),
             **{f"book.{name}": x for name, x in zip(Book._fields, book, strict=True)},
         }
+
+    def _symbols_of(self, symbol: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each environment's symbol, [num_envs]: its first start and how many it has."""
+        of_start = symbol.to(self.device)[self.starts]
+        _, nums = torch.unique_consecutive(of_start, return_counts=True)
+        which = self.index % len(nums)
+        return (nums.cumsum(0) - nums)[which], nums[which]
 
     def _masks_of_starts(self) -> Tensor:
         """Bool [starts, actions]: what an account without positions can do there."""

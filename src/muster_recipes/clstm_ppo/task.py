@@ -14,17 +14,24 @@ from muster.agents import AgentTask, EnvSpec, Episodes, Place, Policy, Split, Ve
 from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
 from muster_recipes.clstm_ppo.baselines import Rule, baselines, stock_episodes
+from muster_recipes.clstm_ppo.clusters import clusters_of
 from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
+from muster_recipes.clstm_ppo.exchange import Exchange
 from muster_recipes.clstm_ppo.figure import draw
-from muster_recipes.clstm_ppo.load import load_market
+from muster_recipes.clstm_ppo.load import ESTIMATED, fingerprint, load_market
 from muster_recipes.clstm_ppo.market import Market
 from muster_recipes.clstm_ppo.network import CascadedPolicy
 from muster_recipes.clstm_ppo.options_env import OptionsEnv, episode_bars
 
-_FINAL_EPISODES = 100
+_FINAL_EPISODES = 128
 _CAVEAT = (
-    "episodes of one split overlap in time: the intervals are about which episodes of this market "
-    "were drawn, not about other markets"
+    "Episodes of one symbol overlap in time, so all 95 % intervals are over clusters of episodes "
+    "({num} here, by {by}), not over episodes; symbols that move together would make them longer."
+)
+_NOT_QUOTED = "Implied volatility is estimated, not quoted: what is earned from it is not real."
+_UNKNOWN = (
+    "Episodes of one symbol overlap in time, and all of these are one cluster: how far the means "
+    "would vary is unknown, and so are all intervals. Use more symbols or a longer test split."
 )
 
 
@@ -40,6 +47,7 @@ class ClstmPpoTask(AgentTask):
         self.config = config
         self._given = market
         self._remarks: list[str] = []
+        self._exchanges: dict[torch.device, Exchange] = {}
 
     @cached_property
     def market(self) -> Market:
@@ -48,7 +56,12 @@ class ClstmPpoTask(AgentTask):
         return load_market(self.config, self._remarks.append)
 
     def environments(self, split: Split, place: Place) -> VectorEnv:
-        return OptionsEnv(self.market, split, self.config, place)
+        return OptionsEnv(self.market, split, self.config, place, self._exchange(place.device))
+
+    def identity(self) -> dict[str, str]:
+        """What a resumed run must find again beyond its settings: the data that were read."""
+        found = fingerprint(self.market)
+        return {"data": found} if found else {}
 
     def policy(self, spec: EnvSpec) -> Policy:
         return CascadedPolicy(
@@ -68,11 +81,14 @@ class ClstmPpoTask(AgentTask):
     def finish(
         self, policy: Policy, device: torch.device, seed: int, folder: Path
     ) -> Mapping[str, Any]:
-        """The policy and the baselines on the same 100 episodes of the test split;
+        """The policy and the baselines on the same 128 episodes of the test split;
         ``comparison.json``, ``comparison.csv`` and ``equity.png``."""
         played = self._play_all(policy, device, seed)
         market, bars = self.market, episode_bars(self.market, self.config)
+        clusters = clusters_of(market, played["agent"].first["bar"], bars)
         is_simulated = market.source == "simulated"
+        caveat = _CAVEAT.format(num=clusters.num, by=clusters.by) if clusters.num > 1 else _UNKNOWN
+        caveats = [caveat] if is_simulated else [caveat, f"{ESTIMATED[0].upper()}{ESTIMATED[1:]}."]
         result = {
             "market": market.source,
             "is_simulated": is_simulated,
@@ -80,15 +96,23 @@ class ClstmPpoTask(AgentTask):
             "episodes": _FINAL_EPISODES,
             "episode_bars": bars,
             "costs": self.config.costs,
-            "caveat": _CAVEAT,
-            **comparison.compare(played, seed),
+            "clusters": clusters.num,
+            "clusters_by": clusters.by,
+            "caveats": caveats,
+            **comparison.compare(played, clusters, seed),
         }
         comparison.write(folder, result)
         costs = "" if self.config.costs else ", NO COSTS"
         kind = "SIMULATED market" if is_simulated else f"market of {market.source}"
         title = f"Test split, {kind}: {_FINAL_EPISODES} episodes of {bars} bars{costs}"
-        draw(played, title, folder / "equity.png")
+        notes = "\n".join([caveat] if is_simulated else [caveat, _NOT_QUOTED])
+        draw(played, clusters, title, notes, folder / "equity.png")
         return result
+
+    def _exchange(self, device: torch.device) -> Exchange:
+        if device not in self._exchanges:
+            self._exchanges[device] = Exchange.of(self.market, self.config, device)
+        return self._exchanges[device]
 
     def _play_all(self, policy: Policy, device: torch.device, seed: int) -> dict[str, Episodes]:
         num = _FINAL_EPISODES
@@ -97,7 +121,9 @@ class ClstmPpoTask(AgentTask):
         def played(player: Policy | Rule, *, deterministic: bool = True) -> Episodes:
             return play(
                 player,
-                OptionsEnv(self.market, "test", self.config, place),
+                OptionsEnv(
+                    self.market, "test", self.config, place, self._exchange(device), spread=True
+                ),
                 deterministic=deterministic,
                 seed=seed,
                 num_episodes=num,
