@@ -28,7 +28,7 @@ def start(folder: Path, *args: str) -> pexpect.spawn:
     environment = {**os.environ, "TERM": "xterm"}
     return pexpect.spawn(
         sys.executable, ["-m", "muster", "launch", *args], cwd=str(folder), env=environment,
-        dimensions=(40, 130), encoding="utf-8", timeout=30,
+        dimensions=(40, 130), encoding="utf-8", timeout=90,
     )  # fmt: skip
 
 

@@ -196,7 +196,6 @@ def test_bars_are_all_days_of_named_symbols() -> None:
     assert bars.symbols == ("SIM00", "SIM01", "SIM02")
     days = bars.time[:30].astype("datetime64[s]").astype("datetime64[D]")
     assert str(days[0]) == "2000-01-03" and (np.diff(days).astype(int) == 1).all()
-    assert (np.busday_count(days[:-1], days[1:]) == 1).all()
     np.testing.assert_array_equal(bars.close[bars.ranges()[2]], found.close[2])
 
 

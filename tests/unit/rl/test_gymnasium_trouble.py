@@ -116,8 +116,20 @@ def test_other_mistakes_are_told_without_a_traceback(monkeypatch: pytest.MonkeyP
 # Processes.
 
 
+@pytest.fixture(autouse=True)
+def _before() -> None:
+    """What this process had started before the test, such as multiprocessing's tracker."""
+    _BEFORE.clear()
+    _BEFORE.update(psutil.Process().children())
+
+
+_BEFORE: set[psutil.Process] = set()
+
+
 def processes() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    """The children that a test has started and that have not ended."""
+    found = set(psutil.Process().children()) - _BEFORE
+    return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_async_environments_are_closed_at_the_end() -> None:
