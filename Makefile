@@ -46,7 +46,8 @@ demo: $(STAMP)
 
 # Two files at a time: much of the suite waits for processes that it has started.
 test: $(STAMP)
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu and not alone"
+	$(PYTEST) -m "alone and not slow and not gpu"
 
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not gpu"

@@ -32,6 +32,7 @@ def start(folder: Path, *args: str) -> pexpect.spawn:
     )  # fmt: skip
 
 
+@pytest.mark.alone
 def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) -> None:
     child = start(tmp_path, "--epochs", "1")
     child.expect("What kind of work")
@@ -66,6 +67,7 @@ def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) ->
     assert (tmp_path / "runs/digits/training_results.json").exists()
 
 
+@pytest.mark.alone
 def test_gpus_are_marked_with_the_space_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_gpus_are_marked_with_the_space_key(
     assert child.exitstatus == 0
 
 
+@pytest.mark.alone
 def test_a_wrong_answer_is_told_at_once_and_ctrl_c_starts_nothing(tmp_path: Path) -> None:
     child = start(tmp_path, "--kind", "run")
     child.expect("Which script")

@@ -133,6 +133,7 @@ def test_json_is_one_document(folder: Path, here: Here, monkeypatch: pytest.Monk
     assert answer["devices"][2]["num_lost"] == answer["num_samples"] > 0
 
 
+@pytest.mark.alone
 def test_a_terminal_shows_the_view_and_ctrl_c_ends_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

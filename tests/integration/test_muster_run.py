@@ -280,6 +280,7 @@ time.sleep(0.3)
     ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_lets_ranks_save_and_a_second_one_does_not(times: int, tmp_path: Path) -> None:
     write(

@@ -165,6 +165,7 @@ def test_an_exception_of_one_rank_is_told_once_in_ten_lines(muster_cli: MusterCl
     assert "restart" not in done.stderr, "it would only come again"
 
 
+@pytest.mark.alone
 def test_a_terminal_shows_rate_and_time_to_go_and_ctrl_c_saves(
     tmp_path: Path, muster_cli: MusterCli
 ) -> None:
