@@ -65,7 +65,9 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def pids_in(folder: Path, pattern: str) -> list[int]:
-    return [int(path.read_text()) for path in folder.glob(pattern)]
+    """Those that are written: a file is there a moment before what is in it."""
+    texts = [path.read_text() for path in folder.glob(pattern)]
+    return [int(text) for text in texts if text]
 
 
 @contextmanager
