@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.atomic_files import replacing
 from muster.base.run_folder import RunFolder
+from muster.gang.process_group import Gang
 
 _FLUSH_EVERY_S = 1.0
 _TENSORBOARD_EVERY_S = 0.25
@@ -115,6 +117,18 @@ class Record:
                 and math.isfinite(value)
             ):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
+
+
+def open_record(
+    gang: Gang, folder: RunFolder, step: int, say: Callable[[str], None], *, with_tensorboard: bool
+) -> Record | None:
+    """Rank 0's record, cut after ``step``; None on the others."""
+    if not gang.is_first:
+        return None
+    record = Record(folder, step, with_tensorboard=with_tensorboard)
+    if with_tensorboard and not record.has_tensorboard:
+        say("note       no TensorBoard files: pip install tensorboard")
+    return record
 
 
 def _open_tensorboard(folder: Path, step: int) -> Any:

@@ -6,12 +6,12 @@ No torch here: the command line reads this before anything heavy is imported.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.base.errors import UnknownNameError, UsageError
+from muster.base.ranges import check_ranges, flag_of
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -85,18 +85,11 @@ class PpoConfig:
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that cannot be meant, before anything is started."""
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and (value <= 0 or not math.isfinite(value)):
-                raise UsageError(f"--{_flag(name)} must be greater than 0, not {value}.")
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            if value is not None and (value < 0 or not math.isfinite(value)):
-                raise UsageError(f"--{_flag(name)} must be 0 or more, not {value}.")
+        check_ranges(self, positive=_POSITIVE, not_negative=_NOT_NEGATIVE)
         for name in ("gamma", "gae_lambda"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise UsageError(f"--{_flag(name)} must be between 0 and 1, not {value}.")
+                raise UsageError(f"--{flag_of(name)} must be between 0 and 1, not {value}.")
         if self.patience is not None and self.eval_frequency == 0:
             raise UsageError(
                 f"--patience {self.patience} looks at evaluations; --eval-frequency 0 makes none.",
@@ -147,7 +140,3 @@ _NOT_NEGATIVE = ("value_coef", "entropy_coef", "entropy_coef_end", "eval_frequen
 def _near_divisor(number: int, wanted: int) -> int:
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     return min(divisors, key=lambda d: (abs(d - wanted), d))
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from muster.base.records import from_record
 from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
 from muster.gang.endings import forget_word, leave_word, refusals_told
 from muster.gang.interval import Interval
+from muster.gang.memory import is_out_of_memory
 from muster.gang.process_group import joined
-from muster.gang.record import Record
+from muster.gang.record import open_record
 from muster.gang.stop import StopFlag
 from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
@@ -22,6 +26,7 @@ from muster.rl.reporting import AgentReporter
 from muster.rl.results import sum_up
 from muster.rl.setup import prepare
 from muster.rl.task import AgentTask
+from muster.rl.trouble import no_room_error
 
 
 def run_rank(
@@ -70,16 +75,16 @@ def train_agent(
         speak = say if gang.is_first else _silent
         BEACON.phase = "setup"
         forget_word(folder, gang)
-        run = prepare(task, config, gang, folder, speak)
-        record = None
-        if gang.is_first:
-            record = Record(folder, run.progress.steps, with_tensorboard=config.tensorboard)
-            if config.tensorboard and not record.has_tensorboard:
-                speak("note       no TensorBoard files: pip install tensorboard")
+        with _memory_told(config, gang.device):
+            run = prepare(task, config, gang, folder, speak)
+        record = open_record(
+            gang, folder, run.progress.steps, speak, with_tensorboard=config.tensorboard
+        )
         reporter = AgentReporter(record, speak)
         interval = Interval(seconds=checkpoint_s, steps=checkpoint_steps, is_first=gang.is_first)
         try:
-            ending = learn(run, stop, reporter, interval)
+            with _memory_told(config, gang.device):
+                ending = learn(run, stop, reporter, interval)
         finally:
             run.env.close()
             reporter.close()
@@ -91,6 +96,17 @@ def train_agent(
         results = sum_up(run, ending.why)
         _say_results(results, speak)
         return results
+
+
+@contextmanager
+def _memory_told(config: PpoConfig, device: torch.device) -> Iterator[None]:
+    """Out of memory as an error that says which settings take it."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise no_room_error(config, device, error) from None
 
 
 def _say_results(results: Mapping[str, Any], say: Callable[[str], None]) -> None:

@@ -6,7 +6,6 @@ import time
 
 import torch
 
-from muster.base.errors import EXIT_SOME_FAILED, MusterError
 from muster.gang.beacon import BEACON
 from muster.gang.checkpoint import Snapshot
 from muster.gang.endings import Ending
@@ -23,6 +22,7 @@ from muster.rl.returns import gae
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun
 from muster.rl.snapshot import with_rank
+from muster.rl.trouble import end_for_nan
 from muster.rl.update import Experience, update
 
 
@@ -60,7 +60,9 @@ def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Inte
                 gamma=config.gamma, gae_lambda=config.gae_lambda,
             )  # fmt: skip
             agreed = agree(run, rollout, returns, stop=stop.is_set, save=interval.is_due())
-            _check_finite(run, agreed)
+            if not agreed.is_finite:
+                what = "A reward, an observation or a value"
+                end_for_nan(run, what, "look at what the environment returns")
             device = run.gang.device
             advantages = normalise_advantages(
                 returns.advantages,
@@ -97,12 +99,6 @@ def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Inte
     run.checkpoints.wait()
     council.meet()
     return Ending("finished", over)
-
-
-class NonFinite(MusterError):
-    """A loss, a reward, an observation or a parameter is infinite or not a number."""
-
-    exit_code = EXIT_SOME_FAILED
 
 
 def save(run: AgentRun, *, is_best: bool) -> None:
@@ -157,16 +153,3 @@ def _absorb(run: AgentRun, agreed: Agreed) -> None:
     """Statistics move only here, so that acting and learning have seen the same ones."""
     run.policy.normaliser.absorb(agreed.observation_deltas.to(run.gang.device))
     run.return_scale.absorb(agreed.return_deltas.to(run.gang.device))
-
-
-def _check_finite(run: AgentRun, agreed: Agreed) -> None:
-    if agreed.is_finite:
-        return
-    run.checkpoints.wait()
-    run.gang.council.meet()
-    raise NonFinite(
-        f"A reward, an observation or a value is no longer a number after step "
-        f"{run.progress.steps:,} (update {run.progress.updates}).",
-        hint="a lower --lr helps most often; then look at what the environment returns. The same "
-        "command goes on from the last checkpoint.",
-    )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from muster.base.errors import EXIT_SOME_FAILED, MusterError
 from muster.gang.beacon import BEACON
 from muster.rl import streams
 from muster.rl.distributions import distribution
@@ -18,6 +17,7 @@ from muster.rl.losses import PpoTerms, ppo_terms, total
 from muster.rl.rollout import Rollout
 from muster.rl.sequences import SequencePlan, plan_sequences
 from muster.rl.setup import AgentRun
+from muster.rl.trouble import end_for_nan
 
 #: An update ends when the policy has moved further than this times --target-kl.
 _KL_MARGIN = 1.5
@@ -50,7 +50,7 @@ class Learned:
 def update(run: AgentRun, experience: Experience, entropy_coef: float) -> Learned:
     """Learn from ``experience``; every rank makes the same number of steps.
 
-    Raises UpdateFailed, on every rank, when a loss is no longer a number.
+    Raises NonFinite, on every rank, when a loss is no longer a number.
     """
     config, first = run.config, run.progress.updates * run.config.update_epochs
     plan = plan_sequences(experience.rollout.starts)
@@ -157,7 +157,7 @@ def _step(run: AgentRun) -> float:
         run.scaler.unscale_(run.optimizer)
     norm = float(run.replica.clip(run.config.max_grad_norm))  # global: the same on all ranks
     if run.scaler is None and not math.isfinite(norm):
-        _fail(run, f"The gradient is no longer a number (its norm is {norm})")
+        end_for_nan(run, f"The gradient, of norm {norm},", "look at the policy's own functions")
     if run.scaler is not None:
         run.scaler.step(run.optimizer)
         run.scaler.update()
@@ -166,29 +166,12 @@ def _step(run: AgentRun) -> float:
     return norm
 
 
-class UpdateFailed(MusterError):
-    """A loss is infinite or not a number."""
-
-    exit_code = EXIT_SOME_FAILED
-
-
 def _check_finite(run: AgentRun, sums: list[float]) -> None:
     if all(map(math.isfinite, sums)):
         return
     names = ("policy loss", "value loss", "entropy", "divergence", "clipped", "count")
     shown = ", ".join(f"{n} {v}" for n, v in zip(names, sums, strict=True))
-    _fail(run, f"A loss is no longer a number (sums: {shown})")
-
-
-def _fail(run: AgentRun, what: str) -> NoReturn:
-    """On every rank, after the last good checkpoint is whole."""
-    run.checkpoints.wait()
-    run.gang.council.meet()
-    raise UpdateFailed(
-        f"{what} in update {run.progress.updates + 1}.",
-        hint="a lower --lr or --max-grad-norm helps most often. The same command goes on from the "
-        "last checkpoint.",
-    )
+    end_for_nan(run, f"A loss (sums: {shown})", "a lower --max-grad-norm")
 
 
 def _means(learned: Learned, sums: list[float], norms: list[float]) -> Learned:

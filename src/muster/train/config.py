@@ -6,12 +6,12 @@ No torch here: the command line reads this before anything heavy is imported.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.base.errors import UnknownNameError, UsageError
+from muster.base.ranges import check_ranges
 
 Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -86,14 +86,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that cannot be meant, before anything is started."""
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and (value <= 0 or not math.isfinite(value)):
-                raise UsageError(f"--{_flag(name)} must be greater than 0, not {value}.")
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            if value is not None and (value < 0 or not math.isfinite(value)):
-                raise UsageError(f"--{_flag(name)} must be 0 or more, not {value}.")
+        check_ranges(self, positive=_POSITIVE, not_negative=_NOT_NEGATIVE)
         if isinstance(self.num_workers, int) and self.num_workers < 0:
             raise UsageError(f"--num-workers must be 0 or more, or auto, not {self.num_workers}.")
         if self.warmup_epochs > self.epochs:
@@ -132,7 +125,3 @@ def check_names(values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in known:
             raise UnknownNameError("training setting", name, known)
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")

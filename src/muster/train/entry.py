@@ -14,7 +14,7 @@ from muster.gang.endings import StartAgain, forget_word, leave_word, refusals_to
 from muster.gang.interval import Interval
 from muster.gang.memory import is_out_of_memory, remember_micro_batch
 from muster.gang.process_group import joined
-from muster.gang.record import Record
+from muster.gang.record import open_record
 from muster.gang.stop import StopFlag
 from muster.gang.topology import Topology, read_topology
 from muster.train.config import TrainConfig
@@ -99,11 +99,9 @@ def train(
             if not is_out_of_memory(error):
                 raise
             raise no_room_error(gang.device, error) from None
-        record = None
-        if gang.is_first:
-            record = Record(folder, run.progress.step, with_tensorboard=config.tensorboard)
-            if config.tensorboard and not record.has_tensorboard:
-                speak("note       no TensorBoard files: pip install tensorboard")
+        record = open_record(
+            gang, folder, run.progress.step, speak, with_tensorboard=config.tensorboard
+        )
         reporter = Reporter(record, speak)
         interval = Interval(seconds=checkpoint_s, steps=checkpoint_steps, is_first=gang.is_first)
         try:

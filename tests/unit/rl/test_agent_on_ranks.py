@@ -54,6 +54,7 @@ def jobs() -> list[Job]:
         Job(name="native", ranks=2, task=GymnasiumAgent(vectorization="native"), config=few),
         Job(name="continuous", ranks=1, task=GymnasiumAgent(env="Pendulum-v1"), config=many),
         Job(name="nan", ranks=2, task=CartPoleAgent(trouble="nan", at=30, on=4), config=few),
+        Job(name="memory", ranks=1, task=CartPoleAgent(trouble="memory", at=2), config=many),
         Job(name="half", ranks=1, task=CartPoleAgent(wide=False), config={"precision": "bf16"}),
     ]  # fmt: skip
     short = {**many, "num_steps": 3 * UPDATE, "eval_frequency": 0, "eval_episodes": 1}
@@ -182,6 +183,12 @@ def test_what_is_not_a_number_ends_all_ranks(trained: Outcomes) -> None:
         assert "no longer a number" in (found.error or "")
 
 
+def test_memory_that_runs_out_is_told_with_what_takes_it(trained: Outcomes) -> None:
+    found = trained.of("memory")
+    assert "MusterError" in found.kinds and found.exit_code == 3
+    assert "8 environments x 24 steps" in (found.error or "")
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_has_an_effect(trained: Outcomes, name: str) -> None:
     base, changed = learnt(trained, "base"), learnt(trained, f"with-{name}")
@@ -193,7 +200,7 @@ def test_a_gradient_that_is_no_number_is_never_applied(trained: Outcomes) -> Non
     """The loss was finite. What is kept is from before, and can be gone on from."""
     for rank in (0, 1):
         found = trained.of("bad-gradient", rank)
-        assert found.exit_code == 1 and "gradient is no longer a number" in (found.error or "")
+        assert found.exit_code == 1 and "The gradient" in (found.error or "")
     kept = trained.weights("bad-gradient")
     assert all(bool(torch.isfinite(value).all()) for value in kept.values())
 

@@ -33,7 +33,7 @@ class Wide(BatchedCartPole):
 
 
 class Troubled(Wide):
-    """Asks for a stop, or gives a NaN, in one step."""
+    """Asks for a stop, gives a NaN or has no memory, in one step."""
 
     def __init__(self, place: Place, max_steps: int, wide: bool, trouble: str, at: int) -> None:
         super().__init__(place, max_steps, wide)
@@ -46,6 +46,8 @@ class Troubled(Wide):
             return outcome
         if self._trouble == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
+        if self._trouble == "memory":
+            raise MemoryError("Unable to allocate 7 TiB")
         if self._trouble == "nan":
             return outcome._replace(reward=outcome.reward * torch.nan)
         return outcome
