@@ -33,6 +33,7 @@ DOORS = {
         "muster/train/curves.py",
         "muster/rl/curves.py",
         "muster/monitor/figure.py",
+        "muster/api/report/figures.py",
     ),
     "gymnasium": ("muster/rl/gymnasium_import.py", "muster_recipes/"),
     "muster.gang": ("muster/gang/", "muster/train/", "muster/rl/", "muster/api/"),

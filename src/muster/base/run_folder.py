@@ -18,6 +18,7 @@ runs/<name>/
   requests/           cancel and retry wishes from other processes
   results.parquet     one row per task; results.csv is the same
   table.csv, figures/ what a recipe makes of the results
+  report/index.html   all of it on one page, which holds its pictures and can be sent away
   metrics.jsonl       a line per optimizer step and evaluation of a training
   tb/                 the same for TensorBoard
   training_results.json  what a training came to; curves.png is its picture
@@ -143,6 +144,10 @@ class RunFolder:
     @property
     def figures(self) -> Path:
         return self.path / "figures"
+
+    @property
+    def report_html(self) -> Path:
+        return self.path / "report" / "index.html"
 
     @property
     def metrics(self) -> Path:

@@ -41,7 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("muster.cli.commands.look:logs", "what a task printed"),
     "errors": ("muster.cli.commands.look:errors", "the failures of a run, grouped by cause"),
     "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
-    "report": ("muster.cli.commands.report:main", "make a recipe's table and figure again"),
+    "report": (
+        "muster.cli.commands.report:main",
+        "a run of any kind on one page, with its figures",
+    ),
     "cancel": ("muster.cli.commands.look:cancel", "cancel what has not ended"),
     "monitor": ("muster.cli.commands.monitor:main", "what GPUs and host do, now or in a run"),
     "doctor": ("muster.cli.commands.doctor:main", "does this machine work, and how fast is it"),

@@ -1,42 +1,87 @@
-"""``muster report RUN``: a recipe's table and figures again, also of an unfinished run."""
+"""``muster report RUN``: a run of any kind on one page, also while it is unfinished."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from muster.api.report import make_report
+import tyro
+
 from muster.api.runs import open_run
-from muster.base.errors import UsageError
+from muster.base.errors import MusterError, UsageError
 from muster.base.records import from_record
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
+from muster.cli.maps import MAPS
 from muster.cli.parse import parse
 from muster.cli.recipes import RECIPES, load_recipe
+
+if TYPE_CHECKING:
+    from muster.api.report.map import MapMaker
+    from muster.api.report.sweep import SweepMaker
+    from muster.api.stored import StoredRun
+
+_HELP = """Make one HTML page of a run: figures, table, configuration, environment, what it took.
+
+The page holds its pictures and loads nothing, so it can be sent as one file. Figures are also
+written as PNG and PDF, the table as CSV and JSON. RUN is of any kind (sweep, map, train, run) and
+may be unfinished or failed.
+
+Examples:
+  muster report runs/ssm
+  muster report digits --out ~/shared/digits
+  muster report runs/ssm --json
+"""
 
 
 @dataclass(frozen=True)
 class _Report:
     run: Positional
     """The run's folder, or its name below ./runs."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write everything into this folder (DIR/index.html) and leave the run's as it is."""
     json: Switch = False
-    """Print the paths as JSON."""
+    """Print the paths as JSON, the page last."""
 
 
 def main(argv: list[str]) -> int:
-    flags = parse(_Report, argv, "report", "Make a recipe's table and figures from its results.")
+    flags = parse(_Report, argv, "report", _HELP)
     run = open_run(flags.run)
-    name = run.stored.spec.get("recipe")
-    if name not in RECIPES:
-        raise UsageError(
-            f"{run.folder.name} is not the run of a recipe, so there is nothing to draw.",
-            hint=f"its table is {run.folder.results_csv}.",
-        )
-    recipe = load_recipe(str(name))
-    config = from_record(recipe.config, run.stored.spec["config"])
-    made = make_report(run, recipe, config)
+    if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
+        raise UsageError(f"--out {flags.out} is a file.", hint="name a folder for the page.")
+    from muster.api.report.make import write_report
+
+    made = write_report(run, _maker_of(run.stored), flags.out)
     if flags.json:
         output.say_json([str(path) for path in made])
     else:
         for path in made:
             output.say(f"made: {path}")
     return 0
+
+
+def _maker_of(stored: StoredRun) -> SweepMaker | MapMaker | None:
+    """The recipe behind a run; None where there is none, or where it is not of this muster."""
+    name = stored.spec.get("recipe")
+    if name in RECIPES and "train" not in stored.spec:
+        from muster.api.report.sweep import SweepMaker
+
+        recipe = load_recipe(str(name))
+        return SweepMaker(recipe, from_record(recipe.config, stored.spec["config"]))
+    if "stages" in stored.spec and MAPS.keys() & set(stored.argv):
+        with suppress(MusterError):
+            return _map_maker(stored)
+    return None
+
+
+def _map_maker(stored: StoredRun) -> MapMaker | None:
+    """A map keeps its command line only; what it means now is asked of that."""
+    from muster.api.report.map import MapMaker
+    from muster.cli.map_flags import parse_map
+
+    parsed = parse_map(list(stored.argv[2:]), "")
+    if parsed.recipe is None or parsed.job is None:
+        return None
+    return MapMaker(parsed.recipe, parsed.config, parsed.job.output)

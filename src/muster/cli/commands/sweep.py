@@ -94,7 +94,7 @@ def run_and_sum_up(
     seconds = time.monotonic() - began
     made: list[str] = []
     if workload.recipe is not None:
-        from muster.api.report import make_report
+        from muster.api.report.make import make_report
 
         made = [str(path) for path in make_report(run, workload.recipe, workload.config)]
     if as_json:

@@ -1,0 +1,261 @@
+"""What every report says about a run: how it stands, what failed, how it was set up, what it took.
+
+Pure where it can be; what reads the run folder says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from muster.api.gangs import last_ending
+from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
+from muster.api.report.words import count, is_secret_name
+from muster.api.runs import Status
+from muster.api.stored import StoredRun
+from muster.base.clock import human_duration, iso_utc
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE
+from muster.base.journal import read_journal
+from muster.base.run_folder import RunFolder
+from muster.farm.ledger.read import FailureGroup
+
+_MOST_FAILURES = 20
+_MOST_LINES = 60
+
+
+@dataclass
+class Effort:
+    """Time and memory of tasks, added up per device. ``seconds``: of the last attempts."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    tasks: Counter[str] = field(default_factory=Counter)
+    peak_mib: dict[str, float] = field(default_factory=dict)
+
+    def add(self, system: Mapping[str, Any]) -> None:
+        """``system``: what muster says about a task in the exported table."""
+        device, seconds, peak = system["device"], system["seconds"], system["peak_mib"]
+        if device is None or seconds is None:
+            return
+        self.tasks[device] += 1
+        self.seconds[device] = self.seconds.get(device, 0.0) + seconds
+        if peak is not None:
+            self.peak_mib[device] = max(peak, self.peak_mib.get(device, 0.0))
+
+    def table(self) -> Table | None:
+        if not self.tasks:
+            return None
+        rows = tuple(
+            (name, num, self.seconds[name], self.seconds[name] / num, self.peak_mib.get(name))
+            for name, num in self.tasks.items()
+        )
+        names = ("device", "tasks", "seconds in tasks", "seconds per task", "peak memory (MiB)")
+        return Table("Tasks by device", names, rows)
+
+
+# ---------------------------------------------------------------------- how it stands
+
+
+def farm_state(status: Status) -> tuple[str, Mood]:
+    """A sentence with the counts of tasks, for a sweep."""
+    counts = status.counts
+    shown = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    of = f"{shown or 'nothing done'} of {count(status.total, 'task')}"
+    more = "" if status.is_enqueued or not status.total else " (not all tasks are listed yet)"
+    if status.is_running:
+        return f"Still running: {of}{more}. What is missing is left out below.", Mood.OPEN
+    if counts["waiting"] or counts["running"] or not status.total:
+        return f"Unfinished: {of}{more}. What is missing is left out below.", Mood.OPEN
+    if counts["failed"]:
+        return f"Finished with failures: {of}.", Mood.BAD
+    if counts["cancelled"]:
+        return f"Cancelled: {of}.", Mood.OPEN
+    return f"Finished: {of}.", Mood.GOOD
+
+
+def gang_state(folder: RunFolder, *, is_running: bool) -> tuple[str, Mood]:
+    """A sentence from how the last start ended. Reads the run's journal."""
+    if is_running:
+        return "Still running: what follows is what there is so far.", Mood.OPEN
+    code = last_ending(folder)
+    if code is None and folder.training_results.exists():  # trained inside the caller's process
+        return "Finished.", Mood.GOOD
+    if code == EXIT_OK:
+        return "Finished.", Mood.GOOD
+    if code == EXIT_REQUEUE:
+        return "Unfinished: it saved its state and can go on.", Mood.OPEN
+    if code is None:
+        return "Unfinished: it has not come to an end.", Mood.OPEN
+    if code == EXIT_INTERRUPTED:
+        return "Unfinished: it was interrupted.", Mood.OPEN
+    return f"Failed with exit code {code}.", Mood.BAD
+
+
+# ---------------------------------------------------------------------- what failed
+
+
+def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
+    """Failed attempts by cause, those that left failed tasks first."""
+    blocks: list[Block] = []
+    for group in groups[:_MOST_FAILURES]:
+        first = group.message.splitlines()[0] if group.message else group.outcome
+        tasks = count(group.num_failed, "failed task")
+        if not group.num_failed:
+            tasks = "no task failed in the end"
+        summary = f"{first} ({tasks}, {count(group.num_attempts, 'attempt')})"
+        trace = _last_lines(group.trace or group.message)
+        blocks.append(Listing(summary, f"{trace}\ntasks: {', '.join(group.tasks)}"))
+    if len(groups) > _MOST_FAILURES:
+        blocks.append(Text(f"{len(groups) - _MOST_FAILURES:,} more causes: muster errors RUN."))
+    return blocks
+
+
+def gang_failures(folder: RunFolder) -> list[Block]:
+    """What ranks said about their ends, and the report of the last start. Reads the folder."""
+    from muster.gang.rank_errors import read_rank_error
+
+    ends = [line for line in read_journal(folder.events) if line.get("event") == "end"]
+    blocks: list[Block] = []
+    report = ends[-1].get("report") if ends else None
+    if report:
+        blocks += [Text(str(report[0])), Listing("Report of the last start", "\n".join(report))]
+    if ends and ends[-1].get("exit_code") == EXIT_OK:
+        return blocks
+    for path in sorted(folder.logs.glob("rank-*.error.json"))[:_MOST_FAILURES]:
+        error = None
+        with suppress(KeyError, TypeError):
+            error = read_rank_error(path)
+        if error is not None:
+            rank = path.name.removeprefix("rank-").removesuffix(".error.json")
+            text = _last_lines("\n".join((*error.frames, f"{error.type}: {error.message}")))
+            blocks.append(Listing(f"Rank {rank}: {error.type}: {error.message}", text))
+    return blocks
+
+
+def record_failures(folder: RunFolder) -> list[Block]:
+    """Records of a map that were rejected, by stage and reason. Reads ``errors.jsonl``."""
+    causes: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], str] = {}
+    for line in read_journal(folder.errors_jsonl):
+        cause = (str(line.get("stage")), str(line.get("reason")))
+        if cause not in causes and len(causes) >= 10_000:
+            cause = ("", "other reasons")
+        causes[cause] += 1
+        if len(examples) < _MOST_FAILURES:
+            examples.setdefault(cause, f"record {line.get('id')}\n{line.get('traceback') or ''}")
+    blocks: list[Block] = []
+    for (stage, reason), number in causes.most_common(_MOST_FAILURES):
+        where = f" in the stage {stage}" if stage else ""
+        text = _last_lines(examples.get((stage, reason), "")) or reason
+        blocks.append(Listing(f"{count(number, 'record')}{where}: {reason}", text))
+    if len(causes) > _MOST_FAILURES:
+        more = len(causes) - _MOST_FAILURES
+        blocks.append(Text(f"{more:,} more reasons are in {folder.errors_jsonl.name}."))
+    return blocks
+
+
+def _last_lines(text: str) -> str:
+    lines = text.rstrip().splitlines()
+    if len(lines) <= _MOST_LINES:
+        return "\n".join(lines)
+    return "\n".join((f"({len(lines) - _MOST_LINES:,} lines before)", *lines[-_MOST_LINES:]))
+
+
+# ---------------------------------------------------------------------- how it was set up
+
+
+def setting_blocks(groups: Mapping[str, Mapping[str, Any]]) -> list[Block | None]:
+    """Tables of settings by caption. What looks like a key or a password is not shown."""
+    return [
+        facts_of(caption, _without_secrets(values), are_given=True)
+        for caption, values in groups.items()
+    ]
+
+
+def environment_blocks(stored: StoredRun, hosts: Mapping[str, Sequence[str]]) -> list[Block | None]:
+    """What ran it: versions, machine, code. ``hosts``: machine → its devices, where known."""
+    machines = {
+        host: ", ".join(f"{number} × {name}" for name, number in Counter(devices).items())
+        or "no GPU was seen"
+        for host, devices in hosts.items()
+    }
+    return [
+        facts_of("Software", stored.environment),
+        facts_of("Machines", machines),
+        facts_of(
+            "Run",
+            {
+                "run id": stored.run_id,
+                "first started": iso_utc(stored.created_s),
+                "working folder": stored.cwd,
+            },
+        ),
+        facts_of("Code (hash of the source)", {k: v for k, v in stored.code.items() if v}),
+    ]
+
+
+def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            shown[name] = _without_secrets(value)
+        else:
+            shown[name] = "…" if value and is_secret_name(name) else value
+    return shown
+
+
+# ---------------------------------------------------------------------- what it took
+
+
+def time_facts(folder: RunFolder) -> Facts | None:
+    """Starts and the time between start and end. Reads the run's journal.
+
+    A start without an end was killed: how long it worked is not known, and is said so.
+    """
+    starts = list(_starts(folder))
+    if not starts:
+        return None
+    known = [seconds for _, seconds in starts if seconds is not None]
+    parts = []
+    if known:  # the journal knows whole seconds
+        parts.append(f"about {human_duration(max(1.0, sum(known)))}")
+    if len(known) < len(starts):
+        parts.append(f"{count(len(starts) - len(known), 'start')} without a known end")
+    facts = {
+        "starts": len(starts),
+        "last start": starts[-1][0],
+        "time at work": ", and ".join(parts),
+    }
+    return facts_of("Time", facts)
+
+
+def _starts(folder: RunFolder) -> Iterator[tuple[str, float | None]]:
+    """When node 0 started, and for how many seconds it worked."""
+    begun: str | None = None
+    for line in read_journal(folder.events):
+        if line.get("node", 0) != 0:
+            continue
+        if line["event"] == "start":
+            if begun is not None:
+                yield begun, None
+            begun = line["time"]
+        elif line["event"] == "end" and begun is not None:
+            yield begun, (_moment(line["time"]) - _moment(begun)).total_seconds()
+            begun = None
+    if begun is not None:
+        yield begun, None
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def log_blocks(folder: RunFolder) -> list[Block]:
+    """Where what was printed is, and the end of what the first rank printed. Reads the log."""
+    from muster.gang.tail import last_lines
+
+    found = last_lines(folder.rank_log(0), 30)
+    return [Listing("The last lines that rank 0 printed", "\n".join(found))] if found else []

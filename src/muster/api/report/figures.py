@@ -1,0 +1,295 @@
+"""Pictures that no recipe draws: results over parameters, what a training measured, confusions.
+
+The only place of the reports that needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.api.report.groups import Group, Groups, as_number
+from muster.api.report.words import as_given
+from muster.base.atomic_files import replacing
+
+#: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_MARKS = "os^vDPX*"
+_MOST_METRICS = 6
+_MOST_SETTINGS = 500
+_MOST_POINTS = 1500
+#: Of a line of an evaluation, what is no result.
+COUNTERS = ("kind", "step", "epoch", "samples", "seconds", "update", "episodes")
+
+
+def why_no_picture(found: Groups) -> str | None:
+    """Why there is nothing to be seen in a picture of these groups; None where there is."""
+    if not found.metrics:
+        return "no result is a number"
+    if not found.varying:
+        return "all tasks have the same parameters, apart from their seeds"
+    if len(found.varying) > 2:
+        return f"{len(found.varying)} parameters vary, and a picture shows two at most"
+    if len(found.groups) > _MOST_SETTINGS:
+        return f"there are {len(found.groups):,} settings, more than can be told apart"
+    return None
+
+
+def draw_groups(found: Groups, path: Path, title: str) -> list[Path]:
+    """A panel per result: mean and standard deviation over the seeds, as PNG and PDF.
+
+    One parameter goes to the right. A second one is a line per value where it has at most eight
+    values, else both are the axes of a map of colours.
+    """
+    from matplotlib.figure import Figure
+
+    across, lines = _axes_of(found)
+    metrics = found.metrics[:_MOST_METRICS]
+    columns = min(2, len(metrics))
+    rows = math.ceil(len(metrics) / columns)
+    figure = Figure(figsize=(6.2 * columns, 3.6 * rows + 0.4), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis, metric in zip(panels, metrics, strict=False):
+        if lines is not None and len(_values(found, lines)) > len(_COLOURS):
+            _map(figure, axis, found, (across, lines), metric)
+        else:
+            _lines(axis, found, across, lines, metric)
+        axis.set_title(metric, loc="left", fontsize=10)
+    for axis in panels[len(metrics) :]:
+        axis.set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    return _save(figure, path)
+
+
+def draw_measured(lines: Sequence[Mapping[str, Any]], path: Path, monitor: str) -> list[Path]:
+    """What the curves of a training leave out: other metrics, the gradient's norm, throughput.
+
+    Nothing is drawn, and no file is made, where none of it was recorded.
+    """
+    panels = _measured_panels(lines, monitor)
+    if not panels:
+        return []
+    from matplotlib.figure import Figure
+
+    is_agent = any(line.get("kind") == "update" for line in lines)
+    unit = "environment steps, all ranks" if is_agent else "optimizer step"
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(3.9 * columns, 3.0 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis, (name, x, y, style) in zip(axes, panels, strict=False):
+        axis.plot(x, y, style, ms=3, lw=1.2, color=_COLOURS[0])
+        axis.set_title(name, loc="left", fontsize=10)
+        axis.set_xlabel(unit)
+        _dress(axis)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    return _save(figure, path)
+
+
+def draw_confusion(
+    counts: Sequence[Sequence[float]], names: Sequence[str], path: Path, title: str
+) -> list[Path]:
+    """Rows: the true class, columns: the predicted one; colours by share of the row."""
+    from matplotlib.figure import Figure
+
+    size = min(12.0, 2.6 + 0.45 * len(counts))
+    figure = Figure(figsize=(size + 0.6, size), layout="constrained")
+    axis = figure.subplots()
+    shares = [[value / max(1.0, float(sum(row))) for value in row] for row in counts]
+    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axis, label="share of the true class", shrink=0.8)
+    if len(counts) <= 20:
+        for i, row in enumerate(counts):
+            for j, value in enumerate(row):
+                ink = "white" if shares[i][j] > 0.5 else "black"
+                axis.text(j, i, f"{value:,.0f}", ha="center", va="center", color=ink, fontsize=8)
+    axis.set_xticks(range(len(names)), _short(names), rotation=90)
+    axis.set_yticks(range(len(names)), _short(names))
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("true")
+    axis.set_title(title, loc="left", fontsize=10)
+    return _save(figure, path)
+
+
+# ---------------------------------------------------------------------- results over parameters
+
+
+def _axes_of(found: Groups) -> tuple[str, str | None]:
+    """The parameter that goes to the right, and the other: numbers go first, then many values."""
+    if len(found.varying) == 1:
+        return found.varying[0], None
+    first, second = sorted(
+        found.varying, key=lambda n: (not _is_numeric(found, n), -len(_values(found, n)))
+    )
+    return first, second
+
+
+def _lines(axis: Any, found: Groups, across: str, lines: str | None, metric: str) -> None:
+    places = _places(found, across)
+    settings = [None] if lines is None else _values(found, lines)
+    for number, setting in enumerate(settings):
+        groups = [
+            group
+            for group in found.groups
+            if metric in group.results and (lines is None or _given(group, lines) == setting)
+        ]
+        points = sorted((places[_given(group, across)], group.results[metric]) for group in groups)
+        if not points:
+            continue
+        axis.errorbar(
+            [x for x, _ in points],
+            [moments.mean for _, moments in points],
+            yerr=[moments.sd or 0.0 for _, moments in points],
+            color=_COLOURS[number % len(_COLOURS)],
+            marker=_MARKS[number % len(_MARKS)],
+            ls="-" if _is_numeric(found, across) else "none",
+            ms=4, lw=1.2, capsize=3,
+            label=None if lines is None else f"{_safe(lines)} = {_safe(str(setting))}",
+        )  # fmt: skip
+    _label_across(axis, found, across, places)
+    _dress(axis)
+    if lines is not None and axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=8)
+
+
+def _map(figure: Any, axis: Any, found: Groups, names: tuple[str, str], metric: str) -> None:
+    across, up = ({v: i for i, v in enumerate(_values(found, name))} for name in names)
+    grid = [[float("nan")] * len(across) for _ in up]
+    for group in found.groups:
+        if metric in group.results:
+            row, column = up[_given(group, names[1])], across[_given(group, names[0])]
+            grid[row][column] = group.results[metric].mean
+    image = axis.imshow(grid, cmap="viridis", aspect="auto", origin="lower")
+    figure.colorbar(image, ax=axis, label="mean")
+    for which, name, values in (("x", names[0], across), ("y", names[1], up)):
+        every = max(1, len(values) // 12)
+        ticks = list(range(0, len(values), every))
+        texts = _short(list(values))[::every]
+        getattr(axis, f"set_{which}ticks")(ticks, texts)
+        getattr(axis, f"set_{which}label")(_safe(name))
+
+
+def _label_across(axis: Any, found: Groups, across: str, places: Mapping[str, float]) -> None:
+    axis.set_xlabel(_safe(across))
+    if not _is_numeric(found, across):
+        texts = _short(list(places))
+        rotation = 90 if len(texts) > 6 else 0
+        axis.set_xticks(list(places.values()), texts, rotation=rotation)
+    elif min(places.values()) > 0 and max(places.values()) / min(places.values()) >= 50:
+        axis.set_xscale("log")
+
+
+def _places(found: Groups, name: str) -> dict[str, float]:
+    """Where each value of a parameter stands: at its number, or one behind the other."""
+    values = _values(found, name)
+    if not _is_numeric(found, name):
+        return {value: float(place) for place, value in enumerate(values)}
+    return {_given(g, name): as_number(g.params[name]) or 0.0 for g in found.groups}
+
+
+def _values(found: Groups, name: str) -> list[str]:
+    """The values of a parameter as texts: numbers in their order, others in that of the plan."""
+    if _is_numeric(found, name):
+        known = {_given(g, name): as_number(g.params[name]) or 0.0 for g in found.groups}
+        return sorted(known, key=lambda text: known[text])
+    return list(dict.fromkeys(_given(group, name) for group in found.groups))
+
+
+def _is_numeric(found: Groups, name: str) -> bool:
+    numbers = [as_number(group.params.get(name)) for group in found.groups]
+    return all(number is not None and math.isfinite(number) for number in numbers)
+
+
+def _given(group: Group, name: str) -> str:
+    return as_given(group.params.get(name))
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def _measured_panels(
+    lines: Sequence[Mapping[str, Any]], monitor: str
+) -> list[tuple[str, list[float], list[float], str]]:
+    """Title, steps, values and style of each panel."""
+    steps = [line for line in lines if line.get("kind") in ("train", "update")]
+    evaluations = [line for line in lines if line.get("kind") == "evaluation"]
+    drawn = {monitor, "loss", "return", *COUNTERS}
+    if monitor == "loss":  # the curves show the first other metric beside it
+        drawn.update([name for line in evaluations[:1] for name in line if name not in drawn][:1])
+    panels = []
+    for name in dict.fromkeys(name for line in evaluations for name in line):
+        if name not in drawn:
+            x, y = _known(evaluations, name)
+            if len(y) > 1:
+                panels.append((f"validation {name}", x, y, "o-"))
+    for name, (x, y) in {
+        "norm of the gradient": _known(steps, "grad_norm"),
+        "samples per second": _throughput(steps),
+        "environment steps per second": _known(steps, "steps_per_s"),
+    }.items():
+        if len(y) > 1:
+            panels.append((name, *_thin(x, y), "-"))
+    return panels
+
+
+def _known(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    found = [
+        (float(line["step"]), float(line[name]))
+        for line in lines
+        if isinstance(line.get(name), int | float) and not isinstance(line[name], bool)
+    ]
+    return [x for x, _ in found], [y for _, y in found]
+
+
+def _throughput(steps: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Samples of a step by its time. A step of another epoch or start has no step before it."""
+    x, y = [], []
+    for before, line in itertools.pairwise(steps):
+        samples = line.get("samples", 0) - before.get("samples", 0)
+        seconds = line.get("seconds")
+        if line.get("step") == before.get("step", 0) + 1 and samples > 0 and seconds:
+            x.append(float(line["step"]))
+            y.append(samples / seconds)
+    return x, y
+
+
+def _thin(x: list[float], y: list[float]) -> tuple[list[float], list[float]]:
+    """Means over equal numbers of points, at most ``_MOST_POINTS`` of them."""
+    size = math.ceil(len(x) / _MOST_POINTS)
+    if size <= 1:
+        return x, y
+    starts = range(0, len(x), size)
+    return (
+        [math.fsum(x[i : i + size]) / len(x[i : i + size]) for i in starts],
+        [math.fsum(y[i : i + size]) / len(y[i : i + size]) for i in starts],
+    )
+
+
+# ---------------------------------------------------------------------- all of them
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    return [_safe(name if len(name) <= 18 else f"{name[:17]}…") for name in names]
+
+
+def _safe(text: str) -> str:
+    """A dollar sign would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+def _dress(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    """``path`` without a suffix, as PNG and PDF."""
+    made = [path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.pdf")]
+    for target in made:
+        with replacing(target) as beside:
+            figure.savefig(beside, dpi=130, format=target.suffix[1:])
+    return made

@@ -1,0 +1,167 @@
+"""Tasks that differ in their seed only, as one group: means and standard deviations of results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from muster.api.report.words import Given, Spread
+from muster.farm.codec import encode_canonical
+
+SEED = "seed"
+
+
+@dataclass
+class Moments:
+    """Count, mean and squared deviations by Welford's update (Technometrics 4, 1962)."""
+
+    num: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        delta = value - self.mean
+        self.mean += delta / self.num
+        self.m2 += delta * (value - self.mean)
+
+    @property
+    def sd(self) -> float | None:
+        """With num - 1 below the line; None for a single value."""
+        return math.sqrt(self.m2 / (self.num - 1)) if self.num > 1 else None
+
+
+@dataclass
+class Group:
+    """All tasks with these ``params``, which are without the seed."""
+
+    params: dict[str, Any]
+    num_runs: int = 0
+    num_done: int = 0
+    results: dict[str, Moments] = field(default_factory=dict)
+
+
+class Groups(NamedTuple):
+    """In the order of the plan.
+
+    Attributes
+        varying: the parameters, without the seed, that have more than one value.
+        fixed: the others.
+        metrics: names of results that are numbers.
+        others: names of results that are none, and so have no mean.
+        num_unusable: numbers that are not finite, left out of every mean.
+    """
+
+    groups: list[Group]
+    varying: tuple[str, ...]
+    fixed: dict[str, Any]
+    metrics: tuple[str, ...]
+    others: tuple[str, ...]
+    num_unusable: int
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether any setting ran more than once."""
+        return any(group.num_runs > 1 for group in self.groups)
+
+
+def grouped(tasks: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], bool]]) -> Groups:
+    """From (parameters, results, is done) of every task."""
+    groups: dict[bytes, Group] = {}
+    metrics: dict[str, bool] = {}  # whether it is a number
+    values: dict[str, set[bytes]] = {}
+    num_unusable = 0
+    for params, results, is_done in tasks:
+        setting = {name: value for name, value in params.items() if name != SEED}
+        group = groups.setdefault(encode_canonical(setting), Group(setting))
+        if group.num_runs == 0:
+            for name, value in setting.items():
+                values.setdefault(name, set()).add(encode_canonical(value))
+        group.num_runs += 1
+        group.num_done += is_done
+        for name, value in results.items():
+            number = _number(value)
+            metrics[name] = metrics.get(name, False) or number is not None
+            if number is None:
+                continue
+            if math.isfinite(number):
+                group.results.setdefault(name, Moments()).add(number)
+            else:
+                num_unusable += 1
+    found = list(groups.values())
+    varying = tuple(
+        name
+        for name, seen in values.items()
+        if len(seen) > 1 or any(name not in group.params for group in found)
+    )
+    return Groups(
+        groups=found,
+        varying=varying,
+        fixed={n: v for n, v in (found[0].params if found else {}).items() if n not in varying},
+        metrics=tuple(name for name, is_number in metrics.items() if is_number),
+        others=tuple(name for name, is_number in metrics.items() if not is_number),
+        num_unusable=num_unusable,
+    )
+
+
+def shown_rows(found: Groups) -> list[dict[str, Any]]:
+    """For people: mean ± SD in one cell; how many ran only where that is not the same for all."""
+    runs = {group.num_runs for group in found.groups}
+    tells_done = len(runs) > 1 or any(group.num_done < group.num_runs for group in found.groups)
+    rows = []
+    for group in found.groups:
+        row: dict[str, Any] = {
+            name: Given(group.params[name]) if name in group.params else None
+            for name in found.varying
+        }
+        if tells_done:
+            row["done"] = f"{group.num_done:,} of {group.num_runs:,}"
+        for name in found.metrics:
+            known = group.results.get(name)
+            row[_apart(name, row)] = (
+                None if known is None else Spread(known.mean, known.sd, known.num, group.num_done)
+            )
+        rows.append(row)
+    return rows
+
+
+def whole_rows(found: Groups) -> list[dict[str, Any]]:
+    """For programs: a column per number."""
+    rows = []
+    for group in found.groups:
+        row: dict[str, Any] = {**group.params, "num_runs": group.num_runs}
+        row["num_done"] = group.num_done
+        for name in found.metrics:
+            known = group.results.get(name)
+            row[f"{name}_mean"] = None if known is None else known.mean
+            row[f"{name}_sd"] = None if known is None else known.sd
+            row[f"{name}_num"] = 0 if known is None else known.num
+        rows.append(row)
+    return rows
+
+
+def as_number(value: Any) -> float | None:
+    """A parameter as a number; those of a command are texts that may be one."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return None if isinstance(value, bool) else _number(value)
+
+
+def _number(value: Any) -> float | None:
+    """True is 1 and False 0: the mean is a share."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _apart(name: str, row: Mapping[str, Any]) -> str:
+    """A result may have a parameter's name."""
+    return f"{name} (result)" if name in row else name

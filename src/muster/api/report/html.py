@@ -1,0 +1,154 @@
+"""A page as HTML in one file: pictures are in it, and nothing is ever loaded from elsewhere.
+
+All texts come from users, their programs and their errors: every one of them is escaped here, and
+a policy in the page's head forbids scripts and every connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from typing import Any
+
+from muster.api.report.content import (
+    Block,
+    Facts,
+    Listing,
+    Page,
+    Picture,
+    Section,
+    Table,
+    Text,
+)
+from muster.api.report.style import STYLE
+from muster.api.report.words import Given, Spread, as_given, in_words
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_TEXT = ' class="text"'
+_LONG = ' class="long"'
+_LONG_CHARS = 40
+#: What a browser does not show, and colours of a terminal.
+_UNSHOWN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def to_html(page: Page, made_by: str) -> bytes:
+    """The whole page, UTF-8. Reads the pictures; raises OSError where one cannot be read."""
+    names = _anchors(page.sections)
+    contents = "".join(
+        f'<li><a href="#{name}">{_safe(part.title)}</a></li>'
+        for name, part in zip(names, page.sections, strict=True)
+    )
+    sections = "".join(
+        _section(name, part) for name, part in zip(names, page.sections, strict=True)
+    )
+    command = f"<pre><code>{_safe(page.command)}</code></pre>" if page.command else ""
+    text = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_safe(page.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<header>\n<h1>{_safe(page.title)}</h1>\n<p>{_safe(page.lead)}</p>\n"
+        f'<p class="state {page.mood}" role="status">{_safe(page.state)}</p>\n{command}\n'
+        f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n</header>\n'
+        f"<main>\n{sections}</main>\n"
+        f"<footer><p>{_safe(made_by)}</p></footer>\n</body>\n</html>\n"
+    )
+    return text.encode("utf-8", "replace")
+
+
+def _section(name: str, part: Section) -> str:
+    blocks = "\n".join(map(_block, part.blocks))
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-title">\n'
+        f'<h2 id="{name}-title">{_safe(part.title)}</h2>\n{blocks}\n</section>\n'
+    )
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Text():
+            return f"<p>{_safe(block.text)}</p>"
+        case Listing():
+            return (
+                f"<details><summary>{_safe(block.summary)}</summary>\n"
+                f'<pre tabindex="0">{_safe(block.text)}</pre></details>'
+            )
+        case Table():
+            return _table(block)
+        case Facts():
+            return _facts(block)
+        case Picture():
+            return _picture(block)
+
+
+def _table(table: Table) -> str:
+    kinds = [_kind_of(column) for column in zip(*table.rows, strict=True)] or [""] * len(
+        table.columns
+    )
+    head = "".join(
+        f'<th scope="col"{kind}>{_safe(name)}</th>'
+        for name, kind in zip(table.columns, kinds, strict=True)
+    )
+    body = "".join(f"<tr>{_cells(row, kinds)}</tr>\n" for row in table.rows)
+    note = f'<p class="note">{_safe(table.note)}</p>' if table.note else ""
+    return (
+        f"{_scrolling(table.caption, ' tall')}<table><caption>{_safe(table.caption)}</caption>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>{note}"
+    )
+
+
+def _facts(facts: Facts) -> str:
+    shown = as_given if facts.are_given else in_words
+    rows = "".join(
+        f'<tr><th scope="row">{_safe(name)}</th><td{_TEXT}>{_safe(shown(value))}</td></tr>\n'
+        for name, value in facts.pairs
+    )
+    return (
+        f"{_scrolling(facts.caption)}"
+        f'<table class="facts"><caption>{_safe(facts.caption)}</caption>\n'
+        f"<tbody>\n{rows}</tbody></table></div>"
+    )
+
+
+def _scrolling(caption: str, more: str = "") -> str:
+    """Wide tables scroll by themselves, also by the keyboard."""
+    return f'<div class="scroll{more}" role="region" tabindex="0" aria-label="{_safe(caption)}">\n'
+
+
+def _kind_of(column: tuple[Any, ...]) -> str:
+    """Numbers stand to the right; a column with any text in it to the left, sentences in lines."""
+    numbers = (int, float, Spread, Given, type(None))
+    if all(isinstance(value, numbers) for value in column):
+        return ""
+    longest = max(len(value) if isinstance(value, str) else 0 for value in column)
+    return _LONG if longest > _LONG_CHARS else _TEXT
+
+
+def _cells(row: tuple[Any, ...], kinds: list[str]) -> str:
+    return "".join(
+        f"<td{kind}>{_safe(in_words(value))}</td>" for value, kind in zip(row, kinds, strict=True)
+    )
+
+
+def _picture(picture: Picture) -> str:
+    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+    caption = f"<figcaption>{_safe(picture.caption)}</figcaption>" if picture.caption else ""
+    return (
+        f'<figure><img src="data:image/png;base64,{data}" alt="{_safe(picture.alt)}">'
+        f"{caption}</figure>"
+    )
+
+
+def _anchors(sections: tuple[Section, ...]) -> list[str]:
+    """A name for each section that is a word in a link, and no other section's."""
+    names: list[str] = []
+    for part in sections:
+        name = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-") or "part"
+        names.append(name if name not in names else f"{name}-{len(names)}")
+    return names
+
+
+def _safe(text: str) -> str:
+    return html.escape(_UNSHOWN.sub("", text), quote=True)

@@ -1,0 +1,160 @@
+"""What a report says about a map: how many records went where, and a recipe's own numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster.api.map_publish import Tally, read_published, tally
+from muster.api.recipe import MapRecipe
+from muster.api.report.about import Effort, failure_blocks, record_failures
+from muster.api.report.content import Block, Mood, Table, Text, facts_of
+from muster.api.report.sweep import Content, drawn, pictures_of
+from muster.api.report.words import count
+from muster.api.runs import Run
+from muster.api.stored import read_stored
+from muster.base.errors import MusterError
+from muster.base.records import read_json, write_json
+from muster.base.run_folder import RunFolder
+from muster.pipeline.sinks.model import SinkSpec
+
+_COLUMNS = ("", "in", "out", "rejected", "dropped", "lost", "waiting")
+
+
+class MapMaker(NamedTuple):
+    """The recipe that a map was made from, with the config of this run and where its output is."""
+
+    recipe: MapRecipe
+    config: Any
+    output: SinkSpec
+
+
+def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
+    """Write a recipe's numbers and figures into ``place`` and say what is in them.
+
+    Without a maker, or where the output has gone, those are shown that the run folder holds.
+    """
+    folder, stored = run.folder, run.stored
+    folders = [*_earlier(folder), folder]
+    specs = [read_stored(each).spec for each in folders]
+    counts = [tally(each) for each in folders]
+    state, mood = _state(run, counts)
+    summary, figures, remarks = _of_recipe(folder, maker, place)
+    stages = [" → ".join(spec["stages"]) for spec in specs]
+    published = read_published(folder)
+    effort = Effort()
+    failures: list[Block] = []
+    for each in folders:
+        _add_up(each, effort)
+        groups = Run(each.path).failures() if each.ledger.exists() else []
+        failures += [*failure_blocks(groups), *record_failures(each)]
+    return Content(
+        lead=f"A map of records through {' → '.join(stages)}.",
+        state=state,
+        mood=mood,
+        failures=failures,
+        figures=[*pictures_of(figures, f"the map {folder.name}"), *remarks],
+        results=[
+            Table("Records", _COLUMNS, tuple(map(_row, stages, counts))),
+            facts_of("Summary of the output", summary),
+            *(Text(note) for note in (published.notes if published else ())),
+        ],
+        settings={
+            "What was run": _what(specs),
+            "How it was run": stored.options,
+        },
+        effort=[effort.table()],
+        files=figures,
+    )
+
+
+def _of_recipe(
+    folder: RunFolder, maker: MapMaker | None, place: RunFolder
+) -> tuple[Mapping[str, Any], list[Path], list[Text]]:
+    published = read_published(folder)
+    if maker is None or published is None or not Path(published.output).exists():
+        summary: Mapping[str, Any] = {}
+        with suppress(MusterError):
+            found = read_json(folder.table_csv.with_suffix(".json"), "summary")
+            summary = found if isinstance(found, dict) else {}
+        return summary, sorted(folder.figures.glob("*.png")), []
+    from muster.pipeline.sinks.read import read_output
+
+    recipe, config, sink = maker
+    sink = dataclasses.replace(sink, path=Path(published.output))
+
+    def records() -> Iterator[dict[str, Any]]:
+        return read_output(sink)
+
+    numbers: Mapping[str, Any] = {}
+    figures: list[Path] = []
+    remarks: list[Any] = []
+    if recipe.summarise is not None:
+        numbers = recipe.summarise(config, records())
+        write_json(place.table_csv.with_suffix(".json"), numbers)
+    if recipe.draw is not None:
+        draw = recipe.draw
+        place.figures.mkdir(exist_ok=True)
+        figures, remarks = drawn(lambda: draw(config, records(), place.figures))
+    return numbers, figures, remarks
+
+
+def _earlier(folder: RunFolder) -> list[RunFolder]:
+    """With --stage-by-stage the run folders of all stages but the last, else none."""
+    found: list[RunFolder] = []
+    while (before := RunFolder(folder.stage(len(found)))).exists():
+        found.append(before)
+    return found
+
+
+def _state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:
+    """What came of the records of the first stage; of later ones only what they refused."""
+    first = counts[0]
+    total = first.num_in + first.num_lost + first.num_open
+    done = f"{first.num_in:,} of {count(total, 'record')} done"
+    rejected, lost = (
+        sum(getattr(c, f"num_{word}") for c in counts) for word in ("rejected", "lost")
+    )
+    bad = [f"{n:,} {word}" for n, word in ((rejected, "rejected"), (lost, "lost")) if n]
+    told = ", ".join((done, *bad))
+    if run.status().is_running:
+        return f"Still running: {told}.", Mood.OPEN
+    if any(each.num_open for each in counts) or not total:
+        return f"Unfinished: {told}.", Mood.OPEN
+    if bad:
+        return f"Finished with failures: {told}.", Mood.BAD
+    if read_published(run.folder) is None:
+        return f"Unfinished: {told}, but the output is not written yet.", Mood.OPEN
+    return f"Finished: {told}.", Mood.GOOD
+
+
+def _row(name: str, counts: Tally) -> tuple[Any, ...]:
+    return (
+        name, counts.num_in, counts.num_out, counts.num_rejected, counts.num_dropped,
+        counts.num_lost, counts.num_open,
+    )  # fmt: skip
+
+
+def _what(specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The input in a few words, each stage with its flags, and the rest as it is."""
+    source = dict(specs[0]["input"])
+    files = source.pop("files", None)
+    if files:
+        source["files"] = len(files)
+        source["first file"] = files[0].get("path") if isinstance(files[0], dict) else files[0]
+    stages = [name for spec in specs for name in spec["stages"]]
+    flags = [values for spec in specs for values in spec["flags"]]
+    rest = {k: v for k, v in specs[-1].items() if k not in ("input", "stages", "flags")}
+    given = {name: values for name, values in zip(stages, flags, strict=True) if values}
+    return {"input": source, "stages": stages, **given, **rest}
+
+
+def _add_up(folder: RunFolder, effort: Effort) -> None:
+    from muster.farm.export import rows
+
+    if folder.ledger.exists():
+        for _, _, system in rows(folder):
+            effort.add(system)

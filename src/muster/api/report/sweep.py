@@ -1,0 +1,211 @@
+"""What a report says about a sweep: of a recipe with its own table and figures, of anything else
+with means over the seeds.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster.api.recipe import Recipe
+from muster.api.report.about import Effort, failure_blocks, farm_state
+from muster.api.report.content import (
+    MOST_ROWS,
+    Block,
+    Mood,
+    Picture,
+    Table,
+    Text,
+    facts_of,
+    table_of,
+)
+from muster.api.report.figures import draw_groups, why_no_picture
+from muster.api.report.groups import SEED, Groups, grouped, shown_rows, whole_rows
+from muster.api.report.words import as_given, count
+from muster.api.runs import Run
+from muster.base.atomic_files import replacing
+from muster.base.records import write_json
+from muster.base.run_folder import RunFolder
+
+NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
+
+
+class Content(NamedTuple):
+    """What differs from kind to kind of run; ``files``: what was made beside the page.
+
+    ``settings`` are named values by caption; ``effort``: what is known of time and memory.
+    """
+
+    lead: str
+    state: str
+    mood: Mood
+    failures: Sequence[Block | None] = ()
+    figures: Sequence[Block | None] = ()
+    results: Sequence[Block | None] = ()
+    settings: Mapping[str, Mapping[str, Any]] = {}
+    effort: Sequence[Block | None] = ()
+    files: Sequence[Path] = ()
+
+
+class SweepMaker(NamedTuple):
+    """The recipe that a sweep was made from, with the config of this run."""
+
+    recipe: Recipe
+    config: Any
+
+
+def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Content:
+    """Write the table and the figures of a sweep into ``place`` and say what is in them."""
+    stored, status = run.stored, run.status()
+    state, mood = farm_state(status)
+    effort = Effort()
+    made = _of_recipe if maker is not None else _of_groups
+    figures, results, files = made(run, maker, place, effort)
+    failures = run.failures() if run.folder.ledger.exists() else []
+    return Content(
+        lead=_lead(stored.spec, status.total),
+        state=state,
+        mood=mood,
+        failures=failure_blocks(failures),
+        figures=figures,
+        results=results,
+        settings={
+            "What was run": _what(stored.spec),
+            "How it was run": stored.options,
+        },
+        effort=[effort.table()],
+        files=files,
+    )
+
+
+def write_table(place: RunFolder, rows: list[dict[str, Any]]) -> list[Path]:
+    """``table.csv`` and ``table.json``, each as a whole or not at all; cells may be empty."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with replacing(place.table_csv) as beside, beside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    write_json(place.table_csv.with_suffix(".json"), rows)
+    return [place.table_csv]
+
+
+def pictures_of(paths: Iterable[Path], about: str, alt: str = "") -> list[Block]:
+    """The PNGs among ``paths`` as pictures; their captions name all files of that name."""
+    paths = list(paths)
+    blocks: list[Block] = []
+    for path in paths:
+        if path.suffix.lower() == ".png":
+            same = [other.name for other in paths if other.stem == path.stem]
+            words = path.stem.replace("_", " ").replace("-", " ")
+            blocks.append(Picture(path, alt or f"Figure {words} of {about}", ", ".join(same)))
+    return blocks
+
+
+def drawn(draw: Callable[[], list[Path]]) -> tuple[list[Path], list[Block]]:
+    """What was drawn, or a sentence instead where matplotlib is missing."""
+    try:
+        return draw(), []
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        return [], [Text(NO_MATPLOTLIB)]
+
+
+Made = tuple[Sequence[Block | None], Sequence[Block | None], list[Path]]
+
+
+def _of_recipe(run: Run, maker: SweepMaker | None, place: RunFolder, effort: Effort) -> Made:
+    assert maker is not None
+    recipe, config = maker
+    table = recipe.summarise(config, _flat_rows(run.folder, effort))
+    files = write_table(place, table)
+    place.figures.mkdir(exist_ok=True)
+    figures, remarks = drawn(lambda: recipe.draw(config, table, place.figures))
+    shown = table_of(f"Results of {recipe.name}", table, whole=place.table_csv)
+    pictures = pictures_of(figures, f"the recipe {recipe.name}")
+    return [*pictures, *remarks], [shown], [*files, *figures]
+
+
+def _of_groups(run: Run, maker: SweepMaker | None, place: RunFolder, effort: Effort) -> Made:
+    found = grouped(_tasks(run.folder, effort))
+    if not found.groups:
+        return [], [], []
+    files = write_table(place, whole_rows(found))
+    caption = "Mean ± standard deviation over the seeds" if found.is_repeated else "Results"
+    shown = table_of(caption, shown_rows(found), whole=place.table_csv)
+    if shown is not None and not found.metrics and not found.varying:
+        shown = None
+    facts = facts_of("Parameters with one value", found.fixed, are_given=True)
+    notes = [Text(sentence) for sentence in _remarks(found, shown)]
+    figures, pictures = _picture(run, found, place)
+    return pictures, [shown, *notes, facts], [*files, *figures]
+
+
+def _picture(run: Run, found: Groups, place: RunFolder) -> tuple[list[Path], list[Block]]:
+    reason = why_no_picture(found)
+    if reason is not None:
+        return [], [Text(f"There is no figure: {reason}.")]
+    place.figures.mkdir(exist_ok=True)
+    bars = "mean, bars: standard deviation over the seeds" if found.is_repeated else "one run each"
+    title = f"{run.folder.name}: {bars}".replace("$", r"\$")
+    paths, remarks = drawn(lambda: draw_groups(found, place.figures / "results", title))
+    what, over = ", ".join(found.metrics), " and ".join(found.varying)
+    return paths, [*pictures_of(paths, "the sweep", f"{what} over {over}; {bars}"), *remarks]
+
+
+def _remarks(found: Groups, shown: Table | None) -> Iterator[str]:
+    if found.num_unusable:
+        yield (
+            f"{count(found.num_unusable, 'result')} that are not finite numbers are left out of "
+            "the means."
+        )
+    if found.others:
+        yield f"Results that are no numbers are in results.csv only: {', '.join(found.others)}."
+    if shown is not None and len(found.groups) > MOST_ROWS:
+        yield "Every single task is in results.csv and results.parquet."
+
+
+def _what(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe or target, and then its config or its space."""
+    inner = {
+        name: value for part in ("config", "space") for name, value in spec.get(part, {}).items()
+    }
+    return {**{k: v for k, v in spec.items() if k not in ("config", "space")}, **inner}
+
+
+def _lead(spec: Mapping[str, Any], total: int) -> str:
+    tasks = count(total, "task")
+    if "recipe" in spec:
+        return f"A sweep of the recipe {spec['recipe']}: {tasks}."
+    space = spec.get("space", {})
+    seeds = f", seeds {as_given(space['seeds'])}" if space.get("seeds") else ""
+    return f"A sweep of {spec.get('target', 'a function')}: {tasks}{seeds}."
+
+
+def _flat_rows(folder: RunFolder, effort: Effort) -> Iterator[dict[str, Any]]:
+    """Parameters, metrics and state of every task in one flat dict."""
+    for params, metrics, system in _rows(folder, effort):
+        yield {**params, **metrics, **system}
+
+
+def _tasks(
+    folder: RunFolder, effort: Effort
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], bool]]:
+    for params, metrics, system in _rows(folder, effort):
+        yield params, metrics, system["state"] == "done"
+
+
+def _rows(folder: RunFolder, effort: Effort) -> Iterator[tuple[dict[str, Any], ...]]:
+    """Parameters, metrics, and what muster says, of every task there is so far."""
+    from muster.farm.export import rows
+
+    if not folder.ledger.exists():  # killed before there was a task
+        return
+    for row in rows(folder):
+        effort.add(row[2])
+        yield row
+
+
+__all__ = ["SEED", "Content", "SweepMaker", "drawn", "pictures_of", "sweep_content", "write_table"]
