@@ -71,6 +71,18 @@ def joint_boom(items):
         raise ValueError("two")
     return [{"n": len(items)} for item in items]
 
+@muster.batched(max_batch=8)
+def joint_mixed(items):
+    calls.append(len(items))
+    def of(x):
+        if x == 2:
+            return ValueError("two has no result")
+        result = {"n": len(items), "calls": len(calls)}
+        return muster.TargetError("three is wrong") if x == 3 else result
+    return [of(item["x"]) for item in items]
+
+calls = []
+
 def leave(x: int):
     print("last words", flush=True)
     os._exit(7)
@@ -279,6 +291,23 @@ def test_in_a_joint_call_only_the_task_that_raises_fails(bench: Bench) -> None:
     assert [outcomes[n] for n in (1, 2, 3, 4)] == [
         Outcome.OK, Outcome.EXCEPTION, Outcome.OK, Outcome.OK,
     ]  # fmt: skip
+
+
+@every
+def test_an_exception_among_the_results_of_a_joint_call_fails_its_task_only(bench: Bench) -> None:
+    executor = bench.start("joint_mixed")
+    bench.ready()
+    executor.send(1, [bench.task(x) for x in (1, 2, 3, 4)], together=True)
+    bench.until(lambda: len(bench.results()) == 4)
+    results = {r.task_id: r for r in bench.results()}
+    assert [results[n].outcome for n in (1, 2, 3, 4)] == [
+        Outcome.OK, Outcome.EXCEPTION, Outcome.BAD_RESULT, Outcome.OK,
+    ]  # fmt: skip
+    assert results[2].message == "ValueError: two has no result"
+    assert "two has no result" in results[2].trace
+    assert results[3].message == "three is wrong"
+    for number in (1, 4):  # the call was not repeated in halves
+        assert codec.decode(results[number].value) == {"n": 4, "calls": 1}
 
 
 @every

@@ -8,6 +8,7 @@ from muster.api.recipe import Recipe
 
 RECIPES: dict[str, str] = {
     "ssm": "muster_recipes.ssm.recipe:RECIPE",
+    "ssvae": "muster_recipes.ssvae.recipe:RECIPE",
 }
 
 

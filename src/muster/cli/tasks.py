@@ -10,6 +10,7 @@ TASKS: dict[str, str] = {
     "arith": "muster_recipes.arith.recipe:RECIPE",
     "digits": "muster_recipes.digits.recipe:RECIPE",
     "har": "muster_recipes.har.recipe:RECIPE",
+    "ssvae": "muster_recipes.ssvae.train_recipe:RECIPE",
 }
 #: What learns by acting.
 AGENTS: dict[str, str] = {

@@ -51,7 +51,8 @@ def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, Gan
     elif name in TASKS:
         recipe = load_train_recipe(name)
         groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults))}
-        flags = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
+        rest = _renamed(words[1:], recipe.config)
+        flags = parse(bundle("Train", groups), rest, f"{command} {name}", text)
         job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
     elif not name:
         kind = bundle("Train", _groups(TrainConfig()), {"task": Positional})
@@ -84,6 +85,8 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
             raise UnknownNameError("task", name, {**TASKS, **AGENTS}) from None
         raise
     groups = _groups(config)
+    if isinstance(config, TrainConfig):
+        words = _renamed(words, task)
     if not dataclasses.is_dataclass(task):
         return parse(bundle("Train", groups), words, f"{command} {name}", text), {}
     groups = {"task": settings_of(task), **groups}
@@ -138,6 +141,15 @@ def _rest(flags: Any) -> dict[str, Any]:
     }
 
 
+def _renamed(words: list[str], settings: Any) -> list[str]:
+    """``--num-epochs``, as many scripts call it, for ``--epochs``; a task's own flag is left."""
+    own = dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ()
+    if any(field.name == "num_epochs" for field in own):
+        return words
+    return [_NUM_EPOCHS.sub("--epochs", word) for word in words]
+
+
+_NUM_EPOCHS = re.compile(r"^--num[-_]epochs(?==|$)")
 _TASK = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
 

@@ -38,6 +38,9 @@ def batched(
 
     The function stays callable as it is. It takes that one list and, if it likes, ``ctx``, and
     returns one result per dict in the same order. Each task keeps its own record.
+
+    In place of a result it may return an exception: that task alone fails with it. A call that
+    raises is computed again in halves, until the task to blame is alone.
     """
     spec = check_batch_spec(static, max_batch, params)
 

@@ -44,7 +44,7 @@ class TrainConfig:
     weight_decay: float = 1e-4
     """Decoupled weight decay of AdamW."""
     epochs: int = 10
-    """Passes over the training data."""
+    """Passes over the training data; the same as --num-epochs."""
     max_steps: int | None = None
     """Stop after this many optimizer steps."""
     schedule: ScheduleName = "cosine"

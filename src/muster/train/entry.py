@@ -142,6 +142,8 @@ def _smaller_next_time(run: Training, error: Exception) -> MusterError:
 
 
 def _say_results(results: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    if results["reported"] == "last":
+        say("model      the last one, not the best by the validation data")
     for split, metrics in results["metrics"].items():
         shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if isinstance(v, int | float))
         say(f"{split:<10} {shown}")

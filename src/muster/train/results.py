@@ -1,4 +1,4 @@
-"""What a finished training comes to: the best model evaluated once more, results, curves."""
+"""What a finished training comes to: the reported model evaluated once more, results, curves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from muster.train.setup import Training
 
 
 def sum_up(run: Training, why: str) -> dict[str, Any]:
-    """Evaluate the best model on every split and write the results; the same on every rank.
+    """Evaluate the reported model on every split and write the results; the same on every rank.
 
-    The best checkpoint has the names of the bare model, so it is read into that, whatever the
-    strategy was.
+    That is the best or, where the task says so, the last, which the model is already. The best
+    checkpoint has the names of the bare model, so it is read into that, whatever the strategy was.
     """
-    chosen = _load_best(run)
+    reported = run.work.task.reported
+    chosen = _load_best(run) if reported == "best" else None
     metrics = {}
     for split, evaluator in run.evaluators.items():
         replica = run.work.replica
@@ -33,6 +34,7 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
     tally = run.meter.total
     results: dict[str, Any] = {
         "ended_because": why,
+        "reported": reported,
         "metrics": metrics,
         "best": {"metric": run.work.task.monitor, "value": run.progress.best, "step": chosen},
         "final_loss": run.progress.last_loss,

@@ -40,6 +40,9 @@ class Task(ABC):
     #: The metric that decides about the best model and patience, and which way is better.
     monitor: ClassVar[str] = "loss"
     better: ClassVar[Literal["lower", "higher"]] = "lower"
+    #: The model whose metrics are the results, and that ``finish`` gets: the best by ``monitor``,
+    #: or the last, and then the validation data chooses at most when to stop (patience).
+    reported: Literal["best", "last"] = "best"
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -77,4 +80,4 @@ class Task(ABC):
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
 
     def finish(self, model: nn.Module, folder: str) -> None:  # noqa: B027
-        """Called on rank 0 at the end with the best model, unwrapped, on the CPU."""
+        """Called on rank 0 at the end with the reported model, unwrapped, on the CPU."""

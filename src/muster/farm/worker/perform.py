@@ -108,7 +108,10 @@ class Performer:
         )
 
     def run_together(self, orders: Sequence[Order]) -> list[Finished]:
-        """One call of a batched target; if it raises, halves find the task that is to blame."""
+        """One call of a batched target; if it raises, halves find the task that is to blame.
+
+        An exception among the results fails its own task only.
+        """
         loaded = self._targets[orders[0].target_id]
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
@@ -141,15 +144,17 @@ class Performer:
         peak = peak_mib()
         finished = []
         for order, item in zip(orders, values, strict=True):
-            outcome, message, trace, value = Outcome.OK, "", "", b"{}"
+            outcome, message, trace, sig, poisoned, value = Outcome.OK, "", "", None, False, b"{}"
             try:
+                if isinstance(item, Exception):
+                    raise item
                 value = codec.encode(codec.check_result(item))
-            except TargetError as error:
-                outcome, message = Outcome.BAD_RESULT, str(error)
+            except Exception as error:
+                outcome, message, trace, sig, poisoned = _explain(error, self._log)
             finished.append(
                 Finished(
                     order.task_id, order.token, outcome, started, seconds, log_start, log_end,
-                    peak, value, message, trace,
+                    peak, value, message, trace, sig, poisoned,
                     files=order is orders[0] and context is not None and context.has_files,
                 )
             )  # fmt: skip

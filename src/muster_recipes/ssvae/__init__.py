@@ -1,0 +1,1 @@
+"""Semi-supervised variational autoencoders under few and wrong labels."""

@@ -1,0 +1,112 @@
+"""The names of the data sets, and whether one can be had here. No torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import muster_recipes.digits
+from muster import SetupError, UsageError
+from muster_recipes.digits.files import read_mnist
+
+EMBEDDED = "digits"
+#: Where the Hugging Face hub keeps a set.
+HUB_NAMES = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_mnist"}
+NAMES = (EMBEDDED, *HUB_NAMES)
+#: Of each class: the test images of the embedded digits, then the validation images of every set.
+TEST_SHARE, VAL_SHARE = 0.2, 0.1
+_NUM_CLASSES = 10
+_DIGITS_FILE = Path(str(muster_recipes.digits.__file__)).with_name("digits.npz")
+
+
+def canonical(name: str) -> str:
+    """The one spelling of a data set's name; case, ``-`` and ``_`` do not count.
+
+    UsageError for a name that is not known.
+
+    >>> canonical("MNIST"), canonical("FashionMNIST"), canonical("fashion_mnist")
+    ('mnist', 'fashion-mnist', 'fashion-mnist')
+    """
+    plain = _plain(name)
+    for known in NAMES:
+        if _plain(known) == plain:
+            return known
+    raise UsageError(
+        f"--dataset {name} is not known.", hint=f"write one of {', '.join(NAMES)}, in any case."
+    )
+
+
+def check_source(dataset: str, data_dir: Path | None) -> int | None:
+    """Refuse a data set that cannot be had here, before anything starts.
+
+    Reads the files under ``data_dir`` from end to end: a damaged one must not come to light in
+    every task. Returns how many training images can be labelled with equal numbers per class, or
+    None for a set that is still to be fetched. UsageError for a mistake in the files, SetupError
+    where the hub's package is missing.
+    """
+    if dataset == EMBEDDED:
+        if data_dir is not None:
+            raise UsageError(
+                f"--data-dir {data_dir} has no effect: --dataset digits comes with the package.",
+                hint="drop it, or say which set it holds with --dataset mnist or fashion-mnist.",
+            )
+        with np.load(_DIGITS_FILE, allow_pickle=False) as file:
+            labels = file["labels"]
+        return _most_labels(labels, (TEST_SHARE, VAL_SHARE))
+    if data_dir is not None:
+        (_, labels), _ = read_mnist(data_dir)
+        return _most_labels(labels, (VAL_SHARE,))
+    if importlib.util.find_spec("datasets") is None:
+        raise SetupError(
+            f"--dataset {dataset} is neither given as files nor can it be fetched: --data-dir is "
+            "not set, and the package datasets is not installed.",
+            hint=both_ways(dataset),
+        )
+    return None
+
+
+def _most_labels(labels: NDArray[Any], held_out: Sequence[float]) -> int:
+    """Ten times what the rarest class has left after splits of these shares, class by class."""
+    counts = np.bincount(labels, minlength=_NUM_CLASSES).tolist()
+    for share in held_out:
+        counts = [count - max(1, round(share * count)) if count else 0 for count in counts]
+    return _NUM_CLASSES * int(min(counts))
+
+
+def fetch(dataset: str, data_dir: Path | None) -> list[str]:
+    """Bring a set from the hub into its cache and say so; SetupError where that fails."""
+    if dataset == EMBEDDED or data_dir is not None:
+        return []
+    hub_rows(dataset)
+    return [f"{dataset}: {HUB_NAMES[dataset]} of the Hugging Face hub, in its cache."]
+
+
+def hub_rows(dataset: str) -> Any:
+    """Both parts of a set on the hub, from its cache if they are there."""
+    import datasets  # type: ignore[import-untyped]
+
+    try:
+        return datasets.load_dataset(HUB_NAMES[dataset])
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SetupError(
+            f"Cannot fetch the data set {HUB_NAMES[dataset]}: {str(error).partition(chr(10))[0]}",
+            hint=both_ways(dataset),
+        ) from error
+
+
+def both_ways(dataset: str) -> str:
+    """How a user gets a data set."""
+    return (
+        "either --data-dir FOLDER with the four published IDX files (plain or .gz), or "
+        "pip install 'muster-gpu[datasets]' and a network, which fetches "
+        f"{HUB_NAMES[dataset]} from the Hugging Face hub."
+    )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

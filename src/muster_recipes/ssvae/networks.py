@@ -1,0 +1,77 @@
+"""Encoder and decoder of many runs at once: pure functions of the weights.
+
+The leading dimension R is the run; runs never mix. Layers of Narayanaswamy et al. (2017),
+"Learning Disentangled Representations with Semi-Supervised Deep Generative Models": a classifier
+q(y|x), a style q(z|x,y) on the classifier's hidden layer, and a decoder p(x|y,z).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from muster_recipes.ssvae.parameters import Parameters
+
+
+class Classes(NamedTuple):
+    """``hidden`` [R, B, H] after its ReLU; ``logits`` [R, B, C] of q(y|x)."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class Style(NamedTuple):
+    """q(z|x,y) = N(mean, exp(log_std)**2), both [R, B, ..., L]."""
+
+    mean: Tensor
+    log_std: Tensor
+
+
+def class_logits(p: Parameters, x: Tensor) -> Classes:
+    """The classifier on pixels ``x`` [R, B, D] in [0, 1]."""
+    hidden = _linear(x, p["encoder_weight"], p["encoder_bias"]).relu_()
+    return Classes(hidden, _linear(hidden, p["classifier_weight"], p["classifier_bias"]))
+
+
+def style(p: Parameters, hidden: Tensor, y: Tensor) -> Style:
+    """The style of each image given a class ``y``, one-hot or soft: [R, B, C] or [R, B, n, C].
+
+    A leading 1 in place of R or B serves all runs or images: [1, 1, C, C], the identity matrix,
+    asks for the style under every class, whose cost is that of one (the layer is split into
+    W_h h + W_y y + b).
+    """
+    weight, num_classes = p["style_weight"], p["classifier_bias"].shape[-1]
+    from_hidden = torch.bmm(hidden, weight[:, num_classes:])
+    from_class = _on_rows(y, weight[:, :num_classes], p["style_bias"])
+    if y.dim() == 4:
+        from_hidden = from_hidden.unsqueeze(2)
+    mean, log_std = (from_hidden + from_class).chunk(2, dim=-1)
+    return Style(mean, log_std)
+
+
+def decode(p: Parameters, y: Tensor, z: Tensor) -> Tensor:
+    """Logits of the pixels, [R, ..., D], for styles ``z`` [R, ..., L].
+
+    ``y`` [..., C] has as many dimensions as ``z`` and is broadcast against it.
+    """
+    num_classes = p["classifier_bias"].shape[-1]
+    weight = p["decoder_weight"]
+    from_class = _on_rows(y, weight[:, :num_classes], p["decoder_bias"])
+    from_style = torch.bmm(z.flatten(1, -2), weight[:, num_classes:])
+    # In place: these are the largest tensors of a step, and no backward needs them unchanged.
+    hidden = from_style.view(*z.shape[:-1], -1).add_(from_class).relu_()
+    logits = _linear(hidden.flatten(1, -2), p["pixels_weight"], p["pixels_bias"])
+    return logits.view(*z.shape[:-1], -1)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W + b of every run: ``x`` [R, n, inputs]."""
+    return torch.baddbmm(bias.unsqueeze(1), x, weight)
+
+
+def _on_rows(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """y W + b [R, ..., outputs] for ``y`` [R or 1, ..., C]."""
+    rows = y.flatten(1, -2).to(weight.dtype).expand(len(weight), -1, -1)
+    return _linear(rows, weight, bias).view(len(weight), *y.shape[1:-1], -1)

@@ -1,0 +1,154 @@
+"""The objective of the semi-supervised VAE, in nats per image, to be maximised.
+
+Model M2 of Kingma, Rezende, Mohamed, Welling (2014), "Semi-supervised learning with deep
+generative models": equation 6 with a label, 7 without, and 9 for the classifier's own term;
+log p(z) - log q(z|x,y) is estimated by the drawn styles.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from muster_recipes.ssvae.decoder_pass import decoder_log_likelihood
+from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.networks import Style, class_logits, decode, style
+from muster_recipes.ssvae.noise import Noise
+from muster_recipes.ssvae.parameters import Parameters
+
+
+class Terms(NamedTuple):
+    """Values per image in nats, [R, B] each but ``log_q`` [R, B, C].
+
+    ``objective`` = ``bound`` + alpha * ``log_q_label``. ``bound``: the lower bound on log p(x, y)
+    with a label, on log p(x) without. ``log_q_label``: log q(y|x) of the label, 0 without one.
+    ``log_q``: log q(y|x) of every class.
+    """
+
+    objective: Tensor
+    bound: Tensor
+    log_q_label: Tensor
+    log_q: Tensor
+
+
+def objective(
+    p: Parameters,
+    x: Tensor,
+    labels: Tensor,
+    is_labelled: Tensor,
+    alpha: Tensor,
+    noise: Noise,
+    hyper: Hyper,
+) -> Terms:
+    """The objective of images ``x`` [R, B, D]; its gradient is unbiased for "exact".
+
+    ``labels``: int64 [R, B], any number where ``is_labelled`` (bool [R, B]) is False. ``alpha``:
+    [R], the weight of the classifier's own term. Without a label, "exact" sums over the classes;
+    "sampled" takes one relaxed class per style, which is biased.
+    """
+    hidden, logits = class_logits(p, x)
+    log_q = F.log_softmax(logits, -1)
+    known = labels.where(is_labelled, 0).unsqueeze(-1)
+    log_q_label = log_q.gather(-1, known).squeeze(-1).where(is_labelled, 0)
+    if hyper.unlabelled == "exact":
+        bounds = class_bounds(p, x, hidden, noise.eps)
+        with_label = bounds.gather(-1, known).squeeze(-1)
+        bound = torch.where(is_labelled, with_label, over_classes(bounds, log_q))
+    else:
+        y = relaxed_classes(logits, known, is_labelled, noise, hyper.temperature)
+        bound = sampled_bound(p, x, hidden, log_q, y, is_labelled, noise.eps)
+    return Terms(bound + alpha.unsqueeze(-1) * log_q_label, bound, log_q_label, log_q)
+
+
+def class_bounds(p: Parameters, x: Tensor, hidden: Tensor, eps: Tensor) -> Tensor:
+    """For every class y the estimate of the bound on log p(x, y), [R, B, C].
+
+    It is the mean over the styles of ``class_log_weights``, whose arguments it takes.
+    """
+    return class_log_weights(p, x, hidden, eps).mean(-1)
+
+
+def class_log_weights(p: Parameters, x: Tensor, hidden: Tensor, eps: Tensor) -> Tensor:
+    """log p(y) + log p(x|y,z_s) + log p(z_s) - log q(z_s|x,y), [R, B, C, S], for every class y.
+
+    ``hidden`` [R, B, H] is the classifier's; ``eps`` [R, B, S, L] is shared by the classes.
+    """
+    num_classes = p["classifier_bias"].shape[-1]
+    classes = torch.eye(num_classes, dtype=x.dtype, device=x.device)
+    given = style(p, hidden, classes[None, None])
+    z, log_ratio = draw(Style(*(part.unsqueeze(3) for part in given)), eps.unsqueeze(2))
+    log_p = pixels_log_likelihood(p, classes[None, None, :, None], z, x)
+    return log_p + log_ratio - math.log(num_classes)
+
+
+def over_classes(bounds: Tensor, log_q: Tensor) -> Tensor:
+    """sum_y q(y|x) (bound_y - log q(y|x)): [R, B, C] twice to [R, B]."""
+    return (log_q.exp() * (bounds - log_q)).sum(-1)
+
+
+def relaxed_classes(
+    logits: Tensor, known: Tensor, is_labelled: Tensor, noise: Noise, temperature: float
+) -> Tensor:
+    """A class per style, [R, B, S, C]: the label as one-hot, or a Gumbel-softmax sample.
+
+    Jang, Gu, Poole (2017), "Categorical reparameterization with Gumbel-softmax", equation 2.
+    """
+    assert noise.gumbel is not None
+    drawn = F.softmax((logits.unsqueeze(2) + noise.gumbel.to(logits.dtype)) / temperature, -1)
+    one_hot = F.one_hot(known, logits.shape[-1]).to(logits.dtype)  # known: [R, B, 1]
+    return torch.where(is_labelled[..., None, None], one_hot, drawn)
+
+
+def sampled_bound(
+    p: Parameters,
+    x: Tensor,
+    hidden: Tensor,
+    log_q: Tensor,
+    y: Tensor,
+    is_labelled: Tensor,
+    eps: Tensor,
+) -> Tensor:
+    """The bound with one class ``y`` [R, B, S, C] per style; [R, B].
+
+    log q(y|x) of a relaxed class is sum_k y_k log q(k|x), the categorical log-probability
+    continued linearly (the prior, log 1/C, is categorical as well). With a label it is left out.
+    """
+    z, log_ratio = draw(style(p, hidden, y), eps)
+    log_p = pixels_log_likelihood(p, y, z, x)
+    log_q_class = (y * log_q.unsqueeze(2)).sum(-1).where(~is_labelled.unsqueeze(-1), 0)
+    return (log_p + log_ratio - log_q_class).mean(-1) - math.log(y.shape[-1])
+
+
+def draw(given: Style, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """Styles z = mean + std * eps [..., L] and log p(z) - log q(z|x,y) [...], which broadcast."""
+    eps = eps.to(given.mean.dtype)
+    z = torch.addcmul(given.mean, given.log_std.exp(), eps)
+    # The terms in log 2 pi of the two normal densities cancel.
+    return z, (0.5 * (eps.square() - z.square()) + given.log_std).sum(-1)
+
+
+def pixels_log_likelihood(p: Parameters, y: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    """log p(x|y,z) [R, B, ...] of styles ``z`` [R, B, ..., L]; ``y`` is broadcast against them."""
+    # A compiler makes its own pieces.
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return log_likelihood(decode(p, y, z), x)
+    ones = z.new_ones(1).expand(*z.shape[:-1], 1)
+    inputs = torch.cat([y.expand(*z.shape[:-1], -1), z, ones], -1)
+    first = torch.cat([p["decoder_weight"], p["decoder_bias"].unsqueeze(1)], 1)
+    rows = inputs.flatten(2, -2)
+    log_p = decoder_log_likelihood(rows, first, p["pixels_weight"], p["pixels_bias"], x)
+    return log_p.view(z.shape[:-1])
+
+
+def log_likelihood(logits: Tensor, x: Tensor) -> Tensor:
+    """Bernoulli log p(x|y,z) [R, B, ...] of pixels ``x`` [R, B, D] under ``logits`` [R, B, ..., D].
+
+    sum_d x_d l_d - log(1 + exp(l_d)), which holds for grey values as the cross-entropy does.
+    """
+    rows = logits.flatten(0, 1).flatten(1, -2)
+    dots = torch.bmm(rows, x.flatten(0, 1).unsqueeze(-1)).view(logits.shape[:-1])
+    return dots - F.softplus(logits).sum(-1)

@@ -1,0 +1,78 @@
+"""The tasks of a configuration: one per run, the baselines after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from muster import RecipeTask
+from muster_recipes.ssvae.config import SsvaeConfig
+from muster_recipes.ssvae.dataset import fetch
+
+SSVAE, SUPERVISED = "ssvae", "supervised"
+
+
+def plan(config: SsvaeConfig) -> Iterator[RecipeTask]:
+    """Semi-supervised runs first: their joint calls are by far the longest tasks."""
+    shared = _shared(config)
+    for seed in config.all_seeds:
+        for num_labels in config.n_labels:
+            for alpha in config.alpha_values:
+                for rate in config.corruption_rates:
+                    run = _run(SSVAE, seed, num_labels, alpha, rate)
+                    yield RecipeTask(SSVAE, {**run, **shared}, priority=1)
+    if not config.supervised:
+        return
+    for num_labels in config.n_labels:
+        for seed in config.all_seeds:
+            for rate in config.corruption_rates:
+                yield RecipeTask(SUPERVISED, {**_run(SUPERVISED, seed, num_labels, None, rate), **shared})  # fmt: skip  # noqa: E501
+
+
+def count(config: SsvaeConfig) -> int:
+    """How many tasks ``plan`` gives."""
+    cells = len(config.all_seeds) * len(config.n_labels) * len(config.corruption_rates)
+    return cells * (len(config.alpha_values) + config.supervised)
+
+
+def forecast(config: SsvaeConfig) -> list[str]:
+    """Fetch the data set once, before many workers ask for it, and say what may surprise."""
+    said = fetch(config.dataset, config.data_dir)
+    if config.label_protocol == "per-batch":
+        said.append(
+            "--label-protocol per-batch: an epoch sees the number of labels only on average, and "
+            "wrong labels change from epoch to epoch; the supervised baseline has fixed ones. It "
+            "is there to reproduce older tables."
+        )
+    return said
+
+
+def _run(
+    method: str, seed: int, num_labels: int, alpha: float | None, rate: float
+) -> dict[str, Any]:
+    return {
+        "method": method,
+        "n_labels": num_labels,
+        "alpha": alpha,
+        "corruption_rate": rate,
+        "seed": seed,
+    }
+
+
+def _shared(config: SsvaeConfig) -> dict[str, Any]:
+    return {
+        "dataset": config.dataset,
+        "data_dir": None if config.data_dir is None else str(config.data_dir.resolve()),
+        "split_seed": config.split_seed,
+        "num_epochs": config.num_epochs,
+        "eval_frequency": config.eval_frequency,
+        "batch_size": config.batch_size,
+        "lr": config.lr,
+        "num_style": config.num_style,
+        "num_samples": config.num_samples,
+        "temperature": config.temperature,
+        "unlabelled": config.unlabelled,
+        "label_protocol": config.label_protocol,
+        "factor_scores": config.factor_scores,
+        "ensemble_size": config.ensemble_size,
+    }

@@ -1,0 +1,161 @@
+"""From runs to the table: one row per (method, labels, alpha, corruption). Missing is None."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from muster_recipes.ssvae.config import SsvaeConfig
+from muster_recipes.ssvae.plan import SSVAE, SUPERVISED
+
+Row = Mapping[str, Any]
+
+METRICS = ("accuracy", "elbo_nats", "calibration_error", "style_leakage")
+#: Only there when they were asked for.
+FACTOR_SCORES = ("beta_vae_score", "factor_vae_score", "mutual_information_gap")
+
+
+class Cell(NamedTuple):
+    """The settings whose seeds make one row; the baseline has no alpha."""
+
+    method: str
+    n_labels: int
+    alpha: float | None
+    corruption_rate: float
+
+
+def summarise(config: SsvaeConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """A row for every cell that ``config`` asks for, also one without any run.
+
+    ``n`` counts the seeds that are done, ``failed`` those that failed, of ``expected``. Every
+    metric has a mean and a sample standard deviation (ddof 1) over the seeds that have it; both
+    are None where no seed has it, and the deviation also where only one has. ``note`` says when a
+    metric is missing for some of the n. ``accuracy_gain`` is the accuracy less that of the
+    supervised baseline with the same labels, corruption and seed, over ``accuracy_gain_n`` such
+    pairs. Runs that ``config`` does not ask for are left out.
+    """
+    seeds = frozenset(config.all_seeds)
+    by_cell: dict[Cell, dict[int, Row]] = {cell: {} for cell in cells(config)}
+    for row in rows:
+        cell = cell_of(row)
+        if cell in by_cell and row["seed"] in seeds:
+            by_cell[cell][row["seed"]] = row
+    has_scores = any(name in row for mine in by_cell.values() for row in mine.values()
+                     for name in FACTOR_SCORES)  # fmt: skip
+    metrics = METRICS + (FACTOR_SCORES if has_scores else ())
+    return [
+        {
+            **cell._asdict(),
+            "n": len(_done(mine)),
+            "failed": len(_failed(mine)),
+            "expected": len(seeds),
+            **_statistics(mine, metrics),
+            **_gain(mine, by_cell.get(_baseline(cell), {}), is_baseline=cell == _baseline(cell)),
+            "note": _note(mine, metrics),
+        }
+        for cell, mine in by_cell.items()
+    ]
+
+
+def cells(config: SsvaeConfig) -> Iterator[Cell]:
+    """The cells of a configuration in the order of the table."""
+    labels, rates = sorted(set(config.n_labels)), sorted(set(config.corruption_rates))
+    for alpha in sorted(set(config.alpha_values)):
+        yield from (Cell(SSVAE, count, alpha, rate) for count in labels for rate in rates)
+    if config.supervised:
+        yield from (Cell(SUPERVISED, count, None, rate) for count in labels for rate in rates)
+
+
+def cell_of(row: Row) -> Cell:
+    """The cell of a run; whatever alpha is noted for a baseline does not count."""
+    alpha = None if row["method"] == SUPERVISED else row["alpha"]
+    return Cell(row["method"], row["n_labels"], alpha, row["corruption_rate"])
+
+
+def rises(means: Sequence[float], sds: Sequence[float], ns: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs i < j at which a curve rises beyond error; none if it falls monotonically.
+
+    ``means``, ``sds`` (ddof 1) and ``ns`` are of the points in order. A rise is beyond error when
+    mean_j - mean_i is above two standard errors of this difference,
+    2 · sqrt(sd_i² / n_i + sd_j² / n_j). All pairs are compared and not neighbours alone, so that
+    a slow rise does not hide. ValueError for fewer than two seeds at a point: no error is known.
+    """
+    if min(ns, default=2) < 2:
+        raise ValueError(f"two seeds or more are needed at every point, not {list(ns)}")
+    points = list(zip(means, sds, ns, strict=True))
+    return [
+        (i, j)
+        for j, (late, late_sd, late_n) in enumerate(points)
+        for i, (early, early_sd, early_n) in enumerate(points[:j])
+        if late - early > 2 * math.sqrt(early_sd**2 / early_n + late_sd**2 / late_n)
+    ]
+
+
+def falls_within_error(means: Sequence[float], sds: Sequence[float], ns: Sequence[int]) -> bool:
+    """Whether a curve falls monotonically within error: :func:`rises` finds nothing."""
+    return not rises(means, sds, ns)
+
+
+def _baseline(cell: Cell) -> Cell:
+    return Cell(SUPERVISED, cell.n_labels, None, cell.corruption_rate)
+
+
+def _done(rows: Mapping[int, Row]) -> dict[int, Row]:
+    return {seed: row for seed, row in sorted(rows.items()) if row["state"] == "done"}
+
+
+def _failed(rows: Mapping[int, Row]) -> list[Row]:
+    return [row for _, row in sorted(rows.items()) if row["state"] == "failed"]
+
+
+def _values(rows: Mapping[int, Row], name: str) -> list[float]:
+    found = (_number(row, name) for row in _done(rows).values())
+    return [value for value in found if value is not None]
+
+
+def _statistics(rows: Mapping[int, Row], metrics: Sequence[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name in metrics:
+        result |= _mean_and_sd(name, _values(rows, name))
+    return result
+
+
+def _note(rows: Mapping[int, Row], metrics: Sequence[str]) -> str | None:
+    """What the numbers of a row do not say: why runs failed, and which metrics cover fewer."""
+    num_done = len(_done(rows))
+    notes = [
+        f"{name} over {count} of {num_done}"
+        for name in metrics
+        if 0 < (count := len(_values(rows, name))) < num_done
+    ]
+    if failed := _failed(rows):
+        notes.insert(0, f"{len(failed)} failed: {failed[0]['error'] or 'no message'}")
+    return "; ".join(notes) or None
+
+
+def _gain(
+    rows: Mapping[int, Row], baseline: Mapping[int, Row], *, is_baseline: bool
+) -> dict[str, Any]:
+    """The paired difference; a baseline has none to itself."""
+    pairs = []
+    if not is_baseline:
+        mine, theirs = _done(rows), _done(baseline)
+        both = ((_number(mine[seed], "accuracy"), _number(theirs[seed], "accuracy"))
+                for seed in mine if seed in theirs)  # fmt: skip
+        pairs = [a - b for a, b in both if a is not None and b is not None]
+    return {**_mean_and_sd("accuracy_gain", pairs), "accuracy_gain_n": len(pairs)}
+
+
+def _mean_and_sd(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    return {
+        f"{name}_mean": mean(values) if values else None,
+        f"{name}_sd": stdev(values) if len(values) > 1 else None,
+    }
+
+
+def _number(row: Row, name: str) -> float | None:
+    """A metric of a run; one that is not finite is as missing as one that is not there."""
+    value = row.get(name)
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,90 @@
+"""The training task ``ssvae``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from muster import Task
+from muster_recipes.ssvae import items
+from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.items import Batch, FixedLabels, Item, RedrawnLabels, TrueLabels
+from muster_recipes.ssvae.measures import class_measures
+from muster_recipes.ssvae.noise import noise_of
+from muster_recipes.ssvae.pool import Pool, load
+from muster_recipes.ssvae.ssvae_net import SsvaeNet
+from muster_recipes.ssvae.train_config import DEFAULTS, SsvaeTrainConfig
+
+
+class SsvaeTask(Task):
+    """Train one semi-supervised VAE. Metrics: ``accuracy``, ``elbo_nats``, ``calibration_error``.
+
+    The validation images choose nothing unless --report best says so.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    random_items: ClassVar[bool | None] = True
+    monitor: ClassVar[str] = "accuracy"
+    better: ClassVar[Literal["lower", "higher"]] = "higher"
+
+    def __init__(self, config: SsvaeTrainConfig) -> None:
+        self.config = config
+        self.reported = config.report
+
+    @cached_property
+    def _splits(self) -> dict[str, Pool]:
+        config = self.config
+        return load(config.dataset, config.data_dir, config.split_seed)
+
+    @cached_property
+    def _hyper(self) -> Hyper:
+        config = self.config
+        return Hyper(
+            num_pixels=self._splits["train"].x.shape[1],
+            num_style=config.num_style,
+            num_samples=config.num_samples,
+            temperature=config.temperature,
+            unlabelled=config.unlabelled,
+        )
+
+    def model(self) -> nn.Module:
+        # From the model seed, with which the global generator was seeded.
+        return SsvaeNet(self._hyper, self.config.alpha, seed=int(torch.randint(2**62, ())))
+
+    def dataset(self, split: Literal["train", "val", "test"]) -> Dataset[Item]:
+        config, pool = self.config, self._splits[split]
+        if split != "train":
+            return TrueLabels(pool)
+        if config.label_protocol == "per-batch":
+            return RedrawnLabels(pool, config.n_labels, config.corruption_rate)
+        return FixedLabels(pool, config.n_labels, config.corruption_rate, config.label_seed)
+
+    def collate(self, samples: Sequence[Item]) -> Batch:
+        return items.collate(samples)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        # Noise is drawn outside the model: torch.compile's code for a CPU (2.13) that turns int64
+        # into float32 writes beyond its memory.
+        noise = noise_of(self._hyper, batch.key)
+        objective: Tensor = model(*batch[:3], *noise).objective
+        return -objective
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        eps, _ = noise_of(self._hyper, batch.key)
+        terms = model(*batch[:3], eps)
+        return {"log_q": terms.log_q, "bound": terms.bound, "label": batch.label}
+
+    def summarise(self, columns: dict[str, Tensor]) -> dict[str, Any]:
+        """``elbo_nats`` is the bound without labels, exact over the classes, mean per image."""
+        (measured,) = class_measures(columns["log_q"].unsqueeze(0), columns["label"])
+        return {
+            "accuracy": measured["accuracy"],
+            "elbo_nats": float(columns["bound"].double().mean()),
+            "calibration_error": measured["calibration_error"],
+            "data": self.config.dataset,
+        }

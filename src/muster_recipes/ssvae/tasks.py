@@ -1,0 +1,189 @@
+"""What runs on a worker: the runs of a call, a few of them at a time as one ensemble."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster import Context, batched
+from muster_recipes.ssvae import measures
+from muster_recipes.ssvae.ensemble import Ensemble, Failure, RunSpec, Settings, train_ensemble
+from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.parameters import Parameters
+from muster_recipes.ssvae.pool import Pool, load
+from muster_recipes.ssvae.progress import Progress
+from muster_recipes.ssvae.supervised import train_supervised
+
+Task = Mapping[str, Any]
+Result = dict[str, Any]
+
+#: Runs per program where --ensemble-size is not given. On a CPU more than 8 gain nothing; for GPUs
+#: it is a choice that fits into 24 GiB with 28x28 images, not a measured optimum.
+DEFAULT_SIZE = {"cpu": 8, "cuda": 64}
+
+
+class Work(NamedTuple):
+    """What all tasks of a call share, on the device."""
+
+    splits: Mapping[str, Pool]
+    hyper: Hyper
+    settings: Settings
+    device: str
+
+
+class Kind(NamedTuple):
+    """A method: how it is trained, its measure on the way, and those at the end."""
+
+    train: Callable[..., Ensemble]
+    on_the_way: Callable[[Parameters, Work], list[Result]]
+    at_the_end: Callable[[Parameters, Work, Task], list[Result]]
+
+
+@batched(static=("method", "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr", "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores", "ensemble_size"), max_batch=128)  # fmt: skip  # noqa: E501
+def ssvae_runs(tasks: Sequence[Task], ctx: Context) -> list[Result | Exception]:
+    """Semi-supervised runs."""
+    return _run_all(tasks, Kind(train_ensemble, _ssvae_curve, _ssvae_end), ctx)
+
+
+@batched(static=("method", "n_labels", "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr", "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores", "ensemble_size"), max_batch=128)  # fmt: skip  # noqa: E501
+def supervised_runs(tasks: Sequence[Task], ctx: Context) -> list[Result | Exception]:
+    """Classifiers alone; ``n_labels`` decides the size of a batch."""
+    return _run_all(tasks, Kind(train_supervised, _supervised_curve, _supervised_end), ctx)
+
+
+def _run_all(tasks: Sequence[Task], kind: Kind, ctx: Context) -> list[Result | Exception]:
+    first = tasks[0]
+    work = _work_of(first, ctx.device)
+    size = first["ensemble_size"] or DEFAULT_SIZE[work.device.partition(":")[0]]
+    progress = Progress(ctx, len(tasks))
+    for chunk in progress.open_chunks(tasks, size):
+        results = _train_chunk(chunk, kind, work, progress)
+        progress.finish(chunk, results)
+    return [_result_or_failure(progress.result_of(task)) for task in tasks]
+
+
+def _train_chunk(
+    chunk: Sequence[Task], kind: Kind, work: Work, progress: Progress
+) -> list[Result | Failure]:
+    """Train and measure some runs as one program."""
+    runs = [_spec_of(task) for task in chunk]
+    begin = time.perf_counter()
+    state = progress.state_of(chunk)
+    curves: list[list[Result]] = [] if state is None else state["curves"]
+    before_s = 0.0 if state is None else state["seconds"]
+
+    def on_epoch(ensemble: Ensemble) -> None:
+        if work.settings.is_evaluated(ensemble.epoch):
+            curves.append(kind.on_the_way(_plain(ensemble), work))
+        seconds = before_s + time.perf_counter() - begin
+        progress.epoch(chunk, ensemble, work.settings.num_epochs, curves, seconds)
+
+    ensemble = kind.train(
+        work.splits["train"],
+        runs,
+        work.hyper,
+        work.settings,
+        work.device,
+        on_epoch,
+        None if state is None else state["ensemble"],
+    )
+    ends = kind.at_the_end(_plain(ensemble), work, chunk[0])
+    seconds = (before_s + time.perf_counter() - begin) / len(chunk)
+    return [
+        ensemble.failures.get(row)
+        or {**end, **_curve_of(row, ensemble, curves, work.settings), "training_s": seconds}
+        for row, end in enumerate(ends)
+    ]
+
+
+def _curve_of(
+    row: int, ensemble: Ensemble, curves: Sequence[Sequence[Result]], settings: Settings
+) -> Result:
+    """One run's curve as lists of equal length."""
+    epochs = [n for n in range(1, settings.num_epochs + 1) if settings.is_evaluated(n)]
+    points = [point[row] for point in curves]
+    return {
+        "curve_epoch": epochs,
+        "curve_objective": [ensemble.objectives[epoch - 1][row] for epoch in epochs],
+        **{f"curve_{name}": [point[name] for point in points] for name in points[0]},
+    }
+
+
+def _ssvae_curve(parameters: Parameters, work: Work) -> list[Result]:
+    test = work.splits["test"]
+    accuracies = measures.class_measures(measures.classify(parameters, test.x), test.labels)
+    bounds = measures.elbo(parameters, test.x, work.hyper).tolist()
+    return [
+        {"accuracy": each["accuracy"], "elbo_nats": bound}
+        for each, bound in zip(accuracies, bounds, strict=True)
+    ]
+
+
+def _ssvae_end(parameters: Parameters, work: Work, task: Task) -> list[Result]:
+    test, train = work.splits["test"], work.splits["train"]
+    ends: list[Result] = [*measures.measure(parameters, test, train, work.hyper)]
+    if task["factor_scores"]:
+        scores = measures.factor_scores(parameters, test.x, work.hyper, seed=0)
+        ends = [{**end, **score} for end, score in zip(ends, scores, strict=True)]
+    return ends
+
+
+def _supervised_curve(parameters: Parameters, work: Work) -> list[Result]:
+    return [{"accuracy": end["accuracy"]} for end in _supervised_end(parameters, work, {})]
+
+
+def _supervised_end(parameters: Parameters, work: Work, task: Task) -> list[Result]:
+    test = work.splits["test"]
+    logits = measures.classify(parameters, test.x)
+    return [*measures.class_measures(logits, test.labels)]
+
+
+def _result_or_failure(result: Result | Failure) -> Result | Exception:
+    if isinstance(result, Failure):
+        return ArithmeticError(
+            f"the objective became {result.value} in epoch {result.epoch}: the run was stopped "
+            "there. A smaller --lr or --alpha-values may help."
+        )
+    return result
+
+
+def _spec_of(task: Task) -> RunSpec:
+    return RunSpec(
+        seed=task["seed"],
+        num_labels=task["n_labels"],
+        alpha=0.0 if task["alpha"] is None else task["alpha"],
+        corruption_rate=task["corruption_rate"],
+    )
+
+
+def _work_of(task: Task, device: str) -> Work:
+    splits = _splits(task["dataset"], task["data_dir"], task["split_seed"], device)
+    hyper = Hyper(
+        num_pixels=splits["train"].x.shape[1],
+        num_style=task["num_style"],
+        num_samples=task["num_samples"],
+        temperature=task["temperature"],
+        unlabelled=task["unlabelled"],
+    )
+    settings = Settings(
+        num_epochs=task["num_epochs"],
+        batch_size=task["batch_size"],
+        lr=task["lr"],
+        eval_frequency=task["eval_frequency"],
+        label_protocol=task["label_protocol"],
+    )
+    return Work(splits, hyper, settings, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _splits(dataset: str, data_dir: str | None, split_seed: int, device: str) -> dict[str, Pool]:
+    """Read once per process and kept on the device."""
+    read = load(dataset, None if data_dir is None else Path(data_dir), split_seed)
+    return {part: pool.to(device) for part, pool in read.items()}
+
+
+def _plain(ensemble: Ensemble) -> Parameters:
+    return {name: value.detach() for name, value in ensemble.parameters.items()}

@@ -1,0 +1,91 @@
+"""The flags of ``muster train ssvae`` and how it is trained. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from muster import UsageError
+from muster_recipes.ssvae.dataset import EMBEDDED, canonical, check_source
+
+_TEMPERATURE = 0.66
+
+
+@dataclass(frozen=True, kw_only=True)
+class SsvaeTrainConfig:
+    """One semi-supervised VAE (model M2) on all devices."""
+
+    dataset: str = EMBEDDED
+    """digits (comes with the package), mnist or fashion-mnist, in any case."""
+    data_dir: Path | None = None
+    """Folder with the published IDX files; without it the Hugging Face hub is asked."""
+    n_labels: int = 100
+    """Number M of labelled images."""
+    alpha: float = 50.0
+    """Weight of log q(y|x) of a labelled image."""
+    corruption_rate: float = 0.0
+    """Share of wrong labels."""
+    num_style: int = 10
+    """Dimensions L of the style z."""
+    num_samples: int = 8
+    """Styles S drawn per image."""
+    unlabelled: Literal["exact", "sampled"] = "exact"
+    """Sum over the ten classes of an image without a label, or sample one (biased, faster)."""
+    temperature: float = _TEMPERATURE
+    """Temperature of the Gumbel-softmax; only --unlabelled sampled has one."""
+    label_protocol: Literal["fixed", "per-batch"] = "fixed"
+    """A fixed balanced subset, or whole labelled batches (of a rank) and new wrong labels in every
+    epoch."""
+    label_seed: int = 42
+    """Which images are labelled, and which labels are wrong; --seed does not change it."""
+    split_seed: int = 0
+    """Which images are in which split; --seed does not change it."""
+    report: Literal["last", "best"] = "last"
+    """The metrics at the end are of the last model, or of the best by validation accuracy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", canonical(self.dataset))
+        for name in ("n_labels", "num_style", "num_samples"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} {getattr(self, name)} is too small.", hint="1 or more.")
+        if not 0 <= self.alpha < math.inf:
+            raise UsageError(f"--alpha {self.alpha:g} must be 0 or above, and finite.")
+        if not 0 <= self.corruption_rate <= 1:
+            raise UsageError(
+                f"--corruption-rate {self.corruption_rate:g} is not a share from 0 to 1.",
+                hint="write 0.2 for a fifth of the labels.",
+            )
+        if not 0 < self.temperature < math.inf:
+            raise UsageError(f"--temperature {self.temperature:g} must be above 0 and finite.")
+        if self.unlabelled == "exact" and self.temperature != _TEMPERATURE:
+            raise UsageError(
+                f"--temperature {self.temperature:g} has no effect with --unlabelled exact.",
+                hint="add --unlabelled sampled.",
+            )
+        most = check_source(self.dataset, self.data_dir)
+        if most is not None and self.n_labels > most:
+            raise UsageError(
+                f"--n-labels {self.n_labels}: the training images of {self.dataset} allow {most} "
+                "labels with equal numbers per class.",
+                hint=f"write {most} or less.",
+            )
+
+
+#: AdamW without weight decay is Adam. 32 bits: the objective is a sum over pixels and samples.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "epochs": 75,
+        "global_batch": 128,
+        "lr": 1e-3,
+        "schedule": "constant",
+        "weight_decay": 0.0,
+        "eval_frequency": 5,
+        "precision": "fp32",
+        "seed": 42,
+    }
+)

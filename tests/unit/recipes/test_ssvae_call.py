@@ -1,0 +1,152 @@
+"""A call of the farm: its tasks in chunks, each with its own result, going on after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster import Context
+from muster.base.run_folder import RunFolder
+from muster_recipes.ssvae import progress
+from muster_recipes.ssvae.config import SsvaeConfig
+from muster_recipes.ssvae.ensemble import Failure
+from muster_recipes.ssvae.plan import plan
+from muster_recipes.ssvae.progress import Progress
+from muster_recipes.ssvae.tasks import ssvae_runs, supervised_runs
+
+#: What a second attempt measures anew.
+TIMES = ("training_s",)
+
+
+class Coordinator:
+    """The other end of a worker's line: listens, and kills the worker at its n-th report."""
+
+    def __init__(self, kill_at: int | None = None) -> None:
+        self.heard: list[str] = []
+        self.kill_at = kill_at
+
+    def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
+        self.heard.append(text)
+        if len(self.heard) == self.kill_at:
+            raise KeyboardInterrupt
+
+    def wanted(self, task_id: int) -> int:
+        return 0
+
+    def divide(
+        self,
+        task_id: int,
+        token: int,
+        kept: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+    ) -> None:
+        raise AssertionError("a call of this recipe is not divisible")
+
+
+def context(folder: Path, line: Coordinator) -> Context:
+    return Context(
+        folder=RunFolder(folder),
+        task_id=1,
+        key="0" * 32,
+        token=1,
+        attempt=1,
+        tries=0,
+        device="cpu",
+        params={},
+        line=line,
+    )
+
+
+def tasks_of(method: str, **flags: Any) -> list[dict[str, Any]]:
+    given: dict[str, Any] = {
+        "n_labels": (20,), "alpha_values": (1.0,), "corruption_rates": (0.0,), "num_seeds": 3,
+        "num_epochs": 2, "eval_frequency": 1, "batch_size": 512, "num_samples": 1,
+        "num_style": 2, "unlabelled": "sampled", "ensemble_size": 2, **flags,
+    }  # fmt: skip
+    return [dict(t.params) for t in plan(SsvaeConfig(**given)) if t.target == method]
+
+
+def timeless(results: Sequence[Any]) -> list[Any]:
+    return [{k: v for k, v in result.items() if k not in TIMES} for result in results]
+
+
+def test_every_task_gets_its_measures_and_its_curve(tmp_path: Path) -> None:
+    line = Coordinator()
+    tasks = tasks_of("ssvae", num_epochs=3, eval_frequency=2)
+    results = ssvae_runs(tasks, context(tmp_path, line))
+    assert len(results) == 3
+    assert line.heard[0] == "22 % 2 of 3 runs together, epoch 1/3"
+    for result in results:
+        assert isinstance(result, dict)
+        assert result["curve_epoch"] == [2, 3]
+        for name in ("objective", "accuracy", "elbo_nats"):
+            assert len(result[f"curve_{name}"]) == 2
+        assert result["curve_accuracy"][-1] == result["accuracy"]
+        assert result["curve_elbo_nats"][-1] == pytest.approx(result["elbo_nats"])
+        assert 0 <= result["calibration_error"] <= 1
+        assert "style_leakage" in result and result["training_s"] > 0
+    assert len({str(timeless([result])) for result in results}) == 3
+
+
+def test_a_baseline_has_no_bound(tmp_path: Path) -> None:
+    results = supervised_runs(tasks_of("supervised"), context(tmp_path, Coordinator()))
+    for result in results:
+        assert isinstance(result, dict)
+        assert sorted(result) == [
+            "accuracy", "calibration_error", "curve_accuracy", "curve_epoch", "curve_objective",
+            "training_s",
+        ]  # fmt: skip
+
+
+def test_a_failed_run_is_an_exception_in_its_place_with_value_and_epoch(tmp_path: Path) -> None:
+    tasks = tasks_of("ssvae", alpha_values=(1.0, 1e38), num_seeds=1)
+    good, bad = ssvae_runs(tasks, context(tmp_path, Coordinator()))
+    assert isinstance(good, dict)
+    assert isinstance(bad, ArithmeticError)
+    assert "the objective became -inf in epoch 1" in str(bad)
+
+
+def test_a_call_whose_runs_all_fail_says_so_of_each(tmp_path: Path) -> None:
+    tasks = tasks_of("ssvae", lr=1e18, num_seeds=2)
+    results = ssvae_runs(tasks, context(tmp_path, Coordinator()))
+    assert [type(result) for result in results] == [ArithmeticError] * 2
+
+
+def test_the_scores_of_disentanglement_are_measured_when_asked_for(tmp_path: Path) -> None:
+    tasks = tasks_of("ssvae", factor_scores=True, num_seeds=1, num_epochs=1)
+    (result,) = ssvae_runs(tasks, context(tmp_path, Coordinator()))
+    assert isinstance(result, dict)
+    names = {"beta_vae_score", "factor_vae_score", "mutual_information_gap"}
+    assert names <= set(result)
+
+
+@pytest.mark.parametrize("call", [ssvae_runs, supervised_runs])
+def test_a_killed_call_goes_on_to_the_same_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
+    monkeypatch.setattr(progress, "SAVE_EVERY_S", 0.0)
+    tasks = tasks_of("ssvae" if call is ssvae_runs else "supervised")
+    whole = call(tasks, context(tmp_path / "whole", Coordinator()))
+    with pytest.raises(KeyboardInterrupt):
+        call(tasks, context(tmp_path / "killed", Coordinator(kill_at=1)))
+    line = Coordinator()
+    resumed = call(tasks, context(tmp_path / "killed", line))
+    assert "epoch 2/2" in line.heard[0]  # the first epoch was not trained again
+    assert timeless(resumed) == timeless(whole)
+
+
+def test_a_later_attempt_does_only_what_is_left(tmp_path: Path) -> None:
+    tasks = tasks_of("ssvae", num_seeds=5)
+    first = Progress(context(tmp_path, Coordinator()), len(tasks))
+    begun = next(first.open_chunks(tasks, 2))
+    assert list(begun) == tasks[:2]
+    first.finish(begun, [{"accuracy": 0.5}, Failure(3, float("nan"))])
+
+    second = Progress(context(tmp_path, Coordinator()), len(tasks))
+    assert [list(chunk) for chunk in second.open_chunks(tasks, 2)] == [tasks[2:4], tasks[4:]]
+    assert second.result_of(tasks[0]) == {"accuracy": 0.5}
+    failed = second.result_of(tasks[1])
+    assert isinstance(failed, Failure) and failed.epoch == 3 and failed.value != failed.value
