@@ -134,6 +134,7 @@ def _coordinate(
         run_id=stored.run_id,
         targets=targets,
         held_mib=MemorySampler(chores.settings).used_by,
+        cluster=options.cluster,
     )
     plan = Plan(
         folder=folder,

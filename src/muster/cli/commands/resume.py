@@ -15,12 +15,14 @@ from muster.base.errors import UsageError
 from muster.cli import output
 from muster.cli.commands import map as map_command
 from muster.cli.commands import sweep, train
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
     FaultFlags,
     Positional,
     RunFlags,
     Switch,
+    WorkerFlags,
     options_from,
 )
 from muster.cli.parse import bundle, parse
@@ -55,7 +57,13 @@ def retry(argv: list[str]) -> int:
 
 
 def _go_on(argv: list[str], command: str, description: str) -> int:
-    groups: dict[str, type] = {"place": DeviceFlags, "fault": FaultFlags, "out": RunFlags}
+    groups: dict[str, type] = {
+        "device": DeviceFlags,
+        "worker": WorkerFlags,
+        "cluster": ClusterFlags,
+        "fault": FaultFlags,
+        "out": RunFlags,
+    }
     if command == "retry":
         groups["again"] = _RetryFlags
     flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
@@ -78,7 +86,7 @@ def _go_on(argv: list[str], command: str, description: str) -> int:
         return _by_command_line(
             run, argv[1:] if argv[0] == flags.run else _without(argv, flags.run)
         )
-    typed = options_from(flags.device, flags.worker, flags.fault, flags.out)
+    typed = options_from(flags.device, flags.worker, flags.fault, flags.out, flags.cluster)
     options = _merged(stored_options(run), typed)
     go_to(run.stored)
     workload = stored_workload(run)

@@ -15,6 +15,7 @@ from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli import output
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
     FaultFlags,
@@ -55,9 +56,12 @@ class _ShellFlags:
 #: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
+_REPEATED = ("--grid", "--zip", "--slurm-arg")
+
 _COMMON = {
     "device": DeviceFlags,
     "worker": WorkerFlags,
+    "cluster": ClusterFlags,
     "fault": FaultFlags,
     "run": RunFlags,
 }
@@ -75,7 +79,7 @@ def main(argv: list[str]) -> int:
         workload, flags = _function(words)
     else:
         return _help_or_complain(words)
-    options = options_from(flags.device, flags.worker, flags.fault, flags.run)
+    options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
     if flags.run.dry_run:
         _show_plan(prepare(workload, options), is_json=flags.run.json)
         return 0
@@ -118,7 +122,7 @@ def _recipe(name: str, words: list[str]) -> tuple[Workload, Any]:
     recipe = load_recipe(name)
     kind = bundle("SweepRecipe", {"recipe": recipe.config, **_COMMON})
     text = f"Recipe {name}: {(recipe.config.__doc__ or '').strip()}"
-    flags: Any = parse(kind, words, f"sweep {name}", text)
+    flags: Any = parse(kind, join_repeated(words, _REPEATED[2:]), f"sweep {name}", text)
     return of_recipe(recipe, flags.recipe), flags
 
 
@@ -129,13 +133,13 @@ def _command(words: list[str], command: list[str]) -> tuple[Workload, Any]:
             f"Both a target ({words[0]}) and a command after `--` are given.",
             hint="leave one of them out.",
         )
-    flags: Any = parse(kind, join_repeated(words, ("--grid", "--zip")), "sweep", _help())
+    flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
     return of_command(command, flags.space.space(), shell=flags.shell.shell), flags
 
 
 def _function(words: list[str]) -> tuple[Workload, Any]:
     kind = bundle("SweepFunction", {"space": SpaceFlags, **_COMMON}, {"target": Positional})
-    flags: Any = parse(kind, join_repeated(words, ("--grid", "--zip")), "sweep", _help())
+    flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
     try:
         return of_target_text(flags.target, flags.space.space()), flags
     except TargetError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from muster.base.run_folder import RunFolder
 from muster.farm.events import Event
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import SlotSpec, TargetSpec, Task
 
 #: MiB that these processes hold on these devices (by UUID), None when that cannot be known.
@@ -26,6 +27,7 @@ class Assignment:
     run_id: str
     targets: Mapping[int, TargetSpec]
     held_mib: HeldMib = nothing_known
+    cluster: ClusterRequest = field(default_factory=ClusterRequest)
 
 
 class Executor(Protocol):
