@@ -33,7 +33,7 @@ class SweepOptions:
         checkpoint_interval_s: how often the exported table is refreshed while running.
         monitor_interval_s: how often the host and the run's GPUs are sampled into monitor.csv; 0
             records nothing.
-        executor: ``local``, ``slurm``, ``ray`` or ``inline`` (here, in this process, for a debugger).
+        executor: ``local``, ``slurm``, ``ray`` or ``inline`` (in this process, for a debugger).
         cluster: what is asked of SLURM or Ray, instead of ``devices``.
     """
 

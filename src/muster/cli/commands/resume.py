@@ -13,9 +13,9 @@ from muster.api.resume import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
 from muster.base.errors import UsageError
 from muster.cli import output
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.commands import map as map_command
 from muster.cli.commands import sweep, train
-from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
     FaultFlags,
