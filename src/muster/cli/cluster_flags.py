@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from muster.api.options import parse_duration
 from muster.base.errors import UsageError
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
 
-_NOT_OF = {"slurm": ("address",), "ray": ("mem", "time", "partition", "account", "slurm_arg")}
+_NOT_OF = {
+    "slurm": ("address",),
+    "ray": ("mem", "time", "partition", "account", "slurm_arg", "warn_before"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,9 @@ class ClusterFlags:
     """SLURM: whom to charge."""
     slurm_arg: tuple[str, ...] = ()
     """SLURM: NAME=VALUE, one more option of sbatch. May be given several times."""
+    warn_before: str | None = None
+    """SLURM: how long before its time limit a worker is warned, so that ctx.checkpoint saves in
+    time. Default: 90 seconds."""
     address: str | None = None
     """Ray: HOST:PORT of a cluster that runs already; one is started here otherwise."""
 
@@ -45,7 +52,13 @@ def cluster_request_from(flags: ClusterFlags, executor: str) -> ClusterRequest:
                 f"--{name.replace('_', '-')} has no effect with --on {executor}.",
                 hint=f"add --on {' or '.join(engines)}, or drop it.",
             )
+    if flags.warn_before is not None:
+        values = {
+            **values,
+            "warn_before": round(parse_duration(flags.warn_before, "--warn-before")),
+        }
     names = {
+        "warn_before": "warn_before_s",
         "workers": "num_workers",
         "mem": "memory",
         "time": "time_limit",

@@ -26,14 +26,11 @@ from muster.cli.flags import (
     options_from,
 )
 from muster.cli.parse import bundle, parse
+from muster.cli.repeating import flag_name, without
 
 _DEVICE_FLAGS = {
     "devices", "gpus", "gpu_ids", "num_gpus", "world_size", "max_gpus", "no_multi_gpu",
 }  # fmt: skip
-
-
-#: Never repeated: what was shown then, and what would throw away what there is now.
-_SWITCHES = {"quiet", "json", "dry_run", "restart", "overwrite"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,35 +102,16 @@ def _by_command_line(
     if "--" in words:
         cut = words.index("--")
         words, command = words[:cut], words[cut:]
-    typed = {_flag(word) for word in extra if word.startswith("--")}
+    typed = {flag_name(word) for word in extra if word.startswith("--")}
     dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir", "save_dir"}
-    kept = _drop(words, dropped)
+    kept = without(words, dropped)
     go_to(stored)
     return command_main([*kept, *extra, "--run-dir", str(path), *command])
-
-
-def _drop(words: list[str], flags: set[str]) -> list[str]:
-    """``words`` without these flags and their values."""
-    kept: list[str] = []
-    skipping = False
-    for word in words:
-        if word.startswith("--"):
-            skipping = _flag(word) in flags
-            if _flag(word) in _SWITCHES:
-                skipping = False
-                continue
-        if not skipping:
-            kept.append(word)
-    return kept
 
 
 def _without(argv: list[str], word: str) -> list[str]:
     index = argv.index(word)
     return argv[:index] + argv[index + 1 :]
-
-
-def _flag(word: str) -> str:
-    return word.lstrip("-").partition("=")[0].replace("-", "_")
 
 
 def _merged(stored: SweepOptions, typed: SweepOptions) -> SweepOptions:

@@ -53,6 +53,18 @@ class _ShellFlags:
     """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PartFlags:
+    """Several processes that share one sweep without a coordinator."""
+
+    array: int | None = None
+    """With --on slurm: send an array of so many elements, each a sweep of its own with its part
+    of the tasks (one seed each where there are as many seeds), and come back at once. Later:
+    muster collect."""
+    part: str | None = None
+    """I/N: run only every N-th task, from the I-th on; the first is 0."""
+
+
 #: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
@@ -62,6 +74,7 @@ _COMMON = {
     "device": DeviceFlags,
     "worker": WorkerFlags,
     "cluster": ClusterFlags,
+    "portion": _PartFlags,
     "fault": FaultFlags,
     "run": RunFlags,
 }
@@ -80,6 +93,14 @@ def main(argv: list[str]) -> int:
     else:
         return _help_or_complain(words)
     options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
+    if flags.portion.array is not None:
+        from muster.cli.array import send_array
+
+        return send_array(workload, options, flags, words, command, argv)
+    if flags.portion.part is not None:
+        from muster.api.array import part_of
+
+        workload = part_of(workload, flags.portion.part)
     if flags.run.dry_run:
         _show_plan(prepare(workload, options), is_json=flags.run.json)
         return 0
@@ -169,9 +190,11 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
     workload = prepared.workload
     tasks = workload.feed({spec.name: 0 for spec in workload.targets})
     sample = [task.payload.decode() for _, task in zip(range(3), tasks, strict=False)]
+    script = _script(prepared)
     if is_json:
         output.say_json(
             {
+                **({} if script is None else {"script": script}),
                 "target": [spec.name for spec in workload.targets],
                 "tasks": workload.total,
                 "run_dir": str(prepared.folder.path),
@@ -187,7 +210,18 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
     output.say(f"folder   {prepared.folder.path} ({word})")
     for line in placement_lines(prepared.placement, prepared.options):
         output.say(f"devices  {line}")
+    if script is not None:
+        output.say(f"script   for sbatch:\n{script.rstrip()}")
     output.say("Nothing was started (--dry-run).")
+
+
+def _script(prepared: Prepared) -> str | None:
+    """What SLURM would be sent."""
+    if prepared.options.executor != "slurm":
+        return None
+    from muster.api.slurm_plan import sweep_script
+
+    return sweep_script(prepared)
 
 
 def _outcome(run: Run, seconds: float, made: list[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Executor
-from muster.farm.model import SlotSpec, Task
+from muster.farm.model import Outcome, SlotSpec, Task
 
 Frame = tuple[list[Any], bytes]
 
@@ -175,5 +175,9 @@ class EventReader:
                 kept, given = orjson.loads(body)
                 return Divided(header[1], header[2], header[3], kept, given)
             case "died":
-                return WorkerDied(**orjson.loads(body))
+                record = orjson.loads(body)
+                outcome = record["outcome"]
+                return WorkerDied(
+                    **{**record, "outcome": None if outcome is None else Outcome(outcome)}
+                )
         raise ValueError(f"an event called {header[0]!r} is not known")
