@@ -8,7 +8,7 @@ QUIET := -qq --disable-pip-version-check
 # With CI=true: a line per file, short tracebacks, no logo. The closing line of pytest stays.
 PYTEST := $(BIN)/python -m pytest $(if $(filter true 1,$(CI)),--no-header --tb=short -o console_output_style=classic)
 
-.PHONY: help setup demo test test-slow test-gpu check format bench clean
+.PHONY: help setup servers demo test test-slow test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, a small sweep with its figure, then a training on two ranks"
@@ -44,12 +44,22 @@ demo: $(STAMP)
 	@echo "  $(BIN)/muster status runs/demo"
 	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv, and runs/demo-digits/curves.png"
 
+# SLURM and a browser, from Debian's packages, where this is Debian and we may; without them, the
+# tests that need them are skipped and say so.
+servers:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    ! { command -v slurmctld && command -v chromium && command -v ip; } >/dev/null; then \
+	    echo "Installing slurm-wlm, munge, iproute2 and chromium for the tests (apt-get)"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	    --no-install-recommends slurm-wlm slurm-client munge iproute2 chromium; } >/dev/null 2>&1 \
+	    || echo "apt-get failed: tests that need these are skipped"; fi
+
 # Two files at a time: much of the suite waits for processes that it has started.
-test: $(STAMP)
+test: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu and not alone"
 	$(PYTEST) -m "alone and not slow and not gpu"
 
-test-slow: $(STAMP)
+test-slow: $(STAMP) servers
 	$(PYTEST) -m "slow and not gpu"
 
 test-gpu: $(STAMP)

@@ -16,6 +16,10 @@ from typing import Protocol
 import psutil
 import pytest
 from hypothesis import settings
+from tests.ray_cluster import ray_cluster, ray_driver
+from tests.slurm_cluster import slurm, slurm_session
+
+__all__ = ["ray_cluster", "ray_driver", "slurm", "slurm_session"]  # fixtures for every test
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("here", deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -67,6 +68,11 @@ def test_good_command_ended_at_its_limit(muster_cli, tmp_path):
 """
 
 
+def _with_tests() -> str:
+    """For the conftest, which imports fixtures from modules of ``tests``."""
+    return os.pathsep.join(filter(None, [str(CONFTEST.parents[1]), os.environ.get("PYTHONPATH")]))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are made with setsid")
 def test_what_is_left_behind_fails_its_test(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
@@ -75,6 +81,7 @@ def test_what_is_left_behind_fails_its_test(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": _with_tests()},
         capture_output=True,
         text=True,
         check=False,

@@ -26,7 +26,8 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment, Executor
-from muster.farm.executors.table import EXECUTORS, make_executor
+from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.table import CLUSTERS, EXECUTORS, make_executor
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 SOURCE = """
@@ -158,7 +159,12 @@ class Bench:
             base_folder=str(self.source.parent),
             max_batch=8 if attribute.startswith("joint") else 0,
         )
-        assignment = Assignment(folder=self.folder, run_id="contract" + "0" * 24, targets={1: spec})
+        assignment = Assignment(
+            folder=self.folder,
+            run_id="contract" + "0" * 24,
+            targets={1: spec},
+            cluster=ClusterRequest(num_workers=workers),
+        )
         self.executor = make_executor(self.name, assignment)
         for number in range(workers):
             slot = SlotSpec(slot_id=number, label=f"cpu{number}", devices=())
@@ -172,6 +178,7 @@ class Bench:
 
     def until(self, ready: Callable[[], T], limit_s: float = 20.0) -> T:
         assert self.executor is not None
+        limit_s *= 4 if self.name in CLUSTERS else 1  # jobs and actors begin when there is room
         deadline = time.monotonic() + limit_s
         while True:
             found = ready()
@@ -204,6 +211,10 @@ class Bench:
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
+    elif request.param == "ray":
+        request.getfixturevalue("ray_driver")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     bench = Bench(request.param, tmp_path)
     yield bench
@@ -383,7 +394,7 @@ def test_killing_is_answered_by_a_death(bench: Bench) -> None:
 @every
 def test_progress_is_passed_on(bench: Bench) -> None:
     bench.one("telling")
-    [progress] = bench.of(Progress)
+    [progress] = [event for event in bench.of(Progress) if event.task_id]
     assert progress.worker_id == 1
     assert progress.text.startswith("50 % half way")
 

@@ -16,7 +16,7 @@ from muster.api.lock import hold
 from muster.api.placing import device_request, remarks
 from muster.api.plans import environment
 from muster.api.recording import record_run
-from muster.api.stored import StoredRun, read_stored, write_stored
+from muster.api.stored import StoredRun, read_stored, typed_for_job, write_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.errors import PlanMismatchError, UsageError
@@ -29,11 +29,12 @@ from muster.devices.leases import Lease, place_and_lease
 from muster.devices.model import Inventory
 from muster.devices.placement import Placement, Slot, place
 from muster.gang.launch import AgentHandle, GangEnding, start_agent, supervise
+from muster.gang.slurm import GangRequest
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
 from muster.monitor.ticker import check_interval
 
-__all__ = ["Entry", "GangEnding", "Script", "start_agent"]
+__all__ = ["Entry", "GangEnding", "GangRequest", "Script", "start_agent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class GangOptions:
         restart_on: after which ends the gang is started anew: any, or only deaths by a signal and
             stalls, when an exception would only come again.
         num_nodes, min_nodes, node_rank, master_addr, master_port: for several nodes, as torchrun.
+        slurm: what a job on SLURM asks for, instead of starting ranks here.
     """
 
     devices: str = "auto"
@@ -77,6 +79,7 @@ class GangOptions:
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
+    slurm: GangRequest | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
@@ -193,7 +196,8 @@ def run_gang(
             folder.create()
             if options.node_rank == 0:  # nodes may share the folder
                 stack.enter_context(hold(folder))
-                write_run_json(folder, program, options, about or {}, audience.argv)
+                typed = typed_for_job(folder, settings.slurm_job_id)
+                write_run_json(folder, program, options, about or {}, typed or audience.argv)
         except OSError as error:
             raise explain_os_error(error, "use the run folder", folder.path) from error
         for line in plan.lines():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -26,13 +26,16 @@ from muster.devices.placement import Placement
 from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decisions import Policy
-from muster.farm.executors.base import Assignment
+from muster.farm.executors.base import Assignment, PilotLeft
 from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.ledger.store import Ledger
+from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import TaskState
+from muster.farm.model import TargetSpec, TaskState
 from muster.farm.publish import publish_after_crash
 from muster.farm.view import RunView
+
+_LEAD_ON_FILES_S = 0.3
 
 Show = Callable[[RunView], None]
 
@@ -127,13 +130,16 @@ def _coordinate(
 ) -> Ending:
     folder, clock = chores.folder, chores.clock
     numbers = _number_targets(ledger, workload)
-    publish_after_crash(folder, ledger.accepted)
     targets = {numbers[spec.name]: spec for spec in workload.targets}
+    left = _settle(folder, ledger, workload, options, targets)
+    publish_after_crash(folder, ledger.accepted)
     assignment = Assignment(
         folder=folder,
         run_id=stored.run_id,
         targets=targets,
         held_mib=MemorySampler(chores.settings).used_by,
+        cluster=options.cluster,
+        left=left,
     )
     plan = Plan(
         folder=folder,
@@ -143,6 +149,7 @@ def _coordinate(
         total=workload.total,
         feed=workload.feed(numbers),
         plan_id=workload.plan_id,
+        held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
     )
     hooks = Hooks(show=audience.show, wishes=chores.wishes, chores=chores.do, clock=clock)
     journal = Journal(folder.events, clock)
@@ -160,20 +167,40 @@ def policy_of(options: SweepOptions, retry: RetryPolicy | None = None) -> Policy
     retry = retry or RetryPolicy(
         retries=options.retries, exception_retries=options.retry_exceptions
     )
-    return Policy(retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going)
+    # Files on a shared folder take their time: more is kept ready in a worker.
+    lead_s = _LEAD_ON_FILES_S if options.executor == "slurm" else Policy.lead_s
+    return Policy(
+        retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going, lead_s=lead_s
+    )
 
 
 def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:
-    """Name → number in the ledger; voids what a dead coordinator had claimed."""
+    """Name → number in the ledger."""
     ledger.begin()
     numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
     for name, digest in workload.code.items():
         ledger.record_code(ledger.target_id(name), digest)
-    ledger.recover()
+    ledger.commit()
+    return numbers
+
+
+def _settle(
+    folder: RunFolder,
+    ledger: Ledger,
+    workload: Workload,
+    options: SweepOptions,
+    targets: Mapping[int, TargetSpec],
+) -> list[PilotLeft]:
+    """Void what a dead coordinator had claimed, but for what its pilots have done or still do."""
+    request = options.cluster if options.executor == "slurm" else None
+    ledger.begin()
+    left = settle(folder, ledger, request, targets)
     if workload.reopens_failed:
         ledger.reopen([TaskState.FAILED])
     ledger.commit()
-    return numbers
+    if request is None:
+        dismiss(folder)
+    return left
 
 
 def _check_usable(folder: RunFolder, ending: Ending) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from muster.base.errors import UsageError
+from muster.farm.executors.cluster import ClusterRequest
 from muster.monitor.ticker import check_interval
 
 
@@ -32,7 +33,8 @@ class SweepOptions:
         checkpoint_interval_s: how often the exported table is refreshed while running.
         monitor_interval_s: how often the host and the run's GPUs are sampled into monitor.csv; 0
             records nothing.
-        executor: ``local`` or ``inline`` (here, in this process, for a debugger).
+        executor: ``local``, ``slurm``, ``ray`` or ``inline`` (in this process, for a debugger).
+        cluster: what is asked of SLURM or Ray, instead of ``devices``.
     """
 
     devices: str = "auto"
@@ -51,6 +53,7 @@ class SweepOptions:
     checkpoint_interval_s: float = 60.0
     monitor_interval_s: float = 5.0
     executor: str = "local"
+    cluster: ClusterRequest = field(default_factory=ClusterRequest)
 
     def __post_init__(self) -> None:
         for name, least in (("retries", 0), ("retry_exceptions", 0), ("gpus_per_task", 1)):

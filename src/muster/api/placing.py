@@ -12,10 +12,12 @@ from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import (
     DeviceRequest,
     Placement,
+    Slot,
     parse_devices,
     parse_gpu_ids,
     place,
 )
+from muster.farm.executors.table import CLUSTERS
 from muster.farm.model import SlotSpec
 
 
@@ -36,6 +38,8 @@ def take_devices(
     options: SweepOptions, run_name: str, settings: Settings
 ) -> tuple[Placement, list[Lease]]:
     """The placement and the leases that hold its GPUs; the caller keeps and releases them."""
+    if options.executor in CLUSTERS:
+        return _on_cluster(options), []
     return place_and_lease(
         device_request(options),
         discover(settings),
@@ -49,6 +53,8 @@ def take_devices(
 
 def would_take(options: SweepOptions, settings: Settings) -> Placement:
     """The placement without leases, for ``--dry-run``."""
+    if options.executor in CLUSTERS:
+        return _on_cluster(options)
     return place(
         device_request(options),
         discover(settings),
@@ -56,6 +62,23 @@ def would_take(options: SweepOptions, settings: Settings) -> Placement:
         gpus_per_task=options.gpus_per_task,
         cpu_count=settings.cpu_count,
         force=options.force,
+    )
+
+
+def _on_cluster(options: SweepOptions) -> Placement:
+    """A slot for each worker; which devices it has is known only where it runs."""
+    request = options.cluster
+    return Placement(
+        slots=tuple(
+            Slot(
+                slot_id=number,
+                label=f"{options.executor}/{number}",
+                kind="cuda" if request.gpus_per_worker else "cpu",
+                visible_devices=None,
+                num_threads=request.cpus_per_worker,
+            )
+            for number in range(request.num_workers)
+        )
     )
 
 

@@ -12,7 +12,9 @@ from muster.api.runs import Run
 from muster.api.stored import StoredRun
 from muster.api.workload import Workload
 from muster.base.errors import SetupError
+from muster.base.records import from_record
 from muster.base.target import TargetRef, code_hash
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import TargetSpec
 
 
@@ -21,6 +23,8 @@ def stored_options(run: Run) -> SweepOptions:
     names = {field.name for field in dataclasses.fields(SweepOptions)}
     values: dict[str, Any] = {k: v for k, v in run.stored.options.items() if k in names}
     values["run_dir"] = run.path
+    if isinstance(values.get("cluster"), dict):
+        values["cluster"] = from_record(ClusterRequest, values["cluster"])
     return SweepOptions(**values)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from muster.api.gangs import (
@@ -17,12 +20,13 @@ from muster.api.gangs import (
 )
 from muster.base.errors import TargetError
 from muster.base.run_folder import RunFolder
+from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
 
 
 def plan_script(script: Script, options: GangOptions, run_dir: Path | None = None) -> GangPlan:
     """What would be run, where. Changes nothing."""
-    _check_there(script)
+    check_there(script)
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(run_dir or Path("runs") / name)
     return plan_gang(folder, script, options)
@@ -37,7 +41,7 @@ def run_script(
     agent: AgentHandle | None = None,
 ) -> tuple[RunFolder, GangEnding]:
     """Run the script on every device to its end; see ``run_gang`` for what it promises."""
-    _check_there(script)
+    check_there(script)
     plan_gang(
         RunFolder(run_dir or Path("runs")), script, options
     )  # complain before a folder is made
@@ -45,7 +49,15 @@ def run_script(
     return folder, run_gang(folder, script, options, audience, agent=agent)
 
 
-def _check_there(script: Script) -> None:
+def folder_for_job(script: Script, words: Sequence[str]) -> RunFolder:
+    """The run folder of a job that runs ``script``: the same for the same command from here."""
+    check_there(script)
+    digest = sha256(json.dumps([str(Path.cwd()), *words]).encode()).hexdigest()
+    return RunFolder(Path("runs") / name_with_hash(script.name, digest))
+
+
+def check_there(script: Script) -> None:
+    """TargetError where there is no such script."""
     if script.is_python and not script.is_module and not Path(script.path).exists():
         raise TargetError(
             f"There is no script {script.path} (in {Path.cwd()}).",

@@ -53,6 +53,14 @@ def read_stored(folder: RunFolder) -> StoredRun:
     return StoredRun(**values)
 
 
+def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
+    """What was typed to submit this job, None when the folder's job is another one."""
+    if job_id is None or not folder.slurm_job.exists():
+        return None
+    record = read_json(folder.slurm_job, "record of the SLURM job")
+    return tuple(record["argv"]) if record["job_id"] == job_id else None
+
+
 def check_same_plan(
     stored: StoredRun, workload: Workload, options: SweepOptions, *, has_results: bool
 ) -> None:

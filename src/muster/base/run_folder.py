@@ -36,6 +36,15 @@ runs/<name>/
   published.json      the output that a map has written, with its size and counts
   stages/0/ …         a run folder per stage of a map with --stage-by-stage
   memory.json         the micro-batch that was found to fit, after an out-of-memory
+  pilots/             on a cluster: what the coordinator and the workers' hosts write to each other
+  pilots/token        by which a worker's host knows that it sees this very folder (Ray)
+  pilots/beat         which coordinator is alive; pilots/assignment.json what every pilot is told
+  pilots/jobs.json    the jobs that were submitted and have not been seen to end
+  pilots/7/812.0/     the files of slot 7's pilot in job 812: outbox, inbox-1 of coordinator 1, …
+  pilots/jobs/        the scripts that were submitted and what the jobs printed
+  slurm/              of a gang on SLURM: job.sh as it was sent, job.json which job that became,
+                      job-812.log what it printed
+  elements/7/         with --array: the run folder of element 7, until `muster collect`
 """
 
 from __future__ import annotations
@@ -164,6 +173,61 @@ class RunFolder:
     @property
     def curves(self) -> Path:
         return self.path / "curves.png"
+
+    @property
+    def pilots(self) -> Path:
+        return self.path / "pilots"
+
+    @property
+    def pilot_beat(self) -> Path:
+        return self.pilots / "beat"
+
+    @property
+    def pilot_token(self) -> Path:
+        return self.pilots / "token"
+
+    @property
+    def pilot_assignment(self) -> Path:
+        return self.pilots / "assignment.json"
+
+    @property
+    def pilot_jobs(self) -> Path:
+        return self.pilots / "jobs.json"
+
+    @property
+    def job_files(self) -> Path:
+        return self.pilots / "jobs"
+
+    def pilots_of(self, slot_id: int) -> Path:
+        """A folder for every pilot that this slot has had."""
+        return self.pilots / str(slot_id)
+
+    @property
+    def slurm(self) -> Path:
+        return self.path / "slurm"
+
+    @property
+    def slurm_script(self) -> Path:
+        return self.slurm / "job.sh"
+
+    @property
+    def slurm_job(self) -> Path:
+        return self.slurm / "job.json"
+
+    def slurm_log(self, job_id: str) -> Path:
+        return self.slurm / f"job-{job_id}.log"
+
+    @property
+    def elements(self) -> Path:
+        return self.path / "elements"
+
+    @property
+    def elements_json(self) -> Path:
+        """How many elements there are, and the job that runs them."""
+        return self.elements / "array.json"
+
+    def element(self, number: int) -> RunFolder:
+        return RunFolder(self.elements / str(number))
 
     @property
     def memory_json(self) -> Path:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 #: Carried by every process muster starts for a run, so that descendants which left their
 #: session are still recognised as ours.
@@ -22,6 +24,8 @@ class Settings:
     ``device_facts``: a JSON file with a recorded inventory, used instead of the driver.
     ``ledger_folder``: a local disk for ledgers, for run folders on a network file system.
     ``state_folder``: where they go when the run folder is recognised as being on one.
+    ``slurm_site``: defaults of this user for jobs on SLURM.
+    ``slurm_job_id``: the job of SLURM that this process runs in.
     ``omp_num_threads``: the user's own choice, which the ranks of a gang keep.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
     """
@@ -31,6 +35,8 @@ class Settings:
     ledger_folder: Path | None = None
     state_folder: Path = Path("~/.local/state")
     lease_folder: Path = Path(tempfile.gettempdir()) / "muster-leases"
+    slurm_site: Path = Path("~/.config/muster/slurm.toml")
+    slurm_job_id: str | None = None
     cpu_count: int = 1
     omp_num_threads: int | None = None
     user: str = "unknown"
@@ -43,6 +49,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     leases = env.get("MUSTER_LEASE_DIR")
     ledgers = env.get("MUSTER_LEDGER_DIR")
     state = env.get("XDG_STATE_HOME") or "~/.local/state"
+    site = env.get("MUSTER_SLURM_SITE")
     threads = env.get("OMP_NUM_THREADS", "")
     return Settings(
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
@@ -50,10 +57,32 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         ledger_folder=Path(ledgers) if ledgers else None,
         state_folder=Path(state).expanduser(),
         lease_folder=Path(leases) if leases else Settings.lease_folder,
+        slurm_site=Path(site or Settings.slurm_site).expanduser(),
+        slurm_job_id=env.get("SLURM_JOB_ID") or None,
         cpu_count=usable_cpu_count(),
         omp_num_threads=int(threads) if threads.isdigit() and int(threads) else None,
         user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",
     )
+
+
+class JobPlace(NamedTuple):
+    """Where in SLURM this process runs. ``restart``: how often its job was requeued."""
+
+    job_id: str  # of this element alone
+    array_id: int
+    element: int
+    restart: int
+
+
+def job_place(environment: Mapping[str, str] | None = None) -> JobPlace | None:
+    """The element of an array job that this process belongs to; None outside of one."""
+    env = os.environ if environment is None else environment
+    array, element = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
+    if not (array.isdigit() and element.isdigit()):
+        return None
+    restart = env.get("SLURM_RESTART_COUNT", "0")
+    job_id = env.get("SLURM_JOB_ID", array)
+    return JobPlace(job_id, int(array), int(element), int(restart) if restart.isdigit() else 0)
 
 
 def usable_cpu_count() -> int:
@@ -74,6 +103,26 @@ def replace_environment(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
+@contextmanager
+def kept_environment(values: Mapping[str, str] | None = None) -> Iterator[None]:
+    """For a library that reads and writes this process's environment: it finds ``values`` there,
+    and afterwards all is as before.
+    """
+    before = dict(os.environ)
+    os.environ.update(values or {})
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
 def secret(name: str) -> str | None:
     """One variable that the user named, such as an API key; None when it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def variable(name: str) -> str | None:
+    """One variable of another program's, such as SLURM's; None when it is unset."""
+    return os.environ.get(name)

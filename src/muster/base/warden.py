@@ -15,7 +15,7 @@ from muster.base.processes import end_marked
 
 def main(argv: list[str]) -> int:
     descriptor, mark = int(argv[0]), argv[1]
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     orderly = False

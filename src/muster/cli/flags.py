@@ -12,6 +12,7 @@ import tyro
 
 from muster.api.options import SweepOptions, parse_duration
 from muster.base.errors import UsageError
+from muster.cli.cluster_flags import ClusterFlags, cluster_request_from
 from muster.farm.space import Space
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
@@ -74,7 +75,7 @@ class WorkerFlags:
     gpus_per_task: int = _D.gpus_per_task
     """GPUs that each task sees."""
     on: str = _D.executor
-    """Where workers come from: local, or inline (in this process, for a debugger)."""
+    """Where workers come from: local, slurm, ray, or inline (in this process, for a debugger)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,11 @@ class RunFlags:
 
 
 def options_from(
-    device: DeviceFlags, worker: WorkerFlags, fault: FaultFlags, run: RunFlags
+    device: DeviceFlags,
+    worker: WorkerFlags,
+    fault: FaultFlags,
+    run: RunFlags,
+    cluster: ClusterFlags,
 ) -> SweepOptions:
     """The options these flags mean; UsageError where two of them contradict each other."""
     devices, gpu_ids, max_gpus = chosen_devices(device)
@@ -135,6 +140,7 @@ def options_from(
         checkpoint_interval_s=parse_duration(run.checkpoint_interval, "--checkpoint-interval"),
         monitor_interval_s=parse_duration(run.monitor_interval, "--monitor-interval"),
         executor=worker.on,
+        cluster=cluster_request_from(cluster, worker.on),
     )
 
 

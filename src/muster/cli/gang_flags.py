@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from muster.api.gangs import GangOptions
+from muster.api.gangs import GangOptions, GangRequest
 from muster.api.options import parse_duration
 from muster.base.errors import UsageError
 from muster.cli.flags import DeviceFlags, Switch, chosen_devices
@@ -61,6 +61,28 @@ class NodeFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlaceFlags:
+    """Where it runs, and with --on slurm what the job asks for."""
+
+    on: Literal["local", "slurm"] = "local"
+    """On this machine, or as a job of SLURM: the same command follows a job that is there."""
+    partition: str | None = None
+    """SLURM: where to run."""
+    account: str | None = None
+    """SLURM: whom to charge."""
+    time: str | None = None
+    """SLURM: how long the job may run, such as 4:00:00."""
+    mem: str | None = None
+    """SLURM: memory of each node, such as 64G."""
+    cpus_per_node: int | None = None
+    """SLURM: CPU cores of each node."""
+    slurm_arg: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """SLURM: NAME=VALUE, one more option of sbatch. May be given several times."""
+    no_wait: Switch = False
+    """SLURM: print the job's id and leave, instead of showing what rank 0 prints."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GangRunFlags:
     """Where logs go and what is shown."""
 
@@ -76,8 +98,14 @@ class GangRunFlags:
     """Show what would run, where, and start nothing."""
 
 
-def gang_options_from(device: DeviceFlags, gang: GangFlags, node: NodeFlags) -> GangOptions:
-    """The options these flags mean; UsageError where two of them contradict each other."""
+def gang_options_from(
+    device: DeviceFlags, gang: GangFlags, node: NodeFlags, place: PlaceFlags | None = None
+) -> GangOptions:
+    """The options these flags mean; UsageError where two of them contradict each other.
+
+    ``place``: None for a command that always runs here.
+    """
+    slurm = None if place is None else slurm_request_from(place, device, gang, node)
     devices, gpu_ids, max_gpus = chosen_devices(device)
     if node.min_nodes is not None and not gang.max_restarts:
         raise UsageError(
@@ -95,9 +123,59 @@ def gang_options_from(device: DeviceFlags, gang: GangFlags, node: NodeFlags) -> 
         grace_s=parse_duration(gang.grace, "--grace"),
         monitor_interval_s=parse_duration(gang.monitor_interval, "--monitor-interval"),
         start=None if gang.start == "auto" else gang.start,
-        num_nodes=node.nodes,
+        num_nodes=1 if slurm is not None else node.nodes,
         min_nodes=node.min_nodes,
         node_rank=node.node_rank,
         master_addr=node.master_addr,
         master_port=node.master_port,
+        slurm=slurm,
+    )
+
+
+def slurm_request_from(
+    place: PlaceFlags, device: DeviceFlags, gang: GangFlags, node: NodeFlags
+) -> GangRequest | None:
+    """What the job asks for, None for --on local; UsageError for flags without effect there."""
+    if place.on == "local":
+        _refuse_given(vars(place), PlaceFlags(), "local", "add --on slurm, or drop it.")
+        return None
+    told = {"min_nodes", "node_rank", "master_addr", "master_port"}
+    of_nodes = {name: value for name, value in vars(node).items() if name in told}
+    _refuse_given(of_nodes, NodeFlags(), "slurm", "drop it: the job's nodes find each other.")
+    num_gpus, num_cpus = _of_each_node(device, gang)
+    return GangRequest(
+        num_nodes=node.nodes,
+        gpus_per_node=num_gpus,
+        cpus_per_node=num_cpus if place.cpus_per_node is None else place.cpus_per_node,
+        memory=place.mem,
+        time_limit=place.time,
+        partition=place.partition,
+        account=place.account,
+        slurm_args=place.slurm_arg,
+        grace_s=parse_duration(gang.grace, "--grace"),
+    )
+
+
+def _refuse_given(values: dict[str, Any], defaults: object, place: str, hint: str) -> None:
+    for name, value in values.items():
+        if name != "on" and value != getattr(defaults, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect with --on {place}.", hint=hint)
+
+
+def _of_each_node(device: DeviceFlags, gang: GangFlags) -> tuple[int, int | None]:
+    """GPUs and cores that each node must give, for one rank each."""
+    devices, gpu_ids, max_gpus = chosen_devices(device)
+    words = (devices or "").strip()
+    if words.isdecimal() and int(words) > 0:
+        return int(words), None
+    if words == "cpu" or (words.startswith("cpu:") and words[4:].isdecimal()):
+        return 0, int(words.partition(":")[2] or 1)
+    chosen = gpu_ids or words or (None if max_gpus is None else f"at most {max_gpus} GPUs")
+    if gang.nproc_per_node is not None:
+        chosen = f"--nproc-per-node {gang.nproc_per_node}"
+    raise UsageError(
+        "With --on slurm the number of GPUs of each node must be said"
+        + (f", not {chosen}: SLURM chooses which." if chosen else "."),
+        hint="add --gpus 4, or --devices cpu:8 for ranks on the CPU.",
     )

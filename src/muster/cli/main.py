@@ -34,6 +34,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.plan:main",
         "predict step time, speed-up, memory, energy and cost",
     ),
+    "slurm-script": (
+        "muster.cli.commands.slurm_script:main",
+        "write the batch script of a job for SLURM, to edit it",
+    ),
+    "collect": (
+        "muster.cli.commands.collect:main",
+        "bring the results of a SLURM array's elements together",
+    ),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
     "list": ("muster.cli.commands.look:list_runs", "the runs here, the newest first"),

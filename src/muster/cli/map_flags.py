@@ -12,6 +12,7 @@ from muster.api.map_job import MapJob, MapSettings
 from muster.api.options import SweepOptions
 from muster.api.recipe import MapRecipe
 from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
     FaultFlags,
@@ -128,6 +129,7 @@ _COMMON: dict[str, Any] = {
     "pace": PaceFlags,
     "device": DeviceFlags,
     "worker": WorkerFlags,
+    "cluster": ClusterFlags,
     "fault": RecordFaultFlags,
     "run": MapRunFlags,
 }
@@ -147,7 +149,7 @@ class Parsed:
 
 def parse_map(argv: list[str], text: str) -> Parsed:
     """The job that the words mean; ``job`` is None where a recipe is only asked something."""
-    words = join_repeated(_pipeline_first(argv), ("--where",))
+    words = join_repeated(_pipeline_first(argv), ("--where", "--slurm-arg"))
     name = words[0] if words and not words[0].startswith("-") else ""
     text = text.format(recipes=", ".join(sorted(MAPS)))
     if name in MAPS:
@@ -257,7 +259,7 @@ def _options(flags: Any) -> SweepOptions:
         allow_changed_code=flags.fault.allow_changed_code,
     )
     run = RunFlags(**{f.name: getattr(flags.run, f.name) for f in dataclasses.fields(MapRunFlags)})
-    return options_from(flags.device, flags.worker, fault, run)
+    return options_from(flags.device, flags.worker, fault, run, flags.cluster)
 
 
 def _recipe_input(recipe: MapRecipe, config: Any, source: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from muster.api.options import parse_duration
 from muster.api.train import TrainJob, job_of_recipe, job_of_target
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli.flags import DeviceFlags, Positional
-from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, gang_options_from
+from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, PlaceFlags, gang_options_from
 from muster.cli.parse import bundle, parse
 from muster.cli.settings_class import settings_of
 from muster.cli.tasks import AGENTS, TASKS, load_agent_recipe, load_train_recipe
@@ -39,23 +39,24 @@ class TrainGangFlags(GangFlags):
 
 
 def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, GangOptions, Any]:
-    """The job, the options of its gang and the flags on what is shown."""
-    words = _task_first(argv)
+    """The job, the options of its gang and all flags."""
+    words = task_first(argv)
+    may_leave = command == "train"
     name = words[0] if words and not words[0].startswith("-") else ""
     text = text.format(recipes=", ".join(sorted({**TASKS, **AGENTS})))
     if name in AGENTS:
         agent = load_agent_recipe(name)
-        groups = {"task": agent.config, **_groups(PpoConfig.of(agent.defaults))}
+        groups = {"task": agent.config, **_groups(PpoConfig.of(agent.defaults), may_leave)}
         flags: Any = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
         job = job_of_recipe(agent, flags.task, _config(flags), **_rest(flags))
     elif name in TASKS:
         recipe = load_train_recipe(name)
-        groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults))}
+        groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults), may_leave)}
         rest = _renamed(words[1:], recipe.config)
         flags = parse(bundle("Train", groups), rest, f"{command} {name}", text)
         job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
     elif not name:
-        kind = bundle("Train", _groups(TrainConfig()), {"task": Positional})
+        kind = bundle("Train", _groups(TrainConfig(), may_leave), {"task": Positional})
         parse(kind, words, command, text)
         raise UsageError(
             "There is no task to train.", hint=f"one of {', '.join(sorted({**TASKS, **AGENTS}))}."
@@ -63,12 +64,15 @@ def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, Gan
     else:
         flags, values = _of_class(name, words[1:], command, text)
         job = job_of_target(name, values, _config(flags), **_rest(flags))
-    return job, gang_options_from(flags.device, flags.gang, flags.node), flags.run
+    place = flags.place if may_leave else None
+    return job, gang_options_from(flags.device, flags.gang, flags.node, place), flags
 
 
-def _groups(config: TrainConfig | PpoConfig) -> dict[str, Any]:
+def _groups(config: TrainConfig | PpoConfig, may_leave: bool) -> dict[str, Any]:
+    """``may_leave``: for another place than this machine."""
     return {
         "train": config,
+        **({"place": PlaceFlags} if may_leave else {}),
         "device": DeviceFlags,
         "gang": TrainGangFlags,
         "node": NodeFlags,
@@ -84,7 +88,7 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
         if name.replace("-", "_").isidentifier():
             raise UnknownNameError("task", name, {**TASKS, **AGENTS}) from None
         raise
-    groups = _groups(config)
+    groups = _groups(config, command == "train")
     if isinstance(config, TrainConfig):
         words = _renamed(words, task)
     if not dataclasses.is_dataclass(task):
@@ -153,7 +157,7 @@ _NUM_EPOCHS = re.compile(r"^--num[-_]epochs(?==|$)")
 _TASK = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
 
-def _task_first(words: list[str]) -> list[str]:
+def task_first(words: list[str]) -> list[str]:
     """Flags may come before the task: ``muster train --epochs 3 digits``."""
     if words and not words[0].startswith("-"):
         return words

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from muster.base.clock import iso_utc
+from muster.base.memory_limit import memory_limit
 from muster.base.settings import usable_cpu_count
 from muster.doctor.facts import HostFacts, PciGpu
 
@@ -37,15 +38,15 @@ def gather_host() -> HostFacts:
     shm = _space(Path("/dev/shm"))
     files = _limit("RLIMIT_NOFILE")
     locked = _limit("RLIMIT_MEMLOCK")
-    memory = _memory_mib(Path("/proc/meminfo"))
+    total_mib, available_mib = host_memory_mib()
     return HostFacts(
         name=platform.node(),
         system=platform.system(),
         kernel=platform.release(),
         python=platform.python_version(),
         cpu_cores=min(usable_cpu_count(), cpu_quota(_CGROUP / "cpu.max") or 1 << 20),
-        memory_total_mib=memory.get("MemTotal"),
-        memory_available_mib=memory.get("MemAvailable"),
+        memory_total_mib=total_mib,
+        memory_available_mib=available_mib,
         shm_total_mib=None if shm is None else shm[0],
         shm_free_mib=None if shm is None else shm[1],
         open_files_soft=files[0],
@@ -58,6 +59,17 @@ def gather_host() -> HostFacts:
         clock_synchronised=_is_clock_synchronised(),
         wall_time=iso_utc(time.time()),
     )
+
+
+def host_memory_mib(root: Path = Path("/")) -> tuple[int | None, int | None]:
+    """Total and available, of the host or of the container or job that limits it."""
+    memory = _memory_mib(root / "proc/meminfo")
+    total_mib, available_mib = memory.get("MemTotal"), memory.get("MemAvailable")
+    limit = memory_limit(total_mib, root)
+    if limit is None:
+        return total_mib, available_mib
+    left_mib = max(0, limit.limit_mib - limit.used_mib)
+    return limit.limit_mib, left_mib if available_mib is None else min(available_mib, left_mib)
 
 
 def pci_gpus(devices: Path) -> tuple[PciGpu, ...]:

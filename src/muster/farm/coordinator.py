@@ -22,7 +22,7 @@ from muster.farm.decisions import Decisions, Division, Policy
 from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.model import SlotSpec, TargetSpec, Task, TaskState
+from muster.farm.model import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.picture import Picture
 from muster.farm.publish import INLINE_BYTES, publish, store_value
 from muster.farm.view import RunView
@@ -59,6 +59,7 @@ class Plan:
     total: int
     feed: Iterator[NewTask]
     plan_id: str = ""
+    held: Mapping[int, HeldWorker] = field(default_factory=dict)  # by slot: still at work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,8 @@ class Coordinator:
             expected=max(0, max(plan.total, sum(counts.values())) - ended),
             first_worker_id=ledger.next_worker_id(),
         )
+        for slot_id, held in plan.held.items():
+            self._scheduler.roster.adopt(slot_id, held, hooks.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, plan.total, hooks.clock.monotonic_s())
         self._slots = {slot.slot_id: slot for slot in plan.slots}
         self._chunk = _FIRST_CHUNK

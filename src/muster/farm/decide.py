@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from muster.farm.batching import take_group
 from muster.farm.decisions import Decisions, Division, Policy, Send
 from muster.farm.events import (
     Capacity,
@@ -24,12 +25,20 @@ from muster.farm.events import (
     Results,
     Returned,
     WorkerDied,
+    WorkerLeaving,
     WorkerReady,
 )
 from muster.farm.failures import death_as_finished, fingerprint
 from muster.farm.health import Breaker, DeviceHealth
 from muster.farm.identity import payload_and_key
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.model import (
+    AttemptRecord,
+    Finished,
+    Outcome,
+    SlotSpec,
+    TargetSpec,
+    Task,
+)
 from muster.farm.pace import Pace
 from muster.farm.roster import Roster, Slot, Worker
 from muster.farm.sharing import divisible, runs_divisible, whom_to_ask
@@ -122,6 +131,8 @@ class Scheduler:
                     self._on_divided(event, out)
                 case WorkerDied():
                     self._on_death(event, now, out)
+                case WorkerLeaving(worker_id) if worker_id in self.roster.workers:
+                    self.roster.workers[worker_id].stopping = True
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
                 case Drain():
@@ -148,12 +159,13 @@ class Scheduler:
             self._take_from(worker, task)
             worker.begins(now)
             record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
-            if finished.outcome is Outcome.OK:
+            outcome = finished.outcome
+            if outcome is Outcome.OK:
                 out.done.append(record)
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
                 self._health_of(worker.slot).succeeded()
-            elif finished.poisoned and worker.call_size > 1:
+            elif finished.poisoned and worker.call_size > 1 and not outcome.is_blameless:
                 self._halve_call(task, finished, worker, out)
             else:
                 self._fail(task, record, worker.slot, now, out)
@@ -215,7 +227,7 @@ class Scheduler:
         self, worker: Worker, tasks: list[Task], finished: Finished, now: float, out: Decisions
     ) -> None:
         """What becomes of the tasks a dead worker held: only the one it was at is to blame."""
-        if worker.call_size > 1:
+        if worker.call_size > 1 and not finished.outcome.is_blameless:
             for task in reversed(tasks):
                 self._halve_call(task, finished, worker, out)
             return
@@ -241,6 +253,8 @@ class Scheduler:
         self._enqueue(again, front=True)
 
     def _start_failed(self, slot: Slot, event: WorkerDied, now: float, out: Decisions) -> None:
+        if event.outcome in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT):
+            return  # it had no time to start
         slot.start_failures += 1
         slot.start_after = now + self.policy.retry.pause_s(slot.start_failures, 1.0)
         if slot.start_failures >= self.policy.start_failure_limit:
@@ -253,6 +267,9 @@ class Scheduler:
         self, task: Task, record: AttemptRecord, slot: Slot, now: float, out: Decisions
     ) -> None:
         outcome = record.finished.outcome
+        if outcome.is_blameless:
+            self._try_elsewhere(task, record, out)
+            return
         if outcome is Outcome.DEVICE_OOM and not task.solo and self.roster.shares(slot):
             again = task._replace(token=task.token + 1, solo=True)
             out.tried.append((record, again))
@@ -282,6 +299,16 @@ class Scheduler:
                     f"{record.finished.message or outcome}"
                 )
                 out.notes.append(("paused", self.paused))
+
+    def _try_elsewhere(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
+        """Its place was taken from it: that is no try of its own, and nothing to wait for."""
+        losses = task.losses + 1
+        if losses > self.policy.retry.limit(record.finished.outcome):
+            out.failed.append(record)
+            return
+        again = task._replace(token=task.token + 1, losses=losses)
+        out.tried.append((record, again))
+        self._enqueue(again, front=True)
 
     def _is_device_fault(self, slot: Slot, health: DeviceHealth, mark: str) -> bool:
         """Only a GPU that fails everything while another has not failed so is to blame."""
@@ -403,20 +430,8 @@ class Scheduler:
         return held <= self._pace.lead(task.target_id) // 2
 
     def _take_group(self, first: Task, target: TargetSpec) -> list[Task]:
-        """Tasks of the same shape from the window, no more than an even share for all workers."""
-        limit = first.batch_limit or target.max_batch
-        same = [
-            task
-            for task in self.queue
-            if task.group == first.group
-            and task.target_id == first.target_id
-            and task.batch_limit == first.batch_limit
-        ]
-        if not first.batch_limit:
-            limit = min(limit, math.ceil(len(same) / max(1, len(self.roster.usable()))))
-        taken = same[: max(1, limit)]
-        ids = {task.task_id for task in taken}
-        self.queue = deque(task for task in self.queue if task.task_id not in ids)
+        num_workers = len(self.roster.usable())
+        taken, self.queue = take_group(self.queue, first, target.max_batch, num_workers)
         return taken
 
     def _send(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from muster.farm.model import Finished, Task
+from muster.farm.model import Finished, Outcome, Task
 
 
 class Fetched(NamedTuple):
@@ -44,7 +44,8 @@ class Returned(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a running task reported through ``ctx.report``; shown, never stored.
+    """What a running task reported through ``ctx.report``; shown, never stored. Task 0: what an
+    executor says of a worker that has not started, such as why it waits.
 
     ``numbers`` are sums since the worker started, but for ``left``: how much the task has before
     it, in any unit that all tasks of the run share.
@@ -73,7 +74,8 @@ class WorkerDied(NamedTuple):
 
     ``signal``: the signal that ended it, ``None`` after a plain exit. ``host_oom``: the kernel
     says that it ran out of memory then. ``trace``: the end of its log. ``stuck``: why its slot
-    cannot be used again although the worker is gone.
+    cannot be used again although the worker is gone. ``outcome``: how the attempt that it was at
+    ended, where that is known: its worker was preempted, its job over, its node lost.
     """
 
     worker_id: int
@@ -85,6 +87,15 @@ class WorkerDied(NamedTuple):
     log_start: int = 0
     log_end: int = 0
     stuck: str = ""
+    outcome: Outcome | None = None
+
+
+class WorkerLeaving(NamedTuple):
+    """Its place is about to be taken: it finishes or saves what it is at and begins nothing more.
+    ``WorkerDied`` follows.
+    """
+
+    worker_id: int
 
 
 class Capacity(NamedTuple):
@@ -107,6 +118,7 @@ Event = (
     | Progress
     | Divided
     | WorkerDied
+    | WorkerLeaving
     | Capacity
     | Drain
 )

@@ -38,6 +38,8 @@ def death_as_finished(event: WorkerDied, killing: Outcome | None, seconds: float
     """The attempt that was running when its worker died; the caller fills in whose it was."""
     if killing is not None:
         outcome = killing
+    elif event.outcome is not None:
+        outcome = event.outcome
     elif event.host_oom:
         outcome = Outcome.HOST_OOM
     else:

@@ -26,7 +26,8 @@ REASONS: dict[Outcome, str] = {
     Outcome.CRASH: "ended its process",
     Outcome.TIMEOUT: "took longer than --timeout and was killed",
     Outcome.PREEMPTED: "was preempted by the cluster",
-    Outcome.LOST: "was interrupted with its run",
+    Outcome.JOB_TIMEOUT: "was cut short by the time limit of its worker's job",
+    Outcome.LOST: "was interrupted with its worker's job or its run",
 }
 
 
@@ -35,8 +36,8 @@ class RetryPolicy:
     """How often each failure class is tried again, and after which pause.
 
     ``retries`` bounds crashes and host out-of-memory; a device out-of-memory is tried once more
-    alone when it shared its device; a lost or preempted attempt is nobody's fault and only
-    bounded against loops.
+    alone when it shared its device; a lost or preempted attempt is nobody's fault, counts apart
+    and is only bounded against loops.
     """
 
     retries: int = 1
@@ -58,6 +59,7 @@ class RetryPolicy:
             Outcome.CRASH: self.retries,
             Outcome.TIMEOUT: self.timeout_retries,
             Outcome.PREEMPTED: self.lost_limit,
+            Outcome.JOB_TIMEOUT: self.lost_limit,
             Outcome.LOST: self.lost_limit,
         }[outcome]
 

@@ -7,7 +7,7 @@ named by the task's *token*, which every claim raises. A *worker* is a long-live
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -38,7 +38,13 @@ class Outcome(StrEnum):
     CRASH = "crash"
     TIMEOUT = "timeout"
     PREEMPTED = "preempted"
+    JOB_TIMEOUT = "job_timeout"
     LOST = "lost"
+
+    @property
+    def is_blameless(self) -> bool:
+        """The attempt ended for a reason that neither the task nor its device has."""
+        return self in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT, Outcome.LOST)
 
 
 class Task(NamedTuple):
@@ -46,7 +52,8 @@ class Task(NamedTuple):
 
     ``tries`` counts attempts that were the task's own fault; ``solo`` asks for a device of its
     own; ``avoid`` names the device of the last crash; ``batch_limit`` bounds how many tasks may
-    share a call after such a call was lost (0: no bound).
+    share a call after such a call was lost (0: no bound); ``losses`` counts attempts that ended
+    for no fault of the task.
     """
 
     task_id: int
@@ -59,6 +66,17 @@ class Task(NamedTuple):
     solo: bool = False
     avoid: str = ""
     batch_limit: int = 0
+    losses: int = 0
+
+
+class HeldWorker(NamedTuple):
+    """A worker that goes on although its coordinator has ended; ``tasks`` in their order."""
+
+    worker_id: int
+    tasks: Sequence[Task]
+    is_together: bool = False
+    is_ready: bool = True
+    is_ending: bool = False
 
 
 class Finished(NamedTuple):

@@ -43,9 +43,10 @@ def publish_after_crash(
 ) -> int:
     """Finish what a coordinator that died between commit and rename left; returns how many.
 
-    ``accepted_token(key)`` answers with the task's state ("done", "failed", "open" or
+    ``accepted_token(key)`` answers with the task's state ("done", "failed", "claimed", "open" or
     "unknown") and the token of its accepted result. Folders of attempts that were cut short are
-    removed; those of failed tasks are kept for the user to look at.
+    removed; those of failed tasks are kept for the user to look at, and those of claimed ones
+    belong to workers that go on.
     """
     if not folder.attempts.exists():
         return 0

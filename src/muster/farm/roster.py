@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from muster.farm.model import Outcome, SlotSpec, Task
+from muster.farm.model import HeldWorker, Outcome, SlotSpec, Task
 
 
 @dataclass
@@ -106,6 +106,17 @@ class Roster:
         self.workers[worker.worker_id] = worker
         slot.worker_id = worker.worker_id
         return worker
+
+    def adopt(self, slot_id: int, held: HeldWorker, now: float) -> None:
+        """Go on with a worker of an earlier coordinator and with the tasks that it holds."""
+        slot = next(slot for slot in self.slots if slot.spec.slot_id == slot_id)
+        worker = Worker(held.worker_id, slot, ready=held.is_ready, stopping=held.is_ending)
+        worker.in_flight = {task.task_id: task for task in held.tasks}
+        worker.together = held.is_together
+        worker.call_size = len(held.tasks) if held.is_together else 1
+        worker.begins(now)
+        self.workers[held.worker_id] = worker
+        slot.worker_id = held.worker_id
 
     def remove(self, worker_id: int) -> Worker | None:
         worker = self.workers.pop(worker_id, None)

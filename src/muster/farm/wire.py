@@ -20,7 +20,7 @@ _MAX_HEADER = 0xFFFF
 _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 
 TASK, TOGETHER, REVOKE, STOP, SETUP = "task", "together", "revoke", "stop", "setup"
-SHARE, DIVIDED = "share", "divided"
+SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
 
 

@@ -27,6 +27,7 @@ from torch.distributed.elastic.agent.server.api import (
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
 from muster.gang.blame import RankEnd, consequence
+from muster.gang.interface import interface_towards
 from muster.gang.nursery import Child, Nursery
 from muster.gang.rank_errors import read_rank_error
 from muster.gang.spec import Entry, GangSpec
@@ -38,6 +39,7 @@ _NOTICE_S = 0.5
 _AFTER_FAILURE_S = 5.0
 _AFTER_STALL_S = 1.0
 _POLL_S = 0.01
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 Tell = Callable[..., None]
 
@@ -197,7 +199,14 @@ class GangAgent(SimpleElasticAgent):
         if self._spec.visible_devices is not None:
             values["CUDA_VISIBLE_DEVICES"] = self._spec.visible_devices
             values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        return child_environment(values)
+        return child_environment({**self._interface(), **values})
+
+    def _interface(self) -> dict[str, str]:
+        """Where gloo is to listen, between nodes and unless the user has said it."""
+        if self._spec.num_nodes == 1 or _INTERFACE in child_environment({}):
+            return {}
+        name = interface_towards(self._spec.master_addr, self._spec.master_port)
+        return {} if name is None else {_INTERFACE: name}
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]

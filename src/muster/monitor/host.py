@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.base.memory_limit import memory_limit
+
 _SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the disk's own sectors are
 _MIB = 1024 * 1024
 
@@ -19,8 +21,9 @@ _MIB = 1024 * 1024
 class HostUsage:
     """``cpu_percent``: of the cores this process may use, 100 when all are busy.
 
-    Memory is that of the host: used is what programs cannot get any more. Disks and network are
-    summed over the real devices, in MiB per second since the reading before.
+    Memory is that of the host, or of the container or job that limits it: used is what programs
+    cannot get any more. Disks and network are summed over the real devices, in MiB per second since
+    the reading before.
     """
 
     cpu_percent: float | None = None
@@ -49,6 +52,7 @@ class HostReader:
     """
 
     def __init__(self, root: Path = Path("/"), cores: Collection[int] | None = None) -> None:
+        self._root = root
         self._proc = root / "proc"
         self._sys = root / "sys"
         self._cores = _usable_cores() if cores is None else set(cores)
@@ -64,6 +68,9 @@ class HostReader:
         )
         before, self._before = self._before, now
         used_mib, total_mib = memory_mib(_lines(self._proc / "meminfo"))
+        limit = memory_limit(total_mib, self._root)
+        if limit is not None:
+            used_mib, total_mib = limit.used_mib, limit.limit_mib
         read, write = _rates(before, now, "disk")
         receive, send = _rates(before, now, "network")
         return HostUsage(

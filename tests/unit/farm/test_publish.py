@@ -58,12 +58,12 @@ def test_after_a_crash_accepted_folders_are_published_and_torn_ones_removed(
     folder: RunFolder,
 ) -> None:
     ledger = Ledger(folder.ledger)
-    names = ["done", "failed", "open"]
+    names = ["done", "failed", "open", "held"]
     keys = {name: hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names}
     ledger.begin()
     ledger.target_id("f")
     ledger.add_tasks([NewTask(keys[name], 1, b"{}") for name in names])
-    tasks = dict(zip(names, ledger.claim(3), strict=True))
+    tasks = dict(zip(names, ledger.claim(4), strict=True))
     base = Finished(0, 0, Outcome.OK, 0.0, 0.0, 0, 0, None)
 
     def record(name: str, outcome: Outcome) -> AttemptRecord:
@@ -75,12 +75,14 @@ def test_after_a_crash_accepted_folders_are_published_and_torn_ones_removed(
     tasks["done"] = tasks["done"]._replace(token=3)
     ledger.record_done([record("done", Outcome.OK)], [(b"{}", None)])
     ledger.record_failed([record("failed", Outcome.EXCEPTION)])
+    ledger.recover(kept={(tasks["held"].task_id, tasks["held"].token)})
     ledger.commit()
     hexes = {name: key.hex() for name, key in keys.items()}
     for token in (1, 2, 3):
         attempt(folder, hexes["done"], token, f"attempt {token}")
     kept = attempt(folder, hexes["failed"], 1, "to be looked at")
     torn = attempt(folder, hexes["open"], 1, "cut short")
+    at_work = attempt(folder, hexes["held"], 1, "of a worker that goes on")
     stray = folder.attempts / "notes.txt"
     stray.write_text("the user's own")
     (folder.attempts / "some.folder").mkdir()
@@ -88,9 +90,10 @@ def test_after_a_crash_accepted_folders_are_published_and_torn_ones_removed(
     assert (folder.artifact(hexes["done"]) / "out.txt").read_text() == "attempt 3"
     assert kept.exists()
     assert not torn.exists()
+    assert at_work.exists()
     assert stray.exists()
     left = {path.name for path in folder.attempts.iterdir()}
-    assert left == {kept.name, "notes.txt", "some.folder"}
+    assert left == {kept.name, at_work.name, "notes.txt", "some.folder"}
     assert publish_after_crash(folder, ledger.accepted) == 0
     ledger.close()
 

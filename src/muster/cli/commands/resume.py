@@ -13,6 +13,7 @@ from muster.api.resume import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
 from muster.base.errors import UsageError
 from muster.cli import output
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.commands import map as map_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import (
@@ -21,17 +22,15 @@ from muster.cli.flags import (
     Positional,
     RunFlags,
     Switch,
+    WorkerFlags,
     options_from,
 )
 from muster.cli.parse import bundle, parse
+from muster.cli.repeating import flag_name, without
 
 _DEVICE_FLAGS = {
     "devices", "gpus", "gpu_ids", "num_gpus", "world_size", "max_gpus", "no_multi_gpu",
 }  # fmt: skip
-
-
-#: Never repeated: what was shown then, and what would throw away what there is now.
-_SWITCHES = {"quiet", "json", "dry_run", "restart", "overwrite"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,13 @@ def retry(argv: list[str]) -> int:
 
 
 def _go_on(argv: list[str], command: str, description: str) -> int:
-    groups: dict[str, type] = {"place": DeviceFlags, "fault": FaultFlags, "out": RunFlags}
+    groups: dict[str, type] = {
+        "device": DeviceFlags,
+        "worker": WorkerFlags,
+        "cluster": ClusterFlags,
+        "fault": FaultFlags,
+        "out": RunFlags,
+    }
     if command == "retry":
         groups["again"] = _RetryFlags
     flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
@@ -78,7 +83,7 @@ def _go_on(argv: list[str], command: str, description: str) -> int:
         return _by_command_line(
             run, argv[1:] if argv[0] == flags.run else _without(argv, flags.run)
         )
-    typed = options_from(flags.device, flags.worker, flags.fault, flags.out)
+    typed = options_from(flags.device, flags.worker, flags.fault, flags.out, flags.cluster)
     options = _merged(stored_options(run), typed)
     go_to(run.stored)
     workload = stored_workload(run)
@@ -97,35 +102,16 @@ def _by_command_line(
     if "--" in words:
         cut = words.index("--")
         words, command = words[:cut], words[cut:]
-    typed = {_flag(word) for word in extra if word.startswith("--")}
+    typed = {flag_name(word) for word in extra if word.startswith("--")}
     dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir", "save_dir"}
-    kept = _drop(words, dropped)
+    kept = without(words, dropped)
     go_to(stored)
     return command_main([*kept, *extra, "--run-dir", str(path), *command])
-
-
-def _drop(words: list[str], flags: set[str]) -> list[str]:
-    """``words`` without these flags and their values."""
-    kept: list[str] = []
-    skipping = False
-    for word in words:
-        if word.startswith("--"):
-            skipping = _flag(word) in flags
-            if _flag(word) in _SWITCHES:
-                skipping = False
-                continue
-        if not skipping:
-            kept.append(word)
-    return kept
 
 
 def _without(argv: list[str], word: str) -> list[str]:
     index = argv.index(word)
     return argv[:index] + argv[index + 1 :]
-
-
-def _flag(word: str) -> str:
-    return word.lstrip("-").partition("=")[0].replace("-", "_")
 
 
 def _merged(stored: SweepOptions, typed: SweepOptions) -> SweepOptions:

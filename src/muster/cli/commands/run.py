@@ -5,6 +5,7 @@ The agent is started before anything else is imported: it needs the longest to g
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from contextlib import ExitStack
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api.early import AgentHandle, start_agent
 from muster.base.errors import UsageError
+from muster.cli.on_slurm import wants_slurm
 
 if TYPE_CHECKING:
-    from muster.api.gangs import Script
+    from muster.api.gangs import GangOptions, Script
+    from muster.api.slurm_gang import GangRequest, SlurmGang
 
 _HELP = """Run a program on many devices in lock-step, one rank per device, as torchrun does.
 
@@ -25,6 +28,7 @@ program that works under torchrun runs unchanged.
 Examples:
   muster run --gpus 4 train.py --lr 1e-3
   muster run --devices cpu:2 -m package.train --epochs 3
+  muster run --on slurm --nodes 2 --gpus 4 --time 4:00:00 train.py
   muster run --nodes 2 --node-rank 0 --master-addr HOST --master-port 29400 train.py
 """
 
@@ -34,9 +38,8 @@ def main(argv: list[str]) -> int:
     words, program = split(argv)
     with ExitStack() as stack:
         agent = None
-        if program and not any(
-            word in ("-h", "--help", "--dry-run", "--dry_run") for word in words
-        ):
+        helps = any(word in ("-h", "--help", "--dry-run", "--dry_run") for word in words)
+        if program and not helps and not wants_slurm(words):
             agent = stack.enter_context(start_agent(forks=_forks(words)))
         return _run(words, program, argv, agent, began)
 
@@ -58,6 +61,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 SWITCHES = {
     "m", "module", "no-python", "force", "no-multi-gpu", "all-ranks", "quiet", "json", "dry-run",
     "h", "help", "no-force", "no-all-ranks", "no-quiet", "no-json", "no-dry-run", "no-module",
+    "no-wait",
 }  # fmt: skip
 
 
@@ -73,33 +77,15 @@ def _run(
     words: list[str], program: list[str], argv: list[str], agent: AgentHandle | None, began: float
 ) -> int:
     from muster.api.run import plan_script, run_script
-    from muster.cli.flags import DeviceFlags
-    from muster.cli.gang_flags import (
-        GangFlags,
-        GangRunFlags,
-        NodeFlags,
-        ScriptFlags,
-        gang_options_from,
-    )
     from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
-    from muster.cli.parse import bundle, parse
 
-    groups: dict[str, type] = {
-        "script": ScriptFlags,
-        "device": DeviceFlags,
-        "gang": GangFlags,
-        "node": NodeFlags,
-        "run": GangRunFlags,
-    }
-    flags: Any = parse(bundle("Run", groups), words, "run", _HELP)
-    if not program:
-        raise UsageError(
-            "There is no script to run.",
-            hint="write `muster run train.py …`; `muster run --help` has examples.",
-        )
-    script = _script(flags.script, program)
-    options = gang_options_from(flags.device, flags.gang, flags.node)
+    flags, script, options = _asked(words, program)
     shown = flags.run
+    if options.slurm is not None:
+        from muster.cli.slurm_gang import run_on_slurm
+
+        gang = _on_nodes(words, program, flags, script, options.slurm)
+        return run_on_slurm(gang, flags, ["muster", "run", *argv])
     if shown.dry_run:
         plan = plan_script(script, options, shown.run_dir)
         show_gang_plan(plan, shlex.join(program), is_json=shown.json)
@@ -113,6 +99,61 @@ def _run(
     folder, ending = run_script(script, options, audience, run_dir=shown.run_dir, agent=agent)
     seconds = time.monotonic() - began
     return sum_up_gang(folder.path, ending, seconds, is_quiet=shown.quiet, is_json=shown.json)
+
+
+def slurm_gang(argv: list[str]) -> SlurmGang:
+    """What ``muster run ARGV --on slurm`` would send."""
+    words, program = split(argv)
+    flags, what, options = _asked(words, program)
+    assert options.slurm is not None
+    return _on_nodes(words, program, flags, what, options.slurm)
+
+
+def _asked(words: list[str], program: list[str]) -> tuple[Any, Script, GangOptions]:
+    from muster.cli.flags import DeviceFlags
+    from muster.cli.gang_flags import (
+        GangFlags,
+        GangRunFlags,
+        NodeFlags,
+        PlaceFlags,
+        ScriptFlags,
+        gang_options_from,
+    )
+    from muster.cli.parse import bundle, parse
+
+    groups: dict[str, type] = {
+        "script": ScriptFlags,
+        "place": PlaceFlags,
+        "device": DeviceFlags,
+        "gang": GangFlags,
+        "node": NodeFlags,
+        "run": GangRunFlags,
+    }
+    flags: Any = parse(bundle("Run", groups), words, "run", _HELP)
+    if not program:
+        raise UsageError(
+            "There is no script to run.",
+            hint="write `muster run train.py …`; `muster run --help` has examples.",
+        )
+    script = _script(flags.script, program)
+    options = gang_options_from(flags.device, flags.gang, flags.node, flags.place)
+    return flags, script, options
+
+
+def _on_nodes(
+    words: list[str], program: list[str], flags: Any, script: Script, request: GangRequest
+) -> SlurmGang:
+    from muster.api.run import folder_for_job
+    from muster.api.slurm_gang import SlurmGang
+    from muster.base.run_folder import RunFolder
+    from muster.cli.slurm_gang import node_command, words_for_nodes
+
+    given = flags.run.run_dir
+    decisive = [str(request.num_nodes), *words_for_nodes(words), *program]
+    folder = RunFolder(given) if given else folder_for_job(script, decisive)
+    command = node_command(["run"], words, folder)
+    command = dataclasses.replace(command, rest=[*command.rest, "--", *program])
+    return SlurmGang(folder=folder, command=command, request=request)
 
 
 def _script(flags: Any, program: list[str]) -> Script:

@@ -15,6 +15,7 @@ from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli import output
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
     FaultFlags,
@@ -52,12 +53,28 @@ class _ShellFlags:
     """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PartFlags:
+    """Several processes that share one sweep without a coordinator."""
+
+    array: int | None = None
+    """With --on slurm: send an array of so many elements, each a sweep of its own with its part
+    of the tasks (one seed each where there are as many seeds), and come back at once. Later:
+    muster collect."""
+    part: str | None = None
+    """I/N: run only every N-th task, from the I-th on; the first is 0."""
+
+
 #: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
+
+_REPEATED = ("--grid", "--zip", "--slurm-arg")
 
 _COMMON = {
     "device": DeviceFlags,
     "worker": WorkerFlags,
+    "cluster": ClusterFlags,
+    "portion": _PartFlags,
     "fault": FaultFlags,
     "run": RunFlags,
 }
@@ -75,7 +92,15 @@ def main(argv: list[str]) -> int:
         workload, flags = _function(words)
     else:
         return _help_or_complain(words)
-    options = options_from(flags.device, flags.worker, flags.fault, flags.run)
+    options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
+    if flags.portion.array is not None:
+        from muster.cli.array import send_array
+
+        return send_array(workload, options, flags, words, command, argv)
+    if flags.portion.part is not None:
+        from muster.api.array import part_of
+
+        workload = part_of(workload, flags.portion.part)
     if flags.run.dry_run:
         _show_plan(prepare(workload, options), is_json=flags.run.json)
         return 0
@@ -118,7 +143,7 @@ def _recipe(name: str, words: list[str]) -> tuple[Workload, Any]:
     recipe = load_recipe(name)
     kind = bundle("SweepRecipe", {"recipe": recipe.config, **_COMMON})
     text = f"Recipe {name}: {(recipe.config.__doc__ or '').strip()}"
-    flags: Any = parse(kind, words, f"sweep {name}", text)
+    flags: Any = parse(kind, join_repeated(words, _REPEATED[2:]), f"sweep {name}", text)
     return of_recipe(recipe, flags.recipe), flags
 
 
@@ -129,13 +154,13 @@ def _command(words: list[str], command: list[str]) -> tuple[Workload, Any]:
             f"Both a target ({words[0]}) and a command after `--` are given.",
             hint="leave one of them out.",
         )
-    flags: Any = parse(kind, join_repeated(words, ("--grid", "--zip")), "sweep", _help())
+    flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
     return of_command(command, flags.space.space(), shell=flags.shell.shell), flags
 
 
 def _function(words: list[str]) -> tuple[Workload, Any]:
     kind = bundle("SweepFunction", {"space": SpaceFlags, **_COMMON}, {"target": Positional})
-    flags: Any = parse(kind, join_repeated(words, ("--grid", "--zip")), "sweep", _help())
+    flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
     try:
         return of_target_text(flags.target, flags.space.space()), flags
     except TargetError:
@@ -165,9 +190,11 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
     workload = prepared.workload
     tasks = workload.feed({spec.name: 0 for spec in workload.targets})
     sample = [task.payload.decode() for _, task in zip(range(3), tasks, strict=False)]
+    script = _script(prepared)
     if is_json:
         output.say_json(
             {
+                **({} if script is None else {"script": script}),
                 "target": [spec.name for spec in workload.targets],
                 "tasks": workload.total,
                 "run_dir": str(prepared.folder.path),
@@ -183,7 +210,18 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
     output.say(f"folder   {prepared.folder.path} ({word})")
     for line in placement_lines(prepared.placement, prepared.options):
         output.say(f"devices  {line}")
+    if script is not None:
+        output.say(f"script   for sbatch:\n{script.rstrip()}")
     output.say("Nothing was started (--dry-run).")
+
+
+def _script(prepared: Prepared) -> str | None:
+    """What SLURM would be sent."""
+    if prepared.options.executor != "slurm":
+        return None
+    from muster.api.slurm_plan import sweep_script
+
+    return sweep_script(prepared)
 
 
 def _outcome(run: Run, seconds: float, made: list[str]) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from muster.api.early import AgentHandle, read_topology, start_agent
+from muster.cli.on_slurm import wants_slurm
 
 if TYPE_CHECKING:
-    from muster.api.train import Trained
+    from muster.api.slurm_gang import GangRequest, SlurmGang
+    from muster.api.train import Trained, TrainJob
 
 _HELP = """Train one model on every device, with the same result as on one.
 
@@ -25,6 +27,7 @@ Examples:
   muster train digits --devices cpu:2 --epochs 5
   muster train har --gpus 4 --global-batch 128 --precision bf16
   muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
+  muster train har --on slurm --nodes 2 --gpus 4 --time 4:00:00
 """
 _NO_START = ("-h", "--help", "--dry-run", "--dry_run")
 
@@ -34,7 +37,8 @@ def main(argv: list[str]) -> int:
     topology = read_topology()
     with ExitStack() as stack:
         agent = None
-        if topology is None and argv and not any(word in _NO_START for word in argv):
+        stays_here = argv and not any(word in _NO_START for word in argv)
+        if topology is None and stays_here and not wants_slurm(argv):
             agent = stack.enter_context(start_agent(forks=_can_fork()))
         return _train(argv, agent, began)
 
@@ -52,7 +56,13 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
     from muster.cli.train_flags import parse_train
     from muster.cli.train_screen import TrainScreen
 
-    job, options, shown = parse_train(argv, "train", _HELP)
+    job, options, flags = parse_train(argv, "train", _HELP)
+    shown = flags.run
+    if options.slurm is not None:
+        from muster.cli.slurm_gang import run_on_slurm
+
+        gang = _on_nodes(argv, job, options.slurm)
+        return run_on_slurm(gang, flags, ["muster", "train", *argv])
     topology = read_topology()
     if shown.dry_run and topology is not None:
         if topology.rank == 0:
@@ -79,6 +89,27 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
     return sum_up_gang(
         done.folder.path, done.ending, seconds, is_quiet=shown.quiet, is_json=shown.json
     )
+
+
+def slurm_gang(argv: list[str]) -> SlurmGang:
+    """What ``muster train ARGV --on slurm`` would send."""
+    from muster.cli.train_flags import parse_train
+
+    job, options, _ = parse_train(argv, "train", _HELP)
+    assert options.slurm is not None
+    return _on_nodes(argv, job, options.slurm)
+
+
+def _on_nodes(argv: list[str], job: TrainJob, request: GangRequest) -> SlurmGang:
+    from muster.api.slurm_gang import SlurmGang
+    from muster.api.train import check_job
+    from muster.cli.slurm_gang import node_command
+    from muster.cli.train_flags import task_first
+
+    check_job(job)
+    words = task_first(argv)
+    command = node_command(["train", words[0]], words[1:], job.folder)
+    return SlurmGang(folder=job.folder, command=command, request=request)
 
 
 def _say_outcome(done: Trained, seconds: float) -> None:

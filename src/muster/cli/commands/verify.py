@@ -36,7 +36,8 @@ def _verify(argv: list[str], agent: Any) -> int:
     from muster.cli.train_flags import parse_train
     from muster.train.config import TrainConfig
 
-    job, options, shown = parse_train(argv, "verify", _HELP)
+    job, options, flags = parse_train(argv, "verify", _HELP)
+    shown = flags.run
     if not isinstance(job.config, TrainConfig):
         raise UsageError(
             f"muster verify compares the gradients of a task; {job.name} learns by acting.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from muster.base.run_folder import RunFolder
 from muster.farm.events import Event
-from muster.farm.model import SlotSpec, TargetSpec, Task
+from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.model import HeldWorker, SlotSpec, TargetSpec, Task
 
 #: MiB that these processes hold on these devices (by UUID), None when that cannot be known.
 HeldMib = Callable[[Collection[int], Collection[str]], int | None]
@@ -18,14 +19,34 @@ def nothing_known(pids: Collection[int], uuids: Collection[str]) -> int | None:
     return None
 
 
+class PilotLeft(NamedTuple):
+    """A pilot of an earlier coordinator that may be alive: ``heard`` bytes of its outbox are
+    settled. ``unwanted``: its worker is to be killed.
+    """
+
+    slot_id: int
+    job_id: int
+    restart: int
+    heard: int
+    worker: HeldWorker | None = None
+    unwanted: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What every worker of a run is told once."""
+    """What every worker of a run is told once.
+
+    ``is_piloted``: a pilot hears SIGTERM and SIGUSR2 and warns its worker, which does not.
+    ``left``: what an earlier coordinator of this run has left on a cluster.
+    """
 
     folder: RunFolder
     run_id: str
     targets: Mapping[int, TargetSpec]
     held_mib: HeldMib = nothing_known
+    cluster: ClusterRequest = field(default_factory=ClusterRequest)
+    is_piloted: bool = False
+    left: Sequence[PilotLeft] = ()
 
 
 class Executor(Protocol):

@@ -121,6 +121,9 @@ class _InlineLine:
     def wanted(self, task_id: int) -> int:
         return 0
 
+    def should_stop(self) -> bool:
+        return False
+
     def divide(
         self,
         task_id: int,

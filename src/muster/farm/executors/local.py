@@ -118,6 +118,7 @@ class LocalExecutor:
             "log": worker.log,
             "folder": str(self._assignment.folder.path.absolute()),
             "device": "cuda:0" if slot.kind == "cuda" else "cpu",
+            "is_piloted": self._assignment.is_piloted,
         }
         worker.channel.send(wire.pack([wire.SETUP], orjson.dumps(setup)))
         return log.name
@@ -146,6 +147,17 @@ class LocalExecutor:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.channel.send(wire.pack([wire.REVOKE]))
+
+    @property
+    def worker_ids(self) -> list[int]:
+        """Those whose death has not been told."""
+        return [*self._workers, *(release.death.worker_id for release in self._releasing)]
+
+    def warn(self, worker_id: int) -> None:
+        """Its place will soon be taken: the task it is at should save its state and end."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.channel.send(wire.pack([wire.WARN]))
 
     def end(self, worker_id: int, *, kill: bool) -> None:
         worker = self._workers.get(worker_id)
@@ -186,6 +198,10 @@ class LocalExecutor:
         self._guard.check()
         self._housekeep()
         return events
+
+    def fileno(self) -> int:
+        """Readable while ``poll`` has something to say; for a loop that waits for more than us."""
+        return self._selector.fileno()
 
     def close(self) -> None:
         for worker in self._workers.values():

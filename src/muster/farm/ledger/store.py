@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +120,9 @@ class Ledger:
             return bytes(row.fetchone()[0])
 
     def accepted(self, key_hex: str) -> tuple[str, int | None]:
-        """``("done" | "failed" | "open" | "unknown", token of the accepted result)``."""
+        """The task's state ("done", "failed", "claimed", "open" or "unknown") and the token of its
+        accepted result.
+        """
         try:
             key = bytes.fromhex(key_hex)
         except ValueError:  # the name of something that is not ours
@@ -133,7 +135,7 @@ class Ledger:
             ).fetchone()
         if row is None:
             return "unknown", None
-        names = {DONE: "done", FAILED: "failed"}
+        names = {DONE: "done", FAILED: "failed", CLAIMED: "claimed"}
         return names.get(row[0], "open"), row[1]
 
     def target_id(self, name: str) -> int:
@@ -170,12 +172,52 @@ class Ledger:
         with explained(self.path, "write"):
             self._db.execute("UPDATE tasks SET payload = ? WHERE task_id = ?", (payload, task_id))
 
-    def recover(self) -> int:
-        """After a coordinator's death: its claims are void; returns how many there were."""
+    def recover(self, *, kept: Collection[tuple[int, int]] = ()) -> int:
+        """After a coordinator's death: its claims are void; returns how many there were.
+
+        ``kept``: task and token of claims whose holders go on without it.
+        """
         with explained(self.path, "write"):
-            return self._db.execute(
+            voided = self._db.execute(
                 "UPDATE tasks SET state = ? WHERE state = ?", (READY, CLAIMED)
             ).rowcount
+            self._claim_again(kept)
+        return voided - len(kept)
+
+    def still_claimed(self, claims: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of these claims (task, token) that no later claim or result has replaced."""
+        with explained(self.path, "read"):
+            return {
+                claim
+                for claim in claims
+                if self._db.execute(
+                    "SELECT 1 FROM tasks WHERE task_id = ? AND token = ? AND state IN (0, 1)", claim
+                ).fetchone()
+            }
+
+    def take(self, key: bytes) -> Task | None:
+        """Claim this one task, also one that has failed; None when it is done or unknown."""
+        with explained(self.path, "write"):
+            row = self._db.execute(
+                "UPDATE tasks SET state = 1, token = token + 1 WHERE key = ? AND state <> 2 "
+                "RETURNING task_id, key, target_id, payload, grp, token, tries",
+                (key,),
+            ).fetchone()
+        return None if row is None else Task(*row)
+
+    def record_waiting(
+        self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]
+    ) -> None:
+        """Results that came when no coordinator was there; their claims are ``still_claimed``."""
+        with explained(self.path, "write"):
+            self._claim_again([(r.task_id, r.token) for r in records])
+        if records:
+            self.record_done(records, values)
+
+    def _claim_again(self, claims: Collection[tuple[int, int]]) -> None:
+        self._db.executemany(
+            f"UPDATE tasks SET state = {CLAIMED} WHERE task_id = ? AND token = ?", list(claims)
+        )
 
     def reopen(self, states: Sequence[TaskState]) -> int:
         """`muster retry`: tasks in these final states become ready, with their tries forgotten."""

@@ -20,6 +20,13 @@ _REPORT_EVERY_S = 0.2
 _JSON, _TORCH = b"J", b"T"
 
 
+class MadeRoom(BaseException):
+    """A task has saved its state and ends, because its worker's place is about to be taken.
+
+    Not an Exception, so that code which catches those lets it pass.
+    """
+
+
 class Context:
     """Passed to a function that has a parameter named ``ctx``.
 
@@ -133,8 +140,18 @@ class Context:
     def is_retiring(self) -> bool:
         return self._is_retiring
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether this worker's place will soon be taken: its job is being preempted or at its
+        time limit (SLURM). Call ``checkpoint`` then, at once: the task goes on elsewhere.
+        """
+        return self._line.should_stop()
+
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save ``state`` so that a later attempt can go on from it; atomic, newest wins.
+
+        When ``should_stop`` is true it does not come back: the attempt ends here and a later one
+        goes on from ``restore``. A task that saves now and then needs to do nothing else.
 
         Values may be anything a result may be, and tensors (saved with ``torch.save`` and read
         back with ``weights_only=True``).
@@ -150,6 +167,8 @@ class Context:
             write_atomic(path, _TORCH + buffer.getvalue())
         else:
             write_atomic(path, _JSON + codec.encode(codec.check_result(state)))
+        if self.should_stop:
+            raise MadeRoom
 
     def restore(self) -> dict[str, Any] | None:
         """The state last saved by an attempt of this task, or ``None`` when there is none."""

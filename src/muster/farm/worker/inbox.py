@@ -27,6 +27,7 @@ class Inbox:
         self._arrived = threading.Condition()
         self._sending = threading.Lock()
         self._wish = (0, 0)
+        self.is_warned = False  # the place of this worker will soon be taken from it
 
     def start(self) -> None:
         threading.Thread(target=self._receive, name="muster-inbox", daemon=True).start()
@@ -66,6 +67,8 @@ class Inbox:
             for message in list(wire.unpack(buffer)):
                 if message[0][0] == wire.REVOKE:
                     self._revoke()
+                elif message[0][0] == wire.WARN:
+                    self.is_warned = True
                 elif message[0][0] == wire.SHARE:
                     _, task_id, others = message[0]
                     self._wish = (task_id, others)

@@ -19,6 +19,9 @@ class Line(Protocol):
     def wanted(self, task_id: int) -> int:
         """How many other workers wait for a part of this task."""
 
+    def should_stop(self) -> bool:
+        """Whether this worker's place will soon be taken from it."""
+
     def divide(
         self,
         task_id: int,
@@ -41,6 +44,9 @@ class InboxLine:
 
     def wanted(self, task_id: int) -> int:
         return self._inbox.wanted(task_id)
+
+    def should_stop(self) -> bool:
+        return self._inbox.is_warned
 
     def divide(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     inbox.start()
     [(_, body)] = inbox.take()
     setup = orjson.loads(body)
+    if setup["is_piloted"]:
+        _leave_signals_to_the_pilot()
 
     try:
         performer = Performer(
@@ -79,6 +82,15 @@ def _leave() -> int:
     """The exit code. A thread the user's code left or a broken device must not keep us here."""
     faulthandler.dump_traceback_later(_LEAVE_S, exit=True)
     return 0
+
+
+def _leave_signals_to_the_pilot() -> None:
+    """SLURM may send its warning to all processes of a job; the pilot passes it on in its time.
+
+    Handlers and not "ignore": what a task starts has the usual behaviour again.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
 
 
 def _order(header: list[object], body: bytes) -> Order:

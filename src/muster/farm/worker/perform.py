@@ -21,7 +21,7 @@ from muster.farm.batched import batch_spec_of
 from muster.farm.model import Finished, Outcome, TargetSpec
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.worker.command import CommandFailed, run_command
-from muster.farm.worker.context import Context
+from muster.farm.worker.context import Context, MadeRoom
 from muster.farm.worker.line import Line
 from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import peak_mib
@@ -218,6 +218,8 @@ def _seed_everything(key: str) -> None:
 
 def _explain(error: BaseException, log: TaskLog) -> tuple[Outcome, str, str, int | None, bool]:
     """Outcome, one line, traceback or log tail, signal, and whether the device is poisoned."""
+    if isinstance(error, MadeRoom):
+        return Outcome.PREEMPTED, "it saved its state to make room for another job", "", None, True
     if isinstance(error, CommandFailed):
         outcome = Outcome.CRASH if error.signal else Outcome.EXCEPTION
         return outcome, str(error), log.tail(), error.signal, False

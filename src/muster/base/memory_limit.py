@@ -1,0 +1,83 @@
+"""The memory that a container's or a job's control group leaves this process (cgroup v1 and v2).
+
+/proc/meminfo tells of the whole host, also inside a container or a SLURM job that gets a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_MIB = 1 << 20
+
+
+class MemoryLimit(NamedTuple):
+    """``used_mib``: what counts against the limit, without cached files that can be dropped."""
+
+    limit_mib: int
+    used_mib: int
+
+
+class _Names(NamedTuple):
+    limit: str
+    usage: str
+    cached: str  # a line of memory.stat
+
+
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def memory_limit(host_mib: int | None, root: Path = Path("/")) -> MemoryLimit | None:
+    """The limit of this process's group or of one above it that leaves the least.
+
+    None where no limit is below ``host_mib``, the host's memory. ``root``: where /proc and /sys
+    are, so that a recorded host can be read.
+    """
+    limits = []
+    for folder, names in _groups(root):
+        limit, usage = _bytes(folder / names.limit), _bytes(folder / names.usage)
+        if limit is not None and usage is not None:
+            used = max(0, usage - _cached(folder / "memory.stat", names.cached))
+            limits.append(MemoryLimit(limit // _MIB, used // _MIB))
+    # Without a limit v1 says a number with 19 digits, v2 says "max".
+    real = [one for one in limits if host_mib is None or one.limit_mib < host_mib]
+    real = [one for one in real if one.limit_mib < 1 << 40]
+    return min(real, key=lambda one: one.limit_mib - one.used_mib, default=None)
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
+    """Our memory group and those above it, up to the mount."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            mount, names = root / "sys/fs/cgroup/memory", _V1
+        elif number == "0" and not controllers:
+            mount, names = root / "sys/fs/cgroup", _V2
+        else:
+            continue
+        # Inside a container the path may be the host's; the mount is then our group itself.
+        parts = [part for part in path.split("/") if part]
+        for length in range(len(parts), -1, -1):
+            folder = mount.joinpath(*parts[:length])
+            if (folder / names.limit).is_file():
+                yield folder, names
+
+
+def _bytes(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _cached(path: Path, name: str) -> int:
+    lines = (line.split() for line in _text(path).splitlines())
+    return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,63 @@
+"""``muster slurm-script``: the batch script of a gang as a file, for people who edit it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from muster.base.atomic_files import explain_os_error, write_atomic
+from muster.base.errors import EXIT_OK, EXIT_USAGE, UnknownNameError, UsageError
+from muster.cli import output
+from muster.cli.on_slurm import wants_slurm
+
+#: command → the function that takes its words and says what would be sent.
+_SCRIPTS = {
+    "train": "muster.cli.commands.train:slurm_gang",
+    "run": "muster.cli.commands.run:slurm_gang",
+}
+_HELP = """usage: muster slurm-script [--output FILE] train|run …
+
+Write the batch script that `muster train … --on slurm` would send, to edit it and send it with
+sbatch. The words after the command are those of the command. Without --output it is printed.
+
+Examples:
+  muster slurm-script train har --nodes 2 --gpus 4 --time 4:00:00
+  muster slurm-script --output job.sh run --gpus 4 train.py --lr 1e-3
+"""
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        output.say(_HELP)
+        return EXIT_OK if argv else EXIT_USAGE
+    target, words = _output(argv)
+    if not words or words[0] not in _SCRIPTS:
+        raise UnknownNameError("command", words[0] if words else "", _SCRIPTS)
+    command, words = words[0], words[1:]
+    if not wants_slurm(words):
+        words = ["--on", "slurm", *words]
+    module, _, function = _SCRIPTS[command].partition(":")
+    gang = getattr(importlib.import_module(module), function)(words)
+    text = gang.script()
+    if target is None:
+        output.say(text.rstrip("\n"))
+        return EXIT_OK
+    try:
+        # SLURM ends a job at once, without a word, where the folder of its output is missing.
+        gang.folder.slurm.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, text.encode())
+    except OSError as error:
+        raise explain_os_error(error, "write the script", target) from error
+    output.remark(f"{target}: send it with `sbatch {target}`; it prints to {gang.folder.slurm}")
+    return EXIT_OK
+
+
+def _output(argv: list[str]) -> tuple[Path | None, list[str]]:
+    name, equals, value = argv[0].partition("=")
+    if name not in ("--output", "-o"):
+        return None, argv
+    if equals:
+        return Path(value), argv[1:]
+    if len(argv) < 2:
+        raise UsageError("--output needs the name of a file.")
+    return Path(argv[1]), argv[2:]

@@ -1,0 +1,182 @@
+"""Frames between two hosts as files on a folder that both see, such as NFS.
+
+Each file has one writer, which only appends, and is complete up to its last whole frame: a reader
+takes what is whole and finds the torn rest completed the next time it looks, or never, when its
+writer was killed. So nobody appends to a file that another process has written: a pilot has an
+outbox of its own, and every coordinator an inbox of its own to each pilot. No locks are relied
+upon, and clocks of two hosts are never compared: a beat is a number that changes.
+
+Guaranteed: frames arrive whole, once, in order. An outbox is on the server before ``flush``
+returns, so results survive the death of the pilot's host.
+
+Not guaranteed: that a reader sees a frame at once; NFS may hide it for as long as it caches
+attributes (seconds). Files are opened by path at every look, which makes NFS ask its server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.base.atomic_files import write_atomic
+from muster.base.run_folder import RunFolder
+from muster.farm import wire
+from muster.farm.executors.remote import Frame
+
+#: What a pilot says of itself, besides the events of its worker.
+HELLO, LEAVING, BYE = "hello", "leaving", "bye"
+
+_CHUNK = 1 << 22
+_OUTBOX = "outbox"
+
+
+class Writer:
+    """Gathers frames and appends them together."""
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        """``durable``: what is flushed survives the end of this host, at the price of a sync."""
+        self.path = path
+        self._durable = durable
+        self._waiting = bytearray()
+
+    def add(self, frames: bytes) -> None:
+        self._waiting += frames
+
+    def flush(self) -> bool:
+        """Append what waits; whether there was anything. Raises OSError where that fails."""
+        if not self._waiting:
+            return False
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            while self._waiting:  # a full disk is told, and what was written stays written
+                del self._waiting[: os.write(handle, self._waiting)]
+            if self._durable:
+                os.fsync(handle)
+        finally:
+            os.close(handle)  # NFS hands everything to its server here
+        return True
+
+
+class Reader:
+    """What another process appends to ``path``, from ``offset`` on; it may not be there yet."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset  # everything before it has been returned
+
+    def receive(self) -> list[Frame]:
+        """The whole frames that are new."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return []
+        frames: list[Frame] = []
+        try:
+            buffer, position = bytearray(), self.offset
+            while data := os.pread(handle, _CHUNK, position):
+                buffer += data
+                position += len(data)
+                frames += wire.unpack(buffer)
+            self.offset = position - len(buffer)
+        finally:
+            os.close(handle)
+        return frames
+
+
+class Rhythm:
+    """When to look again: often while things happen, more seldom the longer nothing does.
+
+    A wait of at most a twentieth of the silence so far delays whatever takes long by 5 %.
+    """
+
+    def __init__(self, now: float, *, least_s: float = 0.004, most_s: float = 1.0) -> None:
+        self._least_s = least_s
+        self._most_s = most_s
+        self._since = now
+        self.due_s = now
+
+    def happened(self, now: float) -> None:
+        self._since = now
+        self.due_s = min(self.due_s, now + self._least_s)
+
+    def looked(self, now: float) -> None:
+        wait_s = min(self._most_s, max(self._least_s, (now - self._since) / 20))
+        self.due_s = now + wait_s
+
+
+class PilotBox(NamedTuple):
+    """The files of one pilot: of one job, and of one of its starts when it is requeued."""
+
+    slot_id: int
+    job_id: int
+    restart: int
+    folder: Path
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """A later pilot of the same slot compares as greater."""
+        return self.job_id, self.restart
+
+    @property
+    def outbox(self) -> Path:
+        return self.folder / _OUTBOX
+
+    def inbox(self, session: int) -> Path:
+        return self.folder / f"inbox-{session}"
+
+    def inboxes(self) -> list[tuple[int, Path]]:
+        """Those there are, by session."""
+        paths = self.folder.glob("inbox-*")
+        return sorted((int(path.name.removeprefix("inbox-")), path) for path in paths)
+
+
+def pilot_box(folder: RunFolder, slot_id: int, job_id: int, restart: int) -> PilotBox:
+    path = folder.pilots_of(slot_id) / f"{job_id}.{restart}"
+    return PilotBox(slot_id, job_id, restart, path)
+
+
+def boxes_of(folder: RunFolder, slot_id: int) -> list[PilotBox]:
+    """The pilots that this slot has had and that have said something, the oldest first."""
+    found = []
+    try:
+        names = os.listdir(folder.pilots_of(slot_id))
+    except FileNotFoundError:
+        return []
+    for name in names:
+        job, _, restart = name.partition(".")
+        if job.isdigit() and restart.isdigit():
+            box = pilot_box(folder, slot_id, int(job), int(restart))
+            if box.outbox.exists():
+                found.append(box)
+    return sorted(found, key=lambda box: box.age)
+
+
+def all_boxes(folder: RunFolder) -> Iterator[PilotBox]:
+    if folder.pilots.exists():
+        slots = (int(name) for name in os.listdir(folder.pilots) if name.isdigit())
+        for slot_id in sorted(slots):
+            yield from boxes_of(folder, slot_id)
+
+
+class Beat(NamedTuple):
+    """Which coordinator is the present one, a number that it raises, and whether it is closing."""
+
+    session: int = 0
+    number: int = 0
+    is_closed: bool = False
+
+
+def read_beat(folder: RunFolder) -> Beat:
+    """The coordinator's last; a beat of session 0 when there has been none."""
+    try:
+        session, number, closed = folder.pilot_beat.read_text().split()
+        return Beat(int(session), int(number), closed == "closed")
+    except (FileNotFoundError, ValueError):
+        return Beat()
+
+
+def write_beat(folder: RunFolder, beat: Beat) -> None:
+    state = "closed" if beat.is_closed else "open"
+    write_atomic(folder.pilot_beat, f"{beat.session} {beat.number} {state}\n".encode())

@@ -1,0 +1,272 @@
+"""What runs in a Ray actor: a local executor with one slot, fed with frames and heard in frames.
+
+All of it runs in the actor's event loop, in one thread that lives as long as the actor: workers
+die with the thread that has started them. Ray itself is not imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import importlib.metadata
+import os
+import platform
+import secrets
+import shutil
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from muster.base.run_folder import RunFolder
+from muster.farm import wire
+from muster.farm.events import Event
+from muster.farm.executors.base import Assignment
+from muster.farm.executors.far_files import FarFiles
+from muster.farm.executors.local import LocalExecutor
+from muster.farm.executors.remote import CommandReader, pack_event
+from muster.farm.executors.shipping import Unpacker, is_shipped
+from muster.farm.model import TargetSpec
+
+#: What one answer to ``poll`` holds at most, but for the last frame in it.
+PARCEL_BYTES = 16 << 20
+_TICK_S = 0.1
+_CHECKPOINTS_EVERY_S = 1.0
+#: Below the scratch folder: code that was sent, and the run folder of a pilot that has its own.
+CODE, RUNS = "code", "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PilotSetup:
+    """What a pilot is told; travels as JSON, so that versions can be compared first.
+
+    ``token_path`` holds ``token`` if the run folder is the driver's. ``roots``: the driver's
+    folders with code, its working folder first. ``digests``: of the files that targets are in.
+    ``input_files``: what a map reads, with sizes.
+    """
+
+    version: str
+    run_path: str
+    token_path: str
+    token: str
+    run_id: str
+    slot_id: int
+    targets: Mapping[str, Mapping[str, Any]]
+    roots: Sequence[str]
+    digests: Mapping[str, str]
+    input_files: Mapping[str, int]
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(dataclasses.asdict(self))
+
+
+class Pilot:
+    """The actor. ``open`` is called once and first; ``apply`` is numbered from 0."""
+
+    def __init__(self) -> None:
+        self._early: dict[int, bytes] = {}
+        self._next = 0
+        self._queue: deque[Iterator[bytes]] = deque()
+        self._executor: LocalExecutor | None = None
+        self._files: FarFiles | None = None
+        self._error: Exception | None = None
+        self._checked_s = 0.0
+
+    async def open(self, setup: bytes) -> dict[str, Any]:
+        """Where this is and what it sees. Nothing is done for another version of Muster."""
+        record = orjson.loads(setup)
+        about = {
+            "version": muster_version(),
+            "python": platform.python_version(),
+            "host": socket.gethostname(),
+        }
+        if record["version"] != about["version"]:
+            return about
+        self._changed = asyncio.Event()
+        self._setup = PilotSetup(**record)
+        mark = f"{self._setup.run_id}.{self._setup.slot_id}."
+        _remove_left(mark)
+        self._scratch = Path(tempfile.gettempdir()) / f"muster-{mark}{secrets.token_hex(4)}"
+        self._mark = mark
+        is_shared = _holds(Path(self._setup.token_path), self._setup.token)
+        run_path = Path(self._setup.run_path)
+        if not is_shared:
+            run_path = self._scratch / RUNS / run_path.name
+            self._files = FarFiles(RunFolder(run_path), self._setup.slot_id)
+        self._folder = RunFolder(run_path)
+        self._folder.create()
+        self._unpacker = Unpacker(self._scratch, (CODE, RUNS))
+        has_code = is_shared and _is_same_code(self._setup.roots[0], self._setup.digests)
+        missing = [p for p, size in self._setup.input_files.items() if _size_of(Path(p)) != size]
+        return {
+            **about,
+            "is_shared": is_shared,
+            "has_code": has_code,
+            "scratch": str(self._scratch),
+            "missing": missing,
+        }
+
+    async def apply(self, number: int, data: bytes) -> None:
+        """Commands and files, as frames. Ray may deliver large ones late: they are put in order."""
+        self._early[number] = data
+        try:
+            while self._next in self._early:
+                self._apply(bytearray(self._early.pop(self._next)))
+                self._next += 1
+        except Exception as error:
+            self._error = error  # heard by ``poll``, which somebody waits for
+            self._changed.set()
+
+    async def poll(self) -> bytes:
+        """Frames of what has happened; waits until there is something."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            parcel = self._parcel()
+            if parcel:
+                return parcel
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _TICK_S)
+            self._look()
+
+    async def close(self) -> None:
+        """End the worker with all it has started, and remove the scratch folder."""
+        if self._executor is not None:
+            asyncio.get_running_loop().remove_reader(self._executor.fileno())
+            self._executor.close()
+            self._executor = None
+        if hasattr(self, "_scratch"):
+            os.chdir("/")
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # ------------------------------------------------------------------ commands
+
+    def _apply(self, data: bytearray) -> None:
+        for header, body in wire.unpack(data):
+            if is_shipped(header):
+                place = self._unpacker.take(header, body)
+                if place is not None and self._files is not None:
+                    self._files.arrived(place.removeprefix(f"{RUNS}/{self._folder.name}/"))
+                continue
+            if self._files is not None:
+                self._files.hand_over(header)
+            if self._executor is None:
+                self._open_executor()
+            self._commands.apply([(header, body)])
+        self._look()
+
+    def _open_executor(self) -> None:
+        """Late, because code may have to arrive first."""
+        roots, code = self._setup.roots, self._scratch / CODE
+        home = code / "0" if code.exists() else Path(roots[0])
+        if home.is_dir():
+            os.chdir(home)  # commands and relative paths mean the driver's folder
+        targets = {
+            int(number): _moved(TargetSpec.from_record(record), roots, code)
+            for number, record in self._setup.targets.items()
+        }
+        self._executor = LocalExecutor(
+            Assignment(folder=self._folder, run_id=self._mark, targets=targets)
+        )
+        self._commands = CommandReader(self._executor)
+        asyncio.get_running_loop().add_reader(self._executor.fileno(), self._look)
+
+    # ------------------------------------------------------------------ events
+
+    def _look(self) -> None:
+        if self._executor is None:
+            return
+        for event in self._executor.poll(0.0):
+            self._queue.append(self._frames(event))
+        now = asyncio.get_running_loop().time()
+        if self._files is not None and now - self._checked_s > _CHECKPOINTS_EVERY_S:
+            self._checked_s = now
+            self._queue.append(self._files.new_checkpoints())
+        if self._queue:
+            self._changed.set()
+
+    def _frames(self, event: Event) -> Iterator[bytes]:
+        if self._files is not None:
+            yield from self._files.before(event)
+        yield pack_event(event)
+
+    def _parcel(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while self._queue and size < PARCEL_BYTES:
+            frame = next(self._queue[0], None)
+            if frame is None:
+                self._queue.popleft()
+                continue
+            parts.append(frame)
+            size += len(frame)
+        return b"".join(parts)
+
+
+def muster_version() -> str:
+    """Of the package that is installed here; both ends must have the same."""
+    try:
+        return importlib.metadata.version("muster-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _remove_left(mark: str) -> None:
+    """Scratch folders of this slot's earlier pilots here: they were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"muster-{mark}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _holds(path: Path, token: str) -> bool:
+    try:
+        return path.read_text() == token
+    except OSError:
+        return False
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _is_same_code(home: str, digests: Mapping[str, str]) -> bool:
+    return Path(home).is_dir() and all(
+        digest_of(Path(path)) == digest for path, digest in digests.items()
+    )
+
+
+def digest_of(path: Path) -> str:
+    """Of a file's content; empty when it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _moved(target: TargetSpec, roots: Sequence[str], code: Path) -> TargetSpec:
+    """The target in the code that was sent, if any was."""
+    if not code.exists():
+        return target
+    location = target.location
+    if os.path.isabs(location):
+        location = moved_path(location, roots, code)
+    base = moved_path(target.base_folder, roots, code) if target.base_folder else ""
+    return dataclasses.replace(target, location=location, base_folder=base)
+
+
+def moved_path(path: str, roots: Sequence[str], code: Path) -> str:
+    """Where a path below one of the roots is in the code that was sent."""
+    for number, root in enumerate(roots):
+        if os.path.isabs(path) and Path(path).is_relative_to(root):
+            return str(code / str(number) / Path(path).relative_to(root))
+    return path

@@ -1,0 +1,207 @@
+"""A driver's place in a Ray cluster: one that runs already, or one that is started here.
+
+The module ``ray`` comes in as a value: only ``executors/ray.py`` imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from muster.base.errors import SetupError, UsageError
+from muster.base.settings import kept_environment
+from muster.farm.executors.cluster import ClusterRequest
+
+_ANSWER_S = 5.0
+#: For a cluster of our own: nothing is reported to Ray's makers, and nobody else can reach it.
+_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+#: The beginning of every HTTP/2 connection, with an empty settings frame.
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_SETTINGS_FRAME = 4
+
+
+class RaySession:
+    """Connected from construction to ``close``, which ends a cluster that was started here.
+
+    Raises SetupError where there is no cluster at the address, or it has too little.
+    """
+
+    def __init__(self, ray: Any, request: ClusterRequest) -> None:
+        self.ray = ray
+        self._folder: str | None = None
+        self._is_ours = not ray.is_initialized()  # or the program's that called muster.sweep
+        self._restore: Callable[[], None] = _silence(ray)
+        try:
+            if self._is_ours:
+                self._connect(request)
+            check_room(_resources(ray), request, request.address)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._is_ours:
+            self.ray.shutdown()
+        self._restore()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _connect(self, request: ClusterRequest) -> None:
+        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if request.address is not None:
+            check_address(request.address)
+            with _own_sigterm(), kept_environment():
+                self._join(request.address, settings)
+            return
+        settings |= {"address": "local", "include_dashboard": False}
+        if sys.platform == "linux":
+            # 127.0.0.1 would be replaced by the machine's outer address.
+            self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
+            settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": self._folder}
+        with _own_sigterm(), kept_environment(_OWN_CLUSTER):
+            try:
+                self.ray.init(**settings)
+            except Exception as error:
+                raise SetupError(
+                    f"Ray could not be started on this machine: {_one_line(error)}",
+                    hint="start it yourself (ray start --head) and give --address HOST:PORT.",
+                ) from error
+
+    def _join(self, address: str, settings: Mapping[str, Any]) -> None:
+        try:
+            self.ray.init(address=address, **settings)
+        except Exception as error:
+            text = _one_line(error)
+            hint = "this machine must be a node of the cluster: ray status says what it has."
+            if "ersion mismatch" in text:
+                hint = "use the same Python and the same Ray here and on all nodes."
+            raise SetupError(f"Cannot join the Ray cluster at {address}: {text}", hint=hint) from (
+                error
+            )
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def check_address(address: str) -> None:
+    """UsageError for what is no address, SetupError where no Ray answers; takes seconds at most.
+
+    Ray itself would try for minutes.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise UsageError(
+            f"--address {address} is not HOST:PORT.",
+            hint="write it as `ray start --head` prints it (10.0.0.7:6379), or auto for the "
+            "cluster of this machine. There is no ray:// here: run muster on a node.",
+        )
+    hint = "see that it runs (ray status) and that the port is that of its head, usually 6379."
+    try:
+        with socket.create_connection((host, int(port)), timeout=_ANSWER_S) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.sendall(_HTTP2_HELLO)
+            answer = connection.recv(9)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SetupError(f"No Ray cluster answers at {address}: {reason}.", hint=hint) from None
+    if len(answer) < 4 or answer[3] != _SETTINGS_FRAME:
+        raise SetupError(f"What answers at {address} is not Ray.", hint=hint)
+
+
+# ---------------------------------------------------------------- room
+
+
+def room_for(nodes: Sequence[Mapping[str, float]], request: ClusterRequest) -> int:
+    """How many of the workers fit on nodes with these resources if nothing else runs there."""
+    num_workers = 0
+    for node in nodes:
+        fits = [int(node.get("CPU", 0.0) // request.cpus_per_worker)]
+        if request.gpus_per_worker:
+            fits.append(int(node.get("GPU", 0.0) // request.gpus_per_worker))
+        num_workers += min(fits)
+    return num_workers
+
+
+def check_room(
+    nodes: Sequence[Mapping[str, float]], request: ClusterRequest, address: str | None
+) -> None:
+    """SetupError when the workers can never all run, with what there is."""
+    room = room_for(nodes, request)
+    if room >= request.num_workers:
+        return
+    each = needs(request)
+    shown = ", ".join(
+        f"{node.get('CPU', 0.0):g} cores and {node.get('GPU', 0.0):g} GPUs" for node in nodes[:8]
+    )
+    more = f" and {len(nodes) - 8} more nodes" if len(nodes) > 8 else ""
+    where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+    hint = f"ask for --workers {room}, or for less per worker."
+    if room == 0:
+        hint = "ask for less with --cpus-per-worker and --gpus-per-worker."
+    raise SetupError(
+        f"{request.num_workers} workers of {each} do not fit: {where} has room for {room} "
+        f"({len(nodes)} node{'s' if len(nodes) != 1 else ''}: {shown or 'none'}{more}).",
+        hint=hint,
+    )
+
+
+def needs(request: ClusterRequest) -> str:
+    """What each worker gets, in words."""
+    cores = f"{request.cpus_per_worker} core{'s' if request.cpus_per_worker != 1 else ''}"
+    if not request.gpus_per_worker:
+        return cores
+    return f"{cores} and {request.gpus_per_worker} GPU{'s' if request.gpus_per_worker != 1 else ''}"
+
+
+def _resources(ray: Any) -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+# ---------------------------------------------------------------- manners
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray takes the handler of SIGTERM for itself; ours drains the run."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _short_folder() -> str:
+    """For temporary files; Ray makes sockets there, whose names have at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) < 30 else "/tmp"
+
+
+def _silence(ray: Any) -> Callable[[], None]:
+    """Keep Ray from printing deaths of workers on our screen; the returned call undoes it.
+
+    There is no setting for it: ``log_to_driver`` is for what the workers print.
+    """
+    module = ray._private.worker
+    printing = getattr(module, "print_to_stdstream", None)
+    if printing is None:  # another version of Ray: what it prints is a blemish, not an error
+        return lambda: None
+    module.print_to_stdstream = lambda *words, **settings: None
+
+    def restore() -> None:
+        module.print_to_stdstream = printing
+
+    return restore
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500]

@@ -1,0 +1,172 @@
+"""Files and log parts as frames, for workers that do not see the run folder.
+
+Places are relative to a root that both ends know, with ``/`` between their parts. A file travels
+in pieces, so that no end ever holds a whole one, and appears at the other end by rename.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from muster.base.errors import SetupError
+from muster.farm import wire
+
+FILE, FOLDER, LINK, LOG = "file", "folder", "link", "log"
+#: What one frame holds of a file.
+PIECE_BYTES = 4 << 20
+_MARKS = {"pyvenv.cfg", "run.json", "conda-meta"}  # environments and run folders are no code
+_SUFFIX = ".arriving"
+
+Frame = tuple[list[Any], bytes]
+
+
+def is_shipped(header: list[Any]) -> bool:
+    """Whether a frame of this header is for an ``Unpacker``."""
+    return header[0] in (FILE, FOLDER, LINK)
+
+
+# ---------------------------------------------------------------- packing
+
+
+def pack_file(path: Path, place: str) -> Iterator[bytes]:
+    """The frames of one file as it is when the first is asked for; none if it is gone by then."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        position, piece = 0, file.read(PIECE_BYTES)
+        while True:
+            following = file.read(PIECE_BYTES)
+            yield wire.pack([FILE, place, position, not following, mode], piece)
+            if not following:
+                return
+            position, piece = position + len(piece), following
+
+
+def pack_folder(folder: Path, place: str) -> Iterator[bytes]:
+    """The frames of a folder and all that is in it; links stay links."""
+    yield wire.pack([FOLDER, place])
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        inner = f"{place}/{wire.clean(entry.name)}"
+        if entry.is_symlink():
+            yield wire.pack([LINK, inner], wire.clean(str(Path(entry.path).readlink())).encode())
+        elif entry.is_dir():
+            yield from pack_folder(Path(entry.path), inner)
+        elif entry.is_file():
+            yield from pack_file(Path(entry.path), inner)
+
+
+def pack_log(path: Path, start: int, stop: int, slot_id: int) -> Iterator[bytes]:
+    """The bytes from ``start`` to ``stop`` of a worker's log."""
+    with path.open("rb") as log:
+        log.seek(start)
+        while start < stop:
+            piece = log.read(min(PIECE_BYTES, stop - start))
+            if not piece:
+                return
+            yield wire.pack([LOG, slot_id, start], piece)
+            start += len(piece)
+
+
+# ---------------------------------------------------------------- unpacking
+
+
+class Unpacker:
+    """Writes shipped frames below ``root``; ``allowed``: the first parts of places it accepts."""
+
+    def __init__(self, root: Path, allowed: Collection[str]) -> None:
+        self._root = root
+        self._allowed = allowed
+
+    def take(self, header: list[Any], body: bytes) -> str | None:
+        """Write a frame; the place of what is whole with it, None while more is to come.
+
+        Raises ValueError for a place outside of ``root`` or of what is allowed.
+        """
+        path = self._path(header[1])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        match header[0]:
+            case "folder":
+                path.mkdir(exist_ok=True)
+            case "link":
+                path.unlink(missing_ok=True)
+                path.symlink_to(body.decode())
+            case "file":
+                _, _, position, is_last, mode = header
+                arriving = path.with_name(path.name + _SUFFIX)
+                with arriving.open("r+b" if position else "wb") as file:
+                    file.seek(position)
+                    file.write(body)
+                if not is_last:
+                    return None
+                arriving.chmod(mode)
+                os.replace(arriving, path)
+        return str(header[1])
+
+    def _path(self, place: str) -> Path:
+        pure = PurePosixPath(place)
+        is_inside = not pure.is_absolute() and ".." not in pure.parts
+        if not (is_inside and pure.parts and pure.parts[0] in self._allowed):
+            raise ValueError(f"a worker sent a file for {place!r}, where none belongs")
+        return self._root.joinpath(*pure.parts)
+
+
+def write_log(path: Path, position: int, body: bytes) -> None:
+    """Put a part of a log where it belongs; what was there of an earlier part is replaced."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.pwrite(descriptor, body, position)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------- code
+
+
+class Bundle(NamedTuple):
+    """A folder of code: the files to send, by their place, and how much that is."""
+
+    files: dict[str, Path]
+    num_bytes: int
+
+
+def find_code(folder: Path) -> Bundle:
+    """All files below ``folder`` but hidden ones, compiled ones, environments and run folders."""
+    files: dict[str, Path] = {}
+    total = 0
+    for parent, folders, names in os.walk(folder):
+        if parent != str(folder) and _MARKS & {*names, *folders}:
+            folders.clear()
+            continue
+        folders[:] = [n for n in folders if not n.startswith(".") and n != "__pycache__"]
+        for name in names:
+            path = Path(parent) / name
+            if name.startswith(".") or name.endswith(".pyc") or not path.is_file():
+                continue
+            files[path.relative_to(folder).as_posix()] = path
+            total += path.stat().st_size
+    return Bundle(files, total)
+
+
+def pack_code(folder: Path, place: str, limit_bytes: int) -> bytes:
+    """All frames of a folder of code at once; SetupError when it is larger than the limit."""
+    bundle = find_code(folder)
+    if bundle.num_bytes > limit_bytes:
+        largest = max(bundle.files.values(), key=lambda path: path.stat().st_size)
+        raise SetupError(
+            f"The workers do not see the folder {folder}, and it is too large to be sent to them: "
+            f"{bundle.num_bytes >> 20} MiB, of which {largest.relative_to(folder)} has "
+            f"{largest.stat().st_size >> 20}. At most {limit_bytes >> 20} MiB are sent.",
+            hint="start from a folder that holds the code alone, or put run folder and code on a "
+            "file system that all nodes share.",
+        )
+    parts = [wire.pack([FOLDER, place])]
+    for inner, path in bundle.files.items():
+        parts += pack_file(path, f"{place}/{inner}")
+    return b"".join(parts)

@@ -1,0 +1,227 @@
+"""What a coordinator that is gone has left on a cluster: results to be recorded, workers at work.
+
+Its pilots go on without it. What they have finished is in their outboxes; what they still hold is
+what their inboxes gave them and their outboxes have not answered. Both are read here before the
+claims of the old coordinator are voided, so nothing that was done is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from muster.base.run_folder import RunFolder
+from muster.farm.events import Divided, Results, Returned, WorkerDied, WorkerReady
+from muster.farm.executors import remote
+from muster.farm.executors.base import PilotLeft
+from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
+from muster.farm.executors.mailbox import (
+    BYE,
+    HELLO,
+    LEAVING,
+    Beat,
+    PilotBox,
+    Reader,
+    all_boxes,
+    read_beat,
+    write_beat,
+)
+from muster.farm.executors.remote import EventReader, Frame
+from muster.farm.ledger.store import Ledger
+from muster.farm.model import AttemptRecord, HeldWorker, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.publish import publish, store_value
+
+
+class Leftover(NamedTuple):
+    """``finished``: with the worker that did it; ``pilots``: the last of each slot, if it may be
+    alive.
+    """
+
+    finished: Sequence[tuple[int, Any]]
+    pilots: Sequence[PilotLeft]
+
+
+def settle(
+    folder: RunFolder,
+    ledger: Ledger,
+    request: ClusterRequest | None,
+    targets: Mapping[int, TargetSpec],
+) -> list[PilotLeft]:
+    """Record what waits in the outboxes, void the old coordinator's other claims, and return the
+    pilots to go on with. Call it inside a transaction of the ledger.
+
+    ``request``: what is asked of the cluster now; None when this run goes on elsewhere. Pilots
+    that were asked for with other resources or another target are not gone on with.
+    """
+    left = survey(folder)
+    records = [AttemptRecord(f.task_id, f.token, worker, f) for worker, f in left.finished]
+    known = ledger.still_claimed([(r.task_id, r.token) for r in records])
+    waiting = {(r.task_id, r.token): r for r in records if (r.task_id, r.token) in known}
+    accepted = list(waiting.values())
+    values = [store_value(folder, _key(ledger, r), r.finished.value) for r in accepted]
+    ledger.record_waiting(accepted, values)
+    for record in accepted:
+        publish(folder, _key(ledger, record), record.token)
+    if request is None or not _is_same(folder, request, targets):
+        ledger.recover()
+        return []
+    pilots = [pilot for pilot in left.pilots if pilot.slot_id < request.num_workers]
+    claims = [(t.task_id, t.token) for p in pilots if p.worker for t in p.worker.tasks]
+    kept = ledger.still_claimed(claims)
+    ledger.recover(kept=kept)
+    return [_still_wanted(pilot, kept) for pilot in pilots]
+
+
+def dismiss(folder: RunFolder) -> None:
+    """Tell pilots that may be alive to end: the run goes on without them."""
+    beat = read_beat(folder)
+    if beat.session and not beat.is_closed:
+        write_beat(folder, Beat(beat.session + 1, 0, is_closed=True))
+
+
+def survey(folder: RunFolder) -> Leftover:
+    """Read all mailboxes of the run; changes nothing."""
+    finished: list[tuple[int, Any]] = []
+    last: dict[int, PilotLeft] = {}
+    for box in all_boxes(folder):
+        account = _Account()
+        account.read_orders(box)
+        outbox = Reader(box.outbox)
+        account.read_answers(outbox.receive())
+        finished += account.trusted()
+        last.pop(box.slot_id, None)
+        if not account.is_over:
+            last[box.slot_id] = PilotLeft(
+                box.slot_id, box.job_id, box.restart, outbox.offset, *account.worker()
+            )
+    return Leftover(finished, list(last.values()))
+
+
+def _key(ledger: Ledger, record: AttemptRecord) -> str:
+    return ledger.key_of(record.task_id).hex()
+
+
+def _is_same(folder: RunFolder, request: ClusterRequest, targets: Mapping[int, TargetSpec]) -> bool:
+    """Whether the pilots there were asked for in the same way; their number may differ."""
+    try:
+        stored = orjson.loads(folder.pilot_assignment.read_bytes())
+    except (OSError, ValueError):
+        return False
+    plain = orjson.loads(orjson.dumps(needs_of_pilots(request, targets)))
+    return all(stored.get(name) == value for name, value in plain.items())
+
+
+def _still_wanted(pilot: PilotLeft, kept: set[tuple[int, int]]) -> PilotLeft:
+    """Without a worker that holds anything which is not its own any more."""
+    worker = pilot.worker
+    if worker is None or all((t.task_id, t.token) in kept for t in worker.tasks):
+        return pilot
+    return pilot._replace(worker=None, unwanted=worker.worker_id)
+
+
+class _Account:
+    """What one pilot was given and what it has answered."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._orders = _Orders()
+        self._finished: list[tuple[int, Any]] = []
+        self._ready: set[int] = set()
+        self._dead: set[int] = set()
+        self._divided: set[tuple[int, int]] = set()
+
+    def read_orders(self, box: PilotBox) -> None:
+        for _, path in box.inboxes():
+            remote.CommandReader(self._orders).apply(Reader(path).receive())
+
+    def read_answers(self, frames: Sequence[Frame]) -> None:
+        events = EventReader()
+        for header, body in frames:
+            if header[0] in (BYE, LEAVING):
+                self.is_over = True
+            elif header[0] != HELLO:
+                for event in events.read([(header, body)]):
+                    self._answer(event)
+
+    def _answer(self, event: object) -> None:
+        held = self._orders.held
+        match event:
+            case Results(worker_id, finished):
+                for item in finished:
+                    self._finished.append((worker_id, item))
+                    held.get(worker_id, {}).pop(item.task_id, None)
+            case Returned(worker_id, task_ids):
+                for task_id in task_ids:
+                    held.get(worker_id, {}).pop(task_id, None)
+            case Divided(task_id=task_id, token=token, given=given) if given:
+                self._divided.add((task_id, token))
+            case WorkerReady(worker_id):
+                self._ready.add(worker_id)
+            case WorkerDied():
+                self._dead.add(event.worker_id)
+
+    def trusted(self) -> list[tuple[int, Any]]:
+        """The results that can be recorded as they are.
+
+        Not those of a task that gave a part of itself away: whether the old coordinator has
+        recorded the parts is not known here. It runs again, with what the ledger says it is.
+        """
+        return [
+            (worker_id, item)
+            for worker_id, item in self._finished
+            if item.outcome is Outcome.OK and (item.task_id, item.token) not in self._divided
+        ]
+
+    def worker(self) -> tuple[HeldWorker | None, int | None]:
+        """The worker to go on with, or the number of one that must be ended."""
+        alive = [w for w in self._orders.started if w not in self._dead]
+        if not alive:
+            return None, None
+        worker_id = alive[-1]
+        tasks = list(self._orders.held[worker_id].values())
+        if any((task.task_id, task.token) in self._divided for task in tasks):
+            return None, worker_id
+        held = HeldWorker(
+            worker_id,
+            tasks,
+            is_together=bool(tasks) and worker_id in self._orders.together,
+            is_ready=worker_id in self._ready,
+            is_ending=worker_id in self._orders.ending,
+        )
+        return held, None
+
+
+class _Orders:
+    """Takes commands as an executor does, and only remembers them."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.held: dict[int, dict[int, Task]] = {}
+        self.together: set[int] = set()  # whose last call was a joint one
+        self.ending: set[int] = set()
+
+    def start(self, worker_id: int, slot: SlotSpec) -> str:
+        self.started.append(worker_id)
+        self.held[worker_id] = {}
+        return ""
+
+    def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
+        self.held[worker_id].update((task.task_id, task) for task in tasks)
+        (self.together.add if together else self.together.discard)(worker_id)
+
+    def share(self, worker_id: int, task_id: int, others: int) -> None:
+        return
+
+    def revoke(self, worker_id: int) -> None:
+        return
+
+    def end(self, worker_id: int, *, kill: bool) -> None:
+        self.ending.add(worker_id)
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        return

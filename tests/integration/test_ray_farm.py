@@ -1,0 +1,405 @@
+"""Sweeps and maps on a real Ray cluster of two nodes, one of which does not see the run folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.ray_cluster import RayCluster, may_mount, wait_for
+
+import muster
+from muster.base.errors import SetupError, UsageError
+from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.ray_session import check_address, check_room, room_for
+
+pytestmark = pytest.mark.ray
+
+TARGET = """
+import os, time
+from pathlib import Path
+from beside import double
+
+def square(x: int, ctx, seed: int = 0):
+    print(f"task {x} of seed {seed} speaks")
+    return {"y": double(x) * x, "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "kind": ctx.device, "run": ctx.run}
+
+def write(x: int, ctx):
+    (ctx.folder / "inner").mkdir()
+    (ctx.folder / "inner" / "text").write_text(f"of {x}")
+    (ctx.folder / "large").write_bytes(bytes([x]) * 9_000_000)
+    os.symlink("large", ctx.folder / "link")
+    return {"y": x}
+
+def fail(x: int, ctx):
+    (ctx.folder / "trace").write_text("what I saw")
+    raise ValueError(f"no {x}")
+
+def slow(x: int, ctx):
+    (Path(__file__).parent / f"began-{x}").touch()
+    time.sleep(0.3)
+    return {"y": x}
+"""
+
+
+@pytest.fixture
+def place(ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which the node with GPUs does not see."""
+    if not may_mount():
+        pytest.skip("hiding a folder from a node needs the right to mount")
+    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
+    place.mkdir()
+    _write_target(place)
+    monkeypatch.chdir(place)
+    return place
+
+
+def _write_target(place: Path) -> None:
+    (place / "target.py").write_text(TARGET)
+    (place / "beside.py").write_text("def double(x):\n    return 2 * x\n")
+
+
+def _sweep(target: Any, values: range, *, gpus: int = 0, **options: Any) -> muster.Run:
+    request = ClusterRequest(num_workers=2, gpus_per_worker=gpus)
+    return muster.sweep(
+        target, grid={"x": values}, executor="ray", cluster=request, monitor_interval_s=0, **options
+    )
+
+
+def _rows(run: muster.Run) -> list[dict[str, Any]]:
+    return sorted(run.results().to_pylist(), key=lambda row: row["x"])
+
+
+# ------------------------------------------------------------------ where the folder is shared
+
+
+def test_a_sweep_gives_what_it_gives_here(
+    ray_driver: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = _sweep("target.py:square", range(20))
+    assert [row["y"] for row in _rows(run)] == [2 * x * x for x in range(20)]
+    [(_, text)] = run.log(_rows(run)[7]["task"])
+    assert text == "task 7 of seed 0 speaks\n"
+    assert not (run.folder.pilots / "token").exists()
+
+
+# ------------------------------------------------------------------ where it is not
+
+
+def test_without_a_shared_folder_code_goes_there_and_results_and_logs_come_back(
+    place: Path, ray_driver: RayCluster
+) -> None:
+    _sweep("target.py:square", range(10), gpus=1, seeds=1, run_dir="run")
+    run = _sweep("target.py:square", range(10), gpus=1, seeds=2, run_dir="run")  # goes on
+    rows = _rows(run)
+    assert [(row["x"], row["y"]) for row in rows] == [
+        (x // 2, 2 * (x // 2) ** 2) for x in range(20)
+    ]
+    assert {row["devices"] for row in rows} <= {"0", "1"}, "as Ray has set it for each actor"
+    assert {row["kind"] for row in rows} == {"cuda:0"}
+    assert {row["run"] for row in rows} == {"run"}
+    for row in rows:
+        [(_, text)] = run.log(row["task"])
+        assert text == f"task {row['x']} of seed {row['seed']} speaks\n"
+    assert list(ray_driver.scratch.glob("muster-*")) == []
+
+
+def test_files_of_tasks_come_back_whole(place: Path) -> None:
+    run = _sweep("target.py:write", range(3), gpus=1)
+    for row in _rows(run):
+        [folder] = run.folder.artifacts.glob(f"*/{row['task']}*")
+        assert (folder / "inner" / "text").read_text() == f"of {row['x']}"
+        assert (folder / "large").read_bytes() == bytes([row["x"]]) * 9_000_000
+        assert os.readlink(folder / "link") == "large"
+    assert list(run.folder.attempts.iterdir()) == []
+
+
+def test_files_of_failed_tasks_are_kept(place: Path) -> None:
+    run = _sweep("target.py:fail", range(2), gpus=1, keep_going=True)
+    assert run.exit_code == 1
+    [group] = run.failures()
+    assert group.num_failed == 2, "the same failure, on whichever node"
+    assert f'File "{place}/target.py"' in group.trace
+    kept = [path.read_text() for path in run.folder.attempts.glob("*/trace")]
+    assert kept == ["what I saw"] * 2
+
+
+def test_a_command_runs_in_the_folder_that_was_sent(place: Path) -> None:
+    (place / "work.py").write_text(
+        "import json, sys, pathlib, beside\n"
+        "pathlib.Path(sys.argv[2], 'result.json').write_text(\n"
+        "    json.dumps({'y': beside.double(int(sys.argv[1]))}))\n"
+    )
+    run = _sweep([sys.executable, "work.py", "{x}", "{dir}"], range(3), gpus=1)
+    assert [row["y"] for row in _rows(run)] == [0, 2, 4]
+
+
+def test_too_much_code_is_refused_with_its_size(place: Path) -> None:
+    with (place / "weights.bin").open("wb") as file:
+        file.truncate(150 << 20)
+    with pytest.raises(SetupError, match=r"too large .*: 150 MiB, of which weights.bin has 150"):
+        _sweep("target.py:square", range(2), gpus=1)
+
+
+# ------------------------------------------------------------------ maps
+
+STAGE = """
+from beside import double
+
+def stage(record):
+    if record["n"] == 7:
+        raise ValueError("not seven")
+    return {**record, "m": double(record["n"])}
+"""
+
+
+def _map(place: Path, gpus: int) -> Any:
+    (place / "stage.py").write_text(STAGE)
+    lines = (json.dumps({"n": n}) + "\n" for n in range(500))
+    (place / "in.jsonl").write_text("".join(lines))
+    return muster.map(
+        "stage.py:stage", "in.jsonl", "out.jsonl", executor="ray", chunk_rows=50,
+        cluster=ClusterRequest(num_workers=2, gpus_per_worker=gpus), monitor_interval_s=0,
+    )  # fmt: skip
+
+
+def _check_map(place: Path, done: Any) -> None:
+    rows = [json.loads(line) for line in (place / "out.jsonl").read_text().splitlines()]
+    assert [(row["n"], row["m"]) for row in rows] == [(n, 2 * n) for n in range(500) if n != 7]
+    assert (done.num_in, done.num_out, done.num_rejected) == (500, 499, 1)
+    [reject] = [json.loads(line) for line in done.errors.read_text().splitlines()]
+    assert (reject["row"], reject["reason"]) == (7, "ValueError: not seven")
+
+
+def test_a_map_reads_its_shards_where_the_workers_are(
+    ray_driver: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    _check_map(tmp_path, _map(tmp_path, 0))
+
+
+def test_a_map_without_a_shared_folder_gets_its_input_sent(place: Path) -> None:
+    _check_map(place, _map(place, 1))
+
+
+# ------------------------------------------------------------------ waiting, ending, resuming
+
+
+def test_workers_that_wait_for_room_say_so_and_begin_when_there_is_some(
+    ray_driver: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    class Occupant:
+        def is_here(self) -> bool:
+            return True
+
+    _write_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    occupant = ray.remote(Occupant).options(num_gpus=2, num_cpus=0).remote()
+    assert ray.get(occupant.is_here.remote())
+    seen: set[str] = set()
+
+    def show(view: Any) -> None:
+        seen.update(line.progress for line in view.workers)
+        if any("waiting" in text for text in seen):
+            ray.kill(occupant)
+
+    run = _sweep("target.py:square", range(4), gpus=1, show=show)
+    assert "waiting for 1 core and 1 GPU to be free" in seen
+    assert run.exit_code == 0
+
+
+def _command(cluster: RayCluster, *words: str) -> list[str]:
+    return [
+        sys.executable, "-m", "muster", "sweep", *words, "--on", "ray", "--address",
+        cluster.address, "--monitor-interval", "0",
+    ]  # fmt: skip
+
+
+def _left(run_id: str) -> list[psutil.Process]:
+    """Processes of a run, wherever they are."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get("MUSTER_RUN_MARK", "")
+        except psutil.Error:
+            continue
+        if mark.startswith(run_id) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def test_after_kill_9_of_the_coordinator_nothing_works_on_and_the_same_command_ends_it(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    _write_target(tmp_path)
+    words = _command(
+        ray_cluster, "target.py:slow", "--grid", "x=" + ",".join(map(str, range(30))),
+        "--workers", "2", "--run-dir", "run",
+    )  # fmt: skip
+    settings: dict[str, Any] = {"cwd": tmp_path, "env": ray_cluster.environment}
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, **settings) as process:
+        wait_for(lambda: len(list(tmp_path.glob("began-*"))) > 6)
+        process.kill()
+    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
+    wait_for(lambda: not _left(run_id))
+    begun = len(list(tmp_path.glob("began-*")))
+    assert begun < 30
+    done = subprocess.run(words, capture_output=True, text=True, **settings)
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["y"] for row in _rows(muster.Run(tmp_path / "run"))) == list(range(30))
+    assert len(muster.Run(tmp_path / "run").results()) == 30
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["to its end", *(pytest.param(how, marks=pytest.mark.slow) for how in ("INT", "TERM", "KILL"))],
+)
+def test_a_cluster_that_is_started_here_ends_with_the_run(tmp_path: Path, how: str) -> None:
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    _write_target(tmp_path)
+    words = [sys.executable, "-m", "muster", "sweep", "target.py:slow", "--grid", "x=1,2,3,4,5,6",
+             "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
+    scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
+    try:
+        with subprocess.Popen(
+            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            if how != "to its end":
+                wait_for(lambda: list(tmp_path.glob("began-*")) or process.poll() is not None)
+                process.send_signal(signal.Signals[f"SIG{how}"])
+                process.send_signal(signal.Signals[f"SIG{how}"])
+            _, said = process.communicate(timeout=120)
+        codes = {"to its end": 0, "KILL": -signal.SIGKILL}
+        assert process.returncode == codes.get(how, 130), said
+        wait_for(lambda: not _mentioning(scratch), 20.0)
+        if how != "KILL":
+            assert list(scratch.iterdir()) == []
+        assert len(list(tmp_path.glob("began-*"))) == (6 if how == "to its end" else 1)
+    finally:
+        for left in _mentioning(scratch):
+            left.kill()
+        shutil.rmtree(scratch)
+
+
+def _mentioning(folder: Path) -> list[psutil.Process]:
+    """Processes of Ray whose session is in the folder, and those with it as TMPDIR."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), process.environ().get("TMPDIR", "")]
+        except psutil.Error:
+            continue
+        if any(str(folder) in word for word in words) and process.status() != "zombie":
+            found.append(process)
+    return found
+
+
+# ------------------------------------------------------------------ what is refused, and how
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """The address of a server that is not Ray."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+def test_ray_that_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:
+    _write_target(tmp_path)
+    (tmp_path / "missing" / "ray").mkdir(parents=True)
+    (tmp_path / "missing" / "ray" / "__init__.py").write_text("raise ImportError('no ray')\n")
+    path = os.pathsep.join([str(tmp_path / "missing"), os.environ.get("PYTHONPATH", "")])
+    words = ["sweep", "target.py:square", "--grid", "x=1", "--on", "ray"]
+    done = subprocess.run(
+        [sys.executable, "-m", "muster", *words], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "--on ray needs Ray, which is not installed here: no ray" in done.stderr
+    assert "Hint: pip install 'muster-gpu[ray]'" in done.stderr
+
+
+def test_what_answers_but_is_not_ray_is_told(deaf: str) -> None:
+    with pytest.raises(SetupError, match=f"What answers at {deaf} is not Ray"):
+        check_address(deaf)
+
+
+def test_the_head_of_a_cluster_is_recognised(ray_cluster: RayCluster) -> None:
+    check_address(ray_cluster.address)
+
+
+@pytest.mark.parametrize("address", ["ray://host:10001", "host", "host:", ":6379", "host:six"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"--address {address} is not HOST:PORT")):
+        check_address(address)
+
+
+def test_no_cluster_at_the_address_is_told_at_once(
+    tmp_path: Path, muster_cli: Any, request: pytest.FixtureRequest
+) -> None:
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    _write_target(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"  # nobody has it from here on
+    done = muster_cli("sweep", "target.py:square", "--grid", "x=1,2", "--on", "ray",
+                      "--address", address)  # fmt: skip
+    assert done.returncode == 3
+    assert f"No Ray cluster answers at {address}: Connection refused." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_than_the_cluster_has_is_refused_with_what_it_has() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 4.0}]
+    request = ClusterRequest(num_workers=3, gpus_per_worker=1, cpus_per_worker=2)
+    assert room_for(nodes, request) == 2
+    with pytest.raises(SetupError) as caught:
+        check_room(nodes, request, "10.0.0.7:6379")
+    assert str(caught.value) == (
+        "3 workers of 2 cores and 1 GPU do not fit: the Ray cluster at 10.0.0.7:6379 has room for "
+        "2 (2 nodes: 8 cores and 2 GPUs, 4 cores and 0 GPUs).\n"
+        "Hint: ask for --workers 2, or for less per worker."
+    )
+    check_room(nodes, ClusterRequest(num_workers=6, cpus_per_worker=2), None)
+
+
+def test_another_muster_on_a_node_is_told(
+    ray_driver: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("muster.farm.executors.ray.muster_version", lambda: "9.9")
+    there = re.escape(importlib.metadata.version("muster-gpu"))
+    with pytest.raises(SetupError, match=f"Muster is 9.9 here and {there} on the node"):
+        _sweep("target.py:square", range(2))

@@ -1,0 +1,129 @@
+"""Arrays without a coordinator, and the collecting of what they have done."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.conftest import MusterCli
+from tests.slurm_cluster import SlurmCluster
+
+from muster.api.runs import Run
+
+TARGET = """
+from pathlib import Path
+
+def square(x: int, seed: int = 0, ctx=None):
+    (ctx.folder / "note.txt").write_text(str(x))
+    return {"y": x * x + seed, "text": "long" * (2000 if x == 1 else 1)}
+
+def sometimes(x: int):
+    if x == 2:
+        raise ValueError("two")
+    return {"x": x}
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "target.py"
+    path.write_text(TARGET)
+    return path
+
+
+def table(folder: Path) -> list[dict[str, object]]:
+    names = ("x", "y", "seed", "state", "text", "task")
+    found = [{k: row.get(k) for k in names} for row in Run(folder).results().to_pylist()]
+    return sorted(found, key=lambda row: str(row["task"]))
+
+
+def await_end(slurm: SlurmCluster) -> None:
+    deadline = time.monotonic() + 120
+    while slurm.squeue():
+        assert time.monotonic() < deadline, slurm.squeue()
+        time.sleep(0.1)
+
+
+@pytest.mark.slurm
+def test_an_element_per_seed_gives_what_one_sweep_gives(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--seeds", "3", "--seed-offset", "5")
+    array = (*words, "--on", "slurm", "--array", "3", "--run-dir", "there")
+    dry = muster_cli(*array, "--dry-run")
+    assert "#SBATCH --array=0-2" in dry.stdout
+    assert '--seeds 1 --seed-offset "$((5 + SLURM_ARRAY_TASK_ID))"' in dry.stdout
+    assert not (tmp_path / "there").exists()
+    sent = muster_cli(*array, "--json")
+    assert sent.returncode == 0, sent.stderr
+    await_end(slurm)
+    collected = muster_cli("collect", "there", "--json")
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert json.loads(collected.stdout)["new"] == 6
+    here = muster_cli(*words, "--devices", "cpu:1", "--run-dir", "here")
+    assert here.returncode == 0, here.stderr
+    assert table(tmp_path / "there") == table(tmp_path / "here")
+    notes = sorted(path.read_text() for path in (tmp_path / "there").glob("artifacts/*/*/note.txt"))
+    assert notes == ["1", "1", "1", "2", "2", "2"]
+    again = muster_cli("collect", "there", "--json")
+    assert (json.loads(again.stdout)["new"], json.loads(again.stdout)["known"]) == (0, 6)
+
+
+def element(cli: MusterCli, target: Path, number: int, *more: str) -> None:
+    """What an element runs, without SLURM."""
+    words = ("--part", f"{number}/3", "--run-dir", f"run/elements/{number}")
+    done = cli("sweep", f"{target}:sometimes", "--grid", "x=1,2,3,4", *words, "--devices", "cpu:1")
+    assert done.returncode in (0, 1), done.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_what_is_missing_is_named_and_failures_are_told(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    words = ("sweep", f"{target}:sometimes", "--grid", "x=1,2,3,4", "--on", "slurm")
+    held = ("--array", "3", "--slurm-arg", "hold", "--run-dir", "run")
+    sent = muster_cli(*words, *held)
+    assert sent.returncode == 0, sent.stderr
+    assert "muster collect" in sent.stdout
+    slurm.clear()
+    element(muster_cli, target, 0)  # x = 1 and 4
+    first = muster_cli("collect", "run")
+    assert first.returncode == 1
+    assert "2 new results; 2 done, 0 failed, 2 not there yet" in first.stdout
+    assert "2 elements have not begun: 1, 2" in first.stdout
+    element(muster_cli, target, 1)
+    element(muster_cli, target, 2)
+    last = muster_cli("collect", "run")
+    assert last.returncode == 1, "a task has failed"
+    assert "2 new results; 3 done, 1 failed, 0 not there yet" in last.stdout
+    assert [f.message for f in Run(tmp_path / "run").failures()] == ["ValueError: two"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--array", "3"), "--on slurm"),
+        (("--array", "0", "--on", "slurm"), "--array 0"),
+        (("--array", "2", "--part", "0/2", "--on", "slurm"), "contradict"),
+        (("--part", "3/3"), "--part 3/3"),
+    ],
+)
+def test_an_array_that_makes_no_sense_is_refused(
+    target: Path, muster_cli: MusterCli, words: tuple[str, ...], says: str
+) -> None:
+    done = muster_cli("sweep", f"{target}:square", "--grid", "x=1", *words)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+
+
+def test_a_run_without_elements_has_nothing_to_collect(target: Path, muster_cli: MusterCli) -> None:
+    made = muster_cli(
+        "sweep", f"{target}:sometimes", "--grid", "x=1", "--devices", "cpu:1", "--run-dir", "run"
+    )
+    assert made.returncode == 0, made.stderr
+    done = muster_cli("collect", "run")
+    assert done.returncode == 2
+    assert "nothing to collect" in done.stderr

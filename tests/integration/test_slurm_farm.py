@@ -1,0 +1,377 @@
+"""Sweeps and maps on a real SLURM, which runs on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from tests.conftest import MusterCli
+from tests.slurm_cluster import SlurmCluster
+
+import muster
+from muster.api.runs import Run
+from muster.base.run_folder import RunFolder
+from muster.farm.executors.cluster import ClusterRequest
+
+pytestmark = pytest.mark.slurm
+
+TARGET = """
+import os, time
+from pathlib import Path
+
+def square(x: int, seed: int = 0):
+    return {"y": x * x + seed, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+
+def long(x: int, folder: str):
+    with open(Path(folder) / f"began-{x}", "a") as file:
+        file.write("x")
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.05)
+    return {"x": x}
+
+def counting(to: int, folder: str, ctx):
+    state = ctx.restore() or {"n": 0, "starts": 0}
+    n, starts = state["n"], state["starts"] + 1
+    while n < to:
+        n += 1
+        time.sleep(0.05)
+        ctx.checkpoint({"n": n, "starts": starts})
+        Path(folder, "counting").touch()
+        if n == 20 and starts == 1:
+            while True:  # until it is told to make room
+                time.sleep(0.05)
+                ctx.checkpoint({"n": n, "starts": starts})
+    return {"n": n, "starts": starts}
+"""
+T = TypeVar("T")
+_LIMIT_S = 90.0
+
+
+def until(found: Callable[[], T], what: str) -> T:
+    deadline = time.monotonic() + _LIMIT_S
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"{what}: not within {_LIMIT_S:g} s"
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "target.py"
+    path.write_text(TARGET)
+    return path
+
+
+@contextmanager
+def started(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A coordinator in the background; killed with what it started when the test fails."""
+    words = [sys.executable, "-m", "muster", *args]
+    process = subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    out, _ = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 0, out
+    return out
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    names = ("x", "y", "seed", "state", "n", "starts", "attempts")
+    table = Run(folder).results()
+    found = [{k: row[k] for k in names if k in row} for row in table.to_pylist()]
+    return sorted(found, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def attempts(folder: Path) -> list[str]:
+    """The outcomes of all attempts in the ledger, those of a task in their order."""
+    import sqlite3
+
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        found = [
+            row[0] for row in db.execute("SELECT outcome FROM attempts ORDER BY task_id, token")
+        ]
+    db.close()
+    return found
+
+
+def arrays(folder: Path) -> set[str]:
+    """The arrays that were submitted for a run."""
+    names = (path.name for path in RunFolder(folder).job_files.glob("*_submission.sh"))
+    return {name.partition("_")[0] for name in names}
+
+
+# ------------------------------------------------------------------ the same as without it
+
+
+def test_a_sweep_gives_what_it_gives_here_and_leaves_nothing(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    grid = ("sweep", f"{target}:square", "--grid", "x=1,2,3", "--seeds", "5")
+    there = muster_cli(
+        *grid, "--on", "slurm", "--workers", "2", "--gpus-per-worker", "1", "--run-dir", "there",
+        timeout_s=120,
+    )  # fmt: skip
+    assert there.returncode == 0, there.stderr
+    assert slurm.squeue() == []
+    here = muster_cli(*grid, "--devices", "cpu:2", "--run-dir", "here")
+    assert here.returncode == 0, here.stderr
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+    gpus = set(Run(tmp_path / "there").results()["gpus"].to_pylist())
+    assert gpus <= {"0", "1"}, "each worker sees the GPU that SLURM gave it"
+    assert len(arrays(tmp_path / "there")) == 1
+
+
+def test_the_dry_run_prints_what_is_sent(
+    slurm: SlurmCluster,
+    target: Path,
+    muster_cli: MusterCli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = tmp_path / "slurm.toml"
+    site.write_text('partition = "main"\nsetup = ["export FROM_SITE=1"]\n')
+    monkeypatch.setenv("MUSTER_SLURM_SITE", str(site))
+    words = (
+        "sweep", f"{target}:square", "--grid", "x=1,2", "--on", "slurm", "--workers", "4",
+        "--cpus-per-worker", "2", "--mem", "300M", "--time", "5", "--warn-before", "30s",
+        "--slurm-arg", "comment=hello", "--run-dir", "run",
+    )  # fmt: skip
+    dry = muster_cli(*words, "--dry-run", "--json")
+    assert dry.returncode == 0, dry.stderr
+    script = json.loads(dry.stdout)["script"]
+    assert not (tmp_path / "run").exists()
+    for line in (
+        "#SBATCH --array=0-1", "#SBATCH --partition=main", "#SBATCH --mem=300M",
+        "#SBATCH --time=5", "#SBATCH --cpus-per-task=2", "#SBATCH --signal=USR2@30",
+        "#SBATCH --comment=hello", "#SBATCH --requeue", "export FROM_SITE=1",
+    ):  # fmt: skip
+        assert line in script.splitlines(), script
+    plain = muster_cli(*words, "--dry-run")
+    assert script.rstrip() in plain.stdout
+    done = muster_cli(*words, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    [sent] = RunFolder(tmp_path / "run").job_files.glob("*_submission.sh")
+    assert sent.read_text() == script
+
+
+def test_a_map_gives_what_it_gives_here(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    (tmp_path / "stage.py").write_text("def double(record):\n    return {'y': 2 * record['x']}\n")
+    lines = "".join(json.dumps({"x": x}) + "\n" for x in range(500))
+    (tmp_path / "in.jsonl").write_text(lines)
+    words = ("map", "stage.py:double", "--input", "in.jsonl")
+    there = muster_cli(
+        *words, "--output", "there.jsonl", "--on", "slurm", "--workers", "2", timeout_s=120
+    )
+    assert there.returncode == 0, there.stderr
+    here = muster_cli(*words, "--output", "here.jsonl", "--devices", "cpu:2")
+    assert here.returncode == 0, here.stderr
+    assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
+    assert slurm.squeue() == []
+
+
+# ------------------------------------------------------------------ coordinators come and go
+
+
+def test_a_second_coordinator_goes_on_with_the_workers_of_the_first(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = (
+        "sweep", f"{target}:long", "--grid", "x=1,2", "--grid", f"folder={tmp_path}",
+        "--on", "slurm", "--workers", "2", "--run-dir", str(run),
+    )  # fmt: skip
+    began = [tmp_path / f"began-{x}" for x in (1, 2)]
+    with started(tmp_path, *words) as first:
+        until(lambda: all(path.exists() for path in began), "both tasks begin")
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    with started(tmp_path, "resume", str(run)) as second:
+        until(lambda: (run / "status.json").exists(), "the second coordinator is at work")
+        (tmp_path / "go").touch()
+        ended(second)
+    assert [path.read_text() for path in began] == ["x", "x"], "no task was begun twice"
+    assert [row["state"] for row in rows(run)] == ["done", "done"]
+    assert attempts(run) == ["ok", "ok"]
+    assert len(arrays(run)) == 1, "nothing was submitted again"
+    assert slurm.squeue() == []
+
+
+def test_results_wait_for_a_coordinator_wherever_it_runs(
+    slurm: SlurmCluster, target: Path, tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    run = tmp_path / "run"
+    words = ("sweep", f"{target}:long", "--grid", "x=1", "--grid", f"folder={tmp_path}")
+    with started(tmp_path, *words, "--on", "slurm", "--run-dir", str(run)) as first:
+        until((tmp_path / "began-1").exists, "the task begins")
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    (tmp_path / "go").touch()
+    outbox = next(run.glob("pilots/0/*/outbox"))
+    size = outbox.stat().st_size
+    until(lambda: outbox.stat().st_size > size, "the result is in the outbox")
+    done = muster_cli(*words, "--devices", "cpu:1", "--run-dir", str(run))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "began-1").read_text() == "x", "what was done is not done again"
+    assert [row["state"] for row in rows(run)] == ["done"]
+    until(lambda: not slurm.squeue(), "the pilot that is not needed ends of itself")
+
+
+def test_resume_of_a_run_that_python_made(
+    slurm: SlurmCluster, target: Path, tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    run = tmp_path / "run"
+    made = muster.sweep(
+        f"{target}:square", grid={"x": [1, 2]}, run_dir=run, executor="slurm", retries=2,
+        cluster=ClusterRequest(num_workers=2),
+    )  # fmt: skip
+    assert made.exit_code == 0
+    again = muster_cli("resume", str(run), "--json", timeout_s=120)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["counts"]["done"] == 2
+
+
+# ------------------------------------------------------------------ SLURM takes workers away
+
+
+def test_a_worker_that_is_warned_of_its_time_limit_saves_and_is_requeued(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    """The warning is sent by hand here; the slow test below waits for a real time limit."""
+    run = tmp_path / "run"
+    with started(tmp_path, *counting(target, run)) as process:
+        until((tmp_path / "counting").exists, "it counts")
+        [job] = slurm.squeue()
+        slurm.scancel("--signal=USR2", job["id"])
+        until(lambda: not running(slurm, job["id"]), "the job leaves its node")
+        ended(process)
+    assert attempts(run) == ["job_timeout", "ok"]
+    [row] = rows(run)
+    assert (row["n"], row["starts"], row["state"]) == (30, 2, "done")
+    assert len(arrays(run)) == 1, "the same job went on"
+
+
+@pytest.mark.slow
+def test_a_preempted_worker_saves_and_goes_on_later(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with started(tmp_path, *counting(target, run), "--partition", "main") as process:
+        until((tmp_path / "counting").exists, "it counts")
+        [job] = slurm.squeue()
+        slurm.preempt()
+        until(lambda: not running(slurm, job["id"]), "the job leaves its node")
+        ended(process)
+    assert attempts(run) == ["preempted", "ok"]
+    [row] = rows(run)
+    assert (row["n"], row["starts"], row["state"]) == (30, 2, "done")
+
+
+@pytest.mark.slow
+def test_a_task_goes_on_over_the_time_limit_of_its_job(
+    slurm: SlurmCluster, target: Path, tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    run = tmp_path / "run"
+    words = (*counting(target, run), "--time", "1", "--warn-before", "20s")
+    done = muster_cli(*words, timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    assert attempts(run) == ["job_timeout", "ok"]
+    assert [row["starts"] for row in rows(run)] == [2]
+
+
+def counting(target: Path, run: Path) -> tuple[str, ...]:
+    return (
+        "sweep", f"{target}:counting", "--grid", "to=30", "--grid", f"folder={run.parent}",
+        "--on", "slurm", "--run-dir", str(run), "--retries", "0",
+    )  # fmt: skip
+
+
+def running(slurm: SlurmCluster, job: str) -> bool:
+    return any(row["id"] == job and row["state"] == "RUNNING" for row in slurm.squeue())
+
+
+def test_a_worker_that_waits_in_the_queue_says_why_and_is_cancelled_with_the_run(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = (
+        "sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", "--run-dir", str(run),
+        "--timeout", "1s", "--slurm-arg", "begin=now+1hour",
+    )  # fmt: skip
+    with started(tmp_path, *words) as process:
+
+        def shown() -> bool:
+            try:
+                [worker] = json.loads((run / "status.json").read_text())["workers"]
+            except (OSError, ValueError):
+                return False
+            return "waits for SLURM: BeginTime" in str(worker["progress"])
+
+        until(shown, "the picture says that it waits, and why")
+        assert len(slurm.squeue()) == 1
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=_LIMIT_S)
+        assert process.returncode == 130 or process.returncode == 1
+    assert slurm.squeue() == []
+
+
+# ------------------------------------------------------------------ mistakes
+
+
+def test_what_sbatch_refuses_is_told_in_its_words(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli
+) -> None:
+    done = muster_cli(
+        "sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", "--partition", "nowhere"
+    )
+    assert done.returncode == 3
+    assert "SLURM did not take the job" in done.stderr
+    assert "invalid partition" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_slurm_the_error_says_so(
+    target: Path, muster_cli: MusterCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = muster_cli("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm")
+    assert done.returncode == 3
+    assert "there is no command squeue" in done.stderr
+    assert "login node" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--mem", "lots"), "--mem lots"),
+        (("--time", "soon"), "--time soon"),
+        (("--workers", "0"), "--workers 0"),
+        (("--slurm-arg", "array=3"), "muster sets this option itself"),
+        (("--warn-before", "0s"), "--warn-before 0"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(
+    target: Path, muster_cli: MusterCli, words: tuple[str, ...], says: str
+) -> None:
+    done = muster_cli("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", *words)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr

@@ -1,0 +1,258 @@
+"""Gangs as jobs of a real SLURM (on loopback): sent, preempted, timed out, cancelled, followed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import MusterCli
+from tests.slurm_cluster import SlurmCluster
+from tests.unit.train.rank_jobs import last_weights
+
+from muster.base.run_folder import RunFolder
+from muster.base.slurm_commands import job_status
+
+pytestmark = pytest.mark.slurm
+
+#: Slow enough for something to happen in the middle.
+TASK = """
+import time
+import torch, muster
+from torch import nn
+from torch.utils.data import Dataset
+
+class Points(Dataset):
+    def __init__(self):
+        self.x = torch.randn(64, 8)
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        x = self.x[index] + 0.1 * torch.randn(8)
+        return x, self.x[index].sum()
+
+class Slow(muster.Task):
+    def model(self):
+        return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))
+    def dataset(self, split):
+        return {"train": Points()}.get(split)
+    def loss(self, model, batch):
+        time.sleep(SECONDS)
+        return (model(batch[0])[:, 0] - batch[1]).square()
+    def score(self, model, batch):
+        return {"loss": (model(batch[0])[:, 0] - batch[1]).square()}
+"""
+WORDS = (
+    *("train", "task.py:Slow", "--global-batch", "8", "--batch-size", "4", "--epochs", "99"),
+    *("--max-steps", "120", "--checkpoint-interval", "5steps", "--no-tensorboard"),
+    *("--monitor-interval", "0"),
+)
+ON_SLURM = ("--on", "slurm", "--nodes", "2", "--devices", "cpu:1")
+DIGITS = ("train", "digits", "--max-steps", "6", "--no-tensorboard", "--run-dir", "run")
+
+
+@pytest.mark.slow
+def test_two_nodes_train_as_two_ranks_of_one(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    done = muster_cli(*DIGITS, *ON_SLURM, timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "batch      2 ranks x 32 per rank" in done.stdout  # what rank 0 printed, followed
+    assert "RUNNING on n[1-2]" in done.stderr and "has ended well" in done.stderr
+    here = muster_cli(*DIGITS[:-1], "here", "--devices", "cpu:2", timeout_s=240)
+    assert here.returncode == 0, here.stderr
+    check_same_weights(tmp_path / "run", tmp_path / "here")
+
+
+def test_a_preempted_gang_goes_on_with_the_same_bits(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    write_task(tmp_path, seconds=0.2)
+    with following(tmp_path, *WORDS, *ON_SLURM, "--run-dir", "run") as follower:
+        job = job_of(tmp_path / "run", follower)
+        await_steps(tmp_path / "run", 10)
+        slurm.preempt()
+        slurm.await_state(job, "PENDING")
+        write_task(tmp_path, seconds=0)
+        out, error = follower.communicate(timeout=200)
+    assert follower.returncode == 0, out + error
+    assert "1 rank on each of 2 nodes" in out
+    assert "saved: asked to stop" in out and "resume     from step" in out
+    assert "started again 1×" in error
+    undisturbed = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=120)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    check_same_weights(tmp_path / "run", tmp_path / "here")
+
+
+def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    write_task(tmp_path, seconds=0.3)
+    words = (*WORDS, *ON_SLURM, "--run-dir", "run")
+    submitted = muster_cli(*words, "--no-wait", timeout_s=60)
+    job = submitted.stdout.strip()
+    assert submitted.returncode == 0 and job == job_of(tmp_path / "run"), submitted.stderr
+    await_steps(tmp_path / "run", 10)
+    stored = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert stored["argv"] == ["muster", *words, "--no-wait"]  # for `muster resume`, not a node's
+    with following(tmp_path, *words) as leaver:
+        await_line(leaver, f"job {job}: RUNNING")
+        leaver.send_signal(signal.SIGINT)
+        error = leaver.communicate(timeout=60)[1]
+    assert leaver.returncode == 130 and f"The job {job} goes on" in error, error
+    with following(tmp_path, *words) as follower:  # attaches, submits no second job
+        await_line(follower, f"job {job} of this run is there")
+        assert [entry["id"] for entry in slurm.squeue()] == [job]
+        slurm.scancel(job)
+        out, error = follower.communicate(timeout=100)
+    assert follower.returncode == 130 and "was cancelled" in error, out + error
+    slurm.await_state(job, "CANCELLED")
+    await_nothing(slurm, job)
+    assert slurm.squeue() == []  # it did not go back into the queue
+    again = muster_cli(*words, "--no-wait", timeout_s=60)
+    assert again.returncode == 0 and again.stdout.strip() != job, again.stderr
+
+
+def test_a_partition_that_is_not_there(slurm: SlurmCluster, muster_cli: MusterCli) -> None:
+    done = muster_cli(*DIGITS, *ON_SLURM, "--partition", "gpu")
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert "SLURM has refused the job: invalid partition specified: gpu" in done.stderr
+    assert "the partitions here are main, urgent" in done.stderr
+
+
+def test_a_job_that_slurm_has_forgotten_is_not_alive(slurm: SlurmCluster) -> None:
+    assert job_status("4000000").state == "UNKNOWN"
+    assert not job_status("4000000").is_alive
+
+
+def test_a_failing_script_gives_its_exit_code_and_where_to_look(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such data')\n")
+    done = muster_cli("run", "--on", "slurm", "--devices", "cpu:1", "broken.py", timeout_s=120)
+    assert done.returncode == 1, done.stderr
+    assert "no such data" in done.stdout
+    assert "has failed with exit code 1; what it printed: " in done.stderr
+
+
+@pytest.mark.slow
+def test_a_lost_node_sends_the_gang_back_into_the_queue(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    write_task(tmp_path, seconds=0.1)
+    with following(tmp_path, *WORDS, *ON_SLURM, "--run-dir", "run") as follower:
+        job = job_of(tmp_path / "run", follower)
+        await_steps(tmp_path / "run", 10)
+        slurm.node_down("n2")
+        slurm.await_state(job, "PENDING")
+        slurm.node_up("n2")
+        write_task(tmp_path, seconds=0)
+        out, error = follower.communicate(timeout=200)
+    assert follower.returncode == 0, out + error
+    assert "resume     from step" in out
+    undisturbed = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=120)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    check_same_weights(tmp_path / "run", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_at_its_time_limit_it_saves_and_is_sent_again(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """SLURM looks at limits twice a minute, so this takes minutes."""
+    write_task(tmp_path, seconds=0.5)
+    words = (*WORDS, "--max-steps", "150", *ON_SLURM, "--time", "2", "--run-dir", "run")
+    with following(tmp_path, *words) as follower:
+        job = job_of(tmp_path / "run", follower)
+        slurm.await_state(job, "RUNNING")
+        await_steps(tmp_path / "run", 5)
+        slurm.await_state(job, "PENDING", timeout_s=120)
+        write_task(tmp_path, seconds=0)  # the second start is to be the last
+        out, error = follower.communicate(timeout=280)
+    assert follower.returncode == 0, out + error
+    assert "saved: asked to stop (SIGTERM)" in out and "resume     from step" in out
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_save_is_not_sent_again_at_its_time_limit(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    (tmp_path / "sleep.py").write_text("import time\ntime.sleep(600)\n")
+    words = ("run", "--on", "slurm", "--devices", "cpu:1", "--time", "1", "sleep.py")
+    done = muster_cli(*words, timeout_s=200)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert slurm.squeue() == []
+
+
+# ----------------------------------------------------------------------------------------
+
+
+def write_task(folder: Path, *, seconds: float) -> None:
+    (folder / "task.py").write_text(TASK.replace("SECONDS", repr(seconds)))
+
+
+@contextmanager
+def following(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "muster", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def job_of(run: Path, follower: subprocess.Popen[str] | None = None) -> str:
+    path = run / "slurm" / "job.json"
+    while not path.exists():
+        assert follower is not None and follower.poll() is None, "no job was submitted"
+        time.sleep(0.05)
+    return str(json.loads(path.read_text())["job_id"])
+
+
+def await_steps(run: Path, count: int) -> None:
+    deadline = time.monotonic() + 150
+    while not (run / "metrics.jsonl").exists() or _steps(run) < count:
+        logs = "".join(path.read_text() for path in (run / "slurm").glob("job-*.log"))
+        assert time.monotonic() < deadline, f"no {count} steps were made: {logs}"
+        time.sleep(0.1)
+
+
+def _steps(run: Path) -> int:
+    return (run / "metrics.jsonl").read_text().count('"train"')
+
+
+def await_line(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it never said {words!r}")
+
+
+def await_nothing(slurm: SlurmCluster, job: str) -> None:
+    deadline = time.monotonic() + 60
+    while left := slurm.processes(job):
+        assert time.monotonic() < deadline, f"left running: {left}"
+        time.sleep(0.1)
+
+
+def check_same_weights(one: Path, other: Path) -> None:
+    found, wanted = last_weights(RunFolder(one)), last_weights(RunFolder(other))
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

@@ -1,0 +1,196 @@
+"""Several nodes by hand: two network namespaces with a cable between them, and a node that dies."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tests.conftest import MusterCli
+from tests.unit.train.rank_jobs import last_weights
+
+from muster.base.run_folder import RunFolder
+
+TASK = """
+import time
+import torch, muster
+from torch import nn
+from torch.utils.data import Dataset
+
+class Points(Dataset):
+    def __init__(self):
+        self.x = torch.randn(64, 8)
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        x = self.x[index] + 0.1 * torch.randn(8)
+        return x, self.x[index].sum()
+
+class Slow(muster.Task):
+    def model(self):
+        return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))
+    def dataset(self, split):
+        return {"train": Points()}.get(split)
+    def loss(self, model, batch):
+        time.sleep(SECONDS)
+        return (model(batch[0])[:, 0] - batch[1]).square()
+    def score(self, model, batch):
+        return {"loss": (model(batch[0])[:, 0] - batch[1]).square()}
+"""
+WORDS = (
+    *("train", "task.py:Slow", "--global-batch", "8", "--batch-size", "4", "--epochs", "99"),
+    *("--max-steps", "40", "--checkpoint-interval", "5steps", "--no-tensorboard"),
+    *("--monitor-interval", "0"),
+)
+NODES = ("--devices", "cpu:1", "--nodes", "2")
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, 10.57.0.1 and 10.57.0.2, that see each other and nothing else."""
+    if sys.platform != "linux" or shutil.which("ip") is None:
+        pytest.skip("network namespaces need Linux and iproute2")
+    mark = uuid.uuid4().hex[:6]
+    first, second = names = (f"muster-{mark}-a", f"muster-{mark}-b")
+    with ExitStack() as stack:
+        for name in names:
+            if ip("netns", "add", name, is_needed=False):
+                pytest.skip("network namespaces may not be made here")
+            stack.callback(ip, "netns", "del", name)
+        ends = (f"m{mark}a", f"m{mark}b")
+        ip("link", "add", ends[0], "netns", first, "type", "veth", "peer", ends[1], "netns", second)
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), start=1):
+            ip("-n", name, "addr", "add", f"10.57.0.{number}/24", "dev", end)
+            for device in (end, "lo"):
+                ip("-n", name, "link", "set", device, "up")
+        yield first, second
+
+
+def test_two_machines_train_as_two_ranks_of_one(
+    namespaces: tuple[str, str], muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """The host's name resolves to loopback in both, so gloo must be told another interface."""
+    write_task(tmp_path, seconds=0)
+    meet = ("--master-addr", "10.57.0.1", "--master-port", "29400", "--run-dir", "run")
+    places = [("ip", "netns", "exec", namespace) for namespace in namespaces]
+    with nodes(tmp_path, *WORDS, *NODES, *meet, places=places) as both:
+        said = [node.communicate(timeout=120)[0] for node in both]
+    assert [node.returncode for node in both] == [0, 0], "".join(said)
+    here = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=120)
+    assert here.returncode == 0, here.stderr
+    check_same_weights(tmp_path / "run", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_gone_without_and_the_rest_goes_on_exactly(
+    muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """Same global batch on fewer ranks: what one rank makes of the same checkpoint."""
+    write_task(tmp_path, seconds=0.05)
+    meet = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--run-dir", "run")
+    with nodes(tmp_path, *WORDS, *NODES, *meet, "--min-nodes", "1", "--max-restarts", "3") as both:
+        await_steps(tmp_path / "run", 12, both)
+        kill_all_of(both[1])
+        await_words(tmp_path / "run" / "logs" / "agent.log", "failed")
+        shutil.copytree(tmp_path / "run", tmp_path / "there")  # as the loss has left it
+        write_task(tmp_path, seconds=0)
+        said = both[0].communicate(timeout=200)[0]
+    assert both[0].returncode == 0, said
+    assert "restart 1 of 3" in said and "global batch 8" in said
+    one = muster_cli(*WORDS, "--devices", "cpu:1", "--run-dir", "there", timeout_s=120)
+    assert one.returncode == 0, one.stderr
+    assert resumed_at(said) == resumed_at(one.stdout) >= 10
+    check_same_weights(tmp_path / "run", tmp_path / "there")
+
+
+# ----------------------------------------------------------------------------------------
+
+
+def write_task(folder: Path, *, seconds: float) -> None:
+    (folder / "task.py").write_text(TASK.replace("SECONDS", repr(seconds)))
+
+
+@contextmanager
+def nodes(
+    folder: Path, *words: str, places: list[tuple[str, ...]] | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The same command on each node, with its number; ``places``: words before it."""
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for rank, place in enumerate(places or [(), ()]):
+            command = [sys.executable, "-m", "muster", *words, "--node-rank", str(rank)]
+            started.append(
+                subprocess.Popen(
+                    [*place, *command],
+                    cwd=folder,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        yield started
+    finally:
+        for process in started:
+            kill_all_of(process)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def kill_all_of(process: subprocess.Popen[str]) -> None:
+    """What a node that loses power does: everything on it at once, warden and all."""
+    if process.poll() is not None:
+        return
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for one in family:
+        one.suspend()  # none of them may notice the end of another
+    for one in family:
+        one.send_signal(signal.SIGKILL)
+
+
+def ip(*words: str, is_needed: bool = True) -> int:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert not (is_needed and done.returncode), f"ip {' '.join(words)}: {done.stderr}"
+    return done.returncode
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def await_steps(run: Path, count: int, both: list[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 120
+    path = run / "metrics.jsonl"
+    while not path.exists() or path.read_text().count('"train"') < count:
+        assert time.monotonic() < deadline and all(node.poll() is None for node in both)
+        time.sleep(0.05)
+
+
+def await_words(path: Path, words: str) -> None:
+    deadline = time.monotonic() + 60
+    while words not in path.read_text():
+        assert time.monotonic() < deadline, f"{path} never said {words!r}"
+        time.sleep(0.05)
+
+
+def resumed_at(said: str) -> int:
+    line = next(line for line in said.splitlines()[::-1] if "resume     from step" in line)
+    return int(line.partition("from step ")[2].split()[0])
+
+
+def check_same_weights(one: Path, other: Path) -> None:
+    found, wanted = last_weights(RunFolder(one)), last_weights(RunFolder(other))
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

@@ -1,0 +1,129 @@
+"""Files as a way for frames: whole, once, in order, whenever the reader looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.base.run_folder import RunFolder
+from muster.farm import wire
+from muster.farm.executors.mailbox import (
+    Beat,
+    Reader,
+    Rhythm,
+    Writer,
+    all_boxes,
+    boxes_of,
+    pilot_box,
+    read_beat,
+    write_beat,
+)
+
+FRAMES = st.lists(st.tuples(st.lists(st.integers() | st.text(max_size=9), min_size=1, max_size=4)
+                            .map(lambda items: ["kind", *map(str, items)]),
+                            st.binary(max_size=200)), max_size=12)  # fmt: skip
+
+
+@given(frames=FRAMES, data=st.data())
+def test_a_reader_that_looks_at_any_moment_gets_every_frame_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    frames: list[tuple[list[str], bytes]],
+    data: st.DataObject,
+) -> None:
+    """The writer is seen at any byte: what is torn then is whole at a later look."""
+    path = tmp_path_factory.mktemp("box") / "outbox"
+    stream = b"".join(wire.pack(list(header), body) for header, body in frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reader, found = Reader(path), []
+    for end in [*cuts, len(stream)]:
+        path.write_bytes(stream[:end])
+        found += reader.receive()
+    assert found == frames
+    assert reader.offset == len(stream)
+
+
+@given(frames=FRAMES, cut=st.integers(0, 2000))
+def test_reading_goes_on_from_an_offset(
+    tmp_path_factory: pytest.TempPathFactory, frames: list[tuple[list[str], bytes]], cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("box") / "outbox"
+    stream = b"".join(wire.pack(list(header), body) for header, body in frames)
+    path.write_bytes(stream[:cut])
+    first = Reader(path)
+    found = first.receive()
+    path.write_bytes(stream)
+    assert found + Reader(path, first.offset).receive() == frames
+
+
+def test_a_writer_appends_what_it_gathered(tmp_path: Path) -> None:
+    path = tmp_path / "box"
+    writer = Writer(path, durable=True)
+    assert not writer.flush()
+    assert not path.exists()
+    writer.add(wire.pack(["a"]))
+    writer.add(wire.pack(["b"], b"body"))
+    assert writer.flush()
+    writer.add(wire.pack(["c"]))
+    assert writer.flush()
+    assert Reader(path).receive() == [(["a"], b""), (["b"], b"body"), (["c"], b"")]
+
+
+def test_what_cannot_be_written_is_kept_for_the_next_try(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "missing" / "box", durable=False)
+    writer.add(wire.pack(["a"]))
+    with pytest.raises(FileNotFoundError):
+        writer.flush()
+    (tmp_path / "missing").mkdir()
+    writer.flush()
+    assert Reader(writer.path).receive() == [(["a"], b"")]
+
+
+def test_a_reader_of_nothing_has_nothing(tmp_path: Path) -> None:
+    assert Reader(tmp_path / "missing").receive() == []
+
+
+def test_pilots_of_a_slot_are_ordered_by_job_then_restart(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for slot_id, job, restart in [(0, 9, 0), (0, 10, 1), (0, 10, 0), (3, 7, 0)]:
+        box = pilot_box(folder, slot_id, job, restart)
+        box.folder.mkdir(parents=True)
+        box.outbox.touch()
+    pilot_box(folder, 0, 11, 0).folder.mkdir()  # it has said nothing yet
+    (folder.pilots / "jobs").mkdir()
+    assert [box.age for box in boxes_of(folder, 0)] == [(9, 0), (10, 0), (10, 1)]
+    assert [(box.slot_id, box.job_id) for box in all_boxes(folder)] == [
+        (0, 9), (0, 10), (0, 10), (3, 7),
+    ]  # fmt: skip
+    assert boxes_of(folder, 1) == []
+
+
+def test_inboxes_are_ordered_by_session(tmp_path: Path) -> None:
+    box = pilot_box(RunFolder(tmp_path), 0, 1, 0)
+    box.folder.mkdir(parents=True)
+    for session in (2, 10, 1):
+        box.inbox(session).touch()
+    assert [session for session, _ in box.inboxes()] == [1, 2, 10]
+
+
+@pytest.mark.parametrize("beat", [Beat(1, 5), Beat(3, 0, is_closed=True)])
+def test_a_beat_is_read_as_it_was_written(tmp_path: Path, beat: Beat) -> None:
+    folder = RunFolder(tmp_path)
+    assert read_beat(folder) == Beat()
+    folder.pilots.mkdir()
+    write_beat(folder, beat)
+    assert read_beat(folder) == beat
+
+
+def test_looks_are_seldom_after_a_long_silence_and_frequent_after_news() -> None:
+    rhythm = Rhythm(100.0, least_s=0.01, most_s=2.0)
+    assert rhythm.due_s == 100.0
+    for now, due in [(100.0, 100.01), (101.0, 101.05), (120.0, 121.0), (500.0, 502.0)]:
+        rhythm.looked(now)
+        assert rhythm.due_s == pytest.approx(due)
+    rhythm.happened(501.0)
+    assert rhythm.due_s == pytest.approx(501.01)
+    rhythm.looked(501.01)
+    assert rhythm.due_s == pytest.approx(501.02)

@@ -1,0 +1,137 @@
+"""The batch script of a gang: what it asks for, and that bash reads it as it is meant."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from muster.base.errors import UsageError
+from muster.base.run_folder import RunFolder
+from muster.base.slurm_site import SlurmSite
+from muster.gang.slurm import GangRequest, NodeCommand, gang_script
+
+COMMAND = NodeCommand(head=["train", "har"], rest=["--lr", "1e-3"], cwd=Path("/home/me/my work"))
+FOLDER = RunFolder(Path("/home/me/runs/100%har"))
+
+
+def script(site: SlurmSite | None = None, **values: object) -> str:
+    request = GangRequest(**values)  # type: ignore[arg-type]
+    return gang_script(request, site or SlurmSite(), COMMAND, FOLDER).text()
+
+
+def options(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
+    return dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines)
+
+
+def test_what_is_asked_of_slurm() -> None:
+    asked = options(
+        script(
+            num_nodes=2,
+            gpus_per_node=4,
+            cpus_per_node=8,
+            memory="64GB",
+            time_limit="4:00:00",
+            partition="gpu",
+            account="physics",
+            slurm_args=("constraint=a100&nvlink", "exclusive"),
+        )
+    )
+    assert asked == {
+        "job-name": "100%har",
+        "output": "/home/me/runs/100%%har/slurm/job-%j.log",
+        "open-mode": "append",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "requeue": "",
+        "signal": "B:USR1@60",
+        "gpus-per-node": "4",
+        "cpus-per-task": "8",
+        "mem": "64G",
+        "time": "4:00:00",
+        "partition": "gpu",
+        "account": "physics",
+        "constraint": "a100&nvlink",
+        "exclusive": "",
+    }
+
+
+def test_a_flag_wins_over_the_site_and_the_site_over_nothing() -> None:
+    site = SlurmSite(
+        partition="slow",
+        account="us",
+        time_limit="1-0",
+        memory="8G",
+        options=(("constraint", "v100"), ("nice", "10")),
+        setup_lines=("module load cuda",),
+    )
+    text = script(site, partition="fast", slurm_args=("constraint=a100",))
+    asked = options(text)
+    assert (asked["partition"], asked["account"], asked["time"]) == ("fast", "us", "1-0")
+    assert (asked["constraint"], asked["nice"], asked["mem"]) == ("a100", "10", "8G")
+    assert text.index("cd -- '/home/me/my work'") < text.index("module load cuda")
+    assert text.index("module load cuda") < text.index("srun")
+
+
+def test_gpus_of_a_kind_are_asked_for_instead() -> None:
+    asked = options(script(gpus_per_node=4, slurm_args=("gres=gpu:a100:4",)))
+    assert asked["gres"] == "gpu:a100:4" and "gpus-per-node" not in asked
+
+
+@pytest.mark.parametrize(
+    ("limit", "grace_s", "warning"),
+    [(None, 15.0, "60"), ("1:00:00", 15.0, "60"), ("1:00:00", 90.0, "120"), ("1", 15.0, "30")],
+)
+def test_the_warning_leaves_time_to_save(limit: str | None, grace_s: float, warning: str) -> None:
+    asked = options(script(time_limit=limit, grace_s=grace_s))
+    assert asked["signal"] == f"B:USR1@{warning}"
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_bash_understands_it_and_the_launcher_gets_its_words(
+    num_nodes: int, tmp_path: Path
+) -> None:
+    """A pretended srun shows what would run on the node."""
+    command = NodeCommand(head=["train", "a b"], rest=["--name", "${HOME} it's"], cwd=tmp_path)
+    request = GangRequest(num_nodes=num_nodes)
+    text = gang_script(request, SlurmSite(), command, FOLDER).text()
+    fakes = """
+scontrol() {
+    case $* in *hostnames*) echo n7; echo n8 ;; *) echo "X=1 NodeAddr=10.0.0.7 Y=2" ;; esac
+}
+squeue() { echo N/A; }
+srun() { shift 2; bash -c "${1/exec \\/*python -m muster/printf '%s\\\\n'}" "${@:2}"; }
+"""
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "1", "SLURM_JOB_ID": "5"}
+    done = subprocess.run(
+        ["bash", "-c", fakes + text], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    assert words[:2] == ["train", "a b"] and words[-2:] == ["--name", "${HOME} it's"]
+    if num_nodes == 2:
+        place = words[2:-2]
+        assert place[:-1] == [
+            "--nodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.7", "--master-port",
+        ]  # fmt: skip
+        assert 1024 <= int(place[-1]) < 65536
+    else:
+        assert len(words) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"time_limit": "4h"}, "--time 4h: SLURM cannot read this"),
+        ({"memory": "much"}, "--mem much: SLURM cannot read this"),
+        ({"cpus_per_node": 0}, "--cpus-per-node 0 is too small"),
+        ({"slurm_args": ("nodes=3",)}, "--slurm-arg nodes: muster sets this option itself"),
+    ],
+)
+def test_what_slurm_would_not_take_is_refused_at_once(
+    values: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        script(**values)
