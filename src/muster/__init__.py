@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from muster.base.errors import UsageError as UsageError
     from muster.base.target import load_target as load_target
     from muster.farm.batched import batched as batched
+    from muster.farm.executors.cluster import ClusterRequest as ClusterRequest
     from muster.farm.worker.context import Context as Context
     from muster.pipeline.seeds import seed_of as seed_of
     from muster.pipeline.stages import Reject as Reject
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AgentRecipe": "muster.api.recipe",
+    "ClusterRequest": "muster.farm.executors.cluster",
     "Context": "muster.farm.worker.context",
     "Loss": "muster.train.task",
     "MapRecipe": "muster.api.recipe",
@@ -61,6 +63,7 @@ _PUBLIC = {
 
 __all__ = [
     "AgentRecipe",
+    "ClusterRequest",
     "Context",
     "Loss",
     "MapRecipe",

@@ -71,6 +71,23 @@ def test_an_element_per_seed_gives_what_one_sweep_gives(
     assert (json.loads(again.stdout)["new"], json.loads(again.stdout)["known"]) == (0, 6)
 
 
+@pytest.mark.slurm
+def test_a_script_that_is_sent_by_hand_is_collected_too(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--run-dir", "run")
+    alone = muster_cli("slurm-script", *words)
+    assert alone.returncode == 2 and "--array" in alone.stderr
+    written = muster_cli("slurm-script", "--output", "job.sh", *words, "--array", "2")
+    assert written.returncode == 0, written.stderr
+    assert not slurm.squeue()
+    slurm.run("sbatch", "job.sh", cwd=tmp_path)
+    await_end(slurm)
+    collected = muster_cli("collect", "run", "--json")
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert [row["y"] for row in table(tmp_path / "run")] == [1, 4]
+
+
 def element(cli: MusterCli, target: Path, number: int, *more: str) -> None:
     """What an element runs, without SLURM."""
     words = ("--part", f"{number}/3", "--run-dir", f"run/elements/{number}")

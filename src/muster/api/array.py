@@ -91,6 +91,16 @@ def submit_array(
     plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]
 ) -> int:
     """List all tasks in the run's ledger, and send the array; its id."""
+    make_ready(plan, workload, options, argv)
+    job_id = submit(options.cluster, plan.folder, range(plan.num_elements), plan.line)
+    write_json(plan.folder.elements_json, {"elements": plan.num_elements, "job_id": job_id})
+    return job_id
+
+
+def make_ready(
+    plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]
+) -> None:
+    """List all tasks in the run's ledger, so that ``collect`` knows what belongs to the run."""
     folder = plan.folder
     folder.create()
     with hold(folder):
@@ -105,9 +115,8 @@ def submit_array(
         finally:
             ledger.close()
         folder.elements.mkdir(exist_ok=True)
-        job_id = submit(options.cluster, folder, range(plan.num_elements), plan.line)
-        write_json(folder.elements_json, {"elements": plan.num_elements, "job_id": job_id})
-    return job_id
+        folder.job_files.mkdir(parents=True, exist_ok=True)
+        write_json(folder.elements_json, {"elements": plan.num_elements, "job_id": None})
 
 
 def collect(path: Path) -> tuple[Run, Collected]:

@@ -42,6 +42,11 @@ class SlurmGang:
         site = read_site(read_settings())
         return gang_script(self.request, site, self.command, self.folder).text()
 
+    def make_ready(self) -> Path:
+        """Make the folder of its output, without which SLURM ends a job and says nothing."""
+        self.folder.slurm.mkdir(parents=True, exist_ok=True)
+        return self.folder.slurm
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:

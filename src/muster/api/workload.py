@@ -77,6 +77,7 @@ def of_function(ref: TargetRef, space: Space, signature: Signature | None = None
         attribute=ref.attribute,
         base_folder=str(Path.cwd()),
         max_batch=batch.max_batch if batch else 0,
+        max_batch_on_cpu=batch.max_batch_on_cpu if batch else None,
         static=batch.static if batch else (),
     )
     return _over_space(ref.attribute.rpartition(".")[2], spec, typed, {ref.name: code_hash(ref)})
@@ -116,6 +117,7 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
                 attribute=ref.attribute,
                 base_folder=str(Path.cwd()),
                 max_batch=known.batch.max_batch if known.batch else 0,
+                max_batch_on_cpu=known.batch.max_batch_on_cpu if known.batch else None,
                 static=known.batch.static if known.batch else (),
             )
         )

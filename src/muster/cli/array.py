@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from muster.api.array import array_script, plan_array, submit_array
+from muster.api.array import ArrayPlan, array_script, make_ready, plan_array, submit_array
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload
 from muster.base.errors import EXIT_OK, UsageError
@@ -19,15 +21,33 @@ _OF_THE_ARRAY = {
 }  # fmt: skip
 
 
-def send_array(
+@dataclass(frozen=True, kw_only=True)
+class SlurmArray:
+    """What would be sent."""
+
+    plan: ArrayPlan
+    workload: Workload
+    options: SweepOptions
+    argv: Sequence[str]
+
+    def script(self) -> str:
+        return array_script(self.plan, self.options)
+
+    def make_ready(self) -> Path:
+        """Make the run folder for a script that is sent by hand; where its output goes."""
+        make_ready(self.plan, self.workload, self.options, ["muster", "sweep", *self.argv])
+        return self.plan.folder.job_files
+
+
+def array_of(
     workload: Workload,
     options: SweepOptions,
     flags: Any,
     words: Sequence[str],
     command: Sequence[str],
     argv: Sequence[str],
-) -> int:
-    """Show the script, or send it and say how to go on."""
+) -> SlurmArray:
+    """The array that these flags mean; UsageError where they contradict each other."""
     if options.executor != "slurm":
         raise UsageError("--array has no effect without --on slurm.", hint="add --on slurm.")
     if flags.portion.part is not None:
@@ -49,15 +69,21 @@ def send_array(
         command and ["--", *command],
         seed_offset,
     )
-    if flags.run.dry_run:
-        output.say(array_script(plan, options).rstrip())
+    return SlurmArray(plan=plan, workload=workload, options=options, argv=argv)
+
+
+def send_array(array: SlurmArray, run: Any) -> int:
+    """Show the script, or send it and say how to go on."""
+    if run.dry_run:
+        output.say(array.script().rstrip())
         output.say("Nothing was sent (--dry-run).")
         return EXIT_OK
-    job_id = submit_array(plan, workload, options, ["muster", "sweep", *argv])
-    path = plan.folder.path
-    if flags.run.json:
+    plan, workload = array.plan, array.workload
+    job_id = submit_array(plan, workload, array.options, ["muster", "sweep", *array.argv])
+    path, count = plan.folder.path, plan.num_elements
+    if run.json:
         output.say_json({"job_id": job_id, "path": str(path), "elements": count})
-    elif not flags.run.quiet:
+    elif not run.quiet:
         output.say(f"job {job_id}: {count} elements, {workload.total:,} tasks, in {path}")
         output.say(f"Bring the results together: muster collect {path}")
     return EXIT_OK

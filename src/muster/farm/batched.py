@@ -17,7 +17,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """Which tasks may run in one call: those that agree on ``static``, ``max_batch`` at most.
+    """Which tasks may run in one call: those that agree on ``static``, ``max_batch`` at most, on a
+    CPU ``max_batch_on_cpu`` (None: as many).
 
     ``params`` gives the names and types of one task's parameters (a dataclass, a TypedDict or a
     mapping of name to type); None accepts any names.
@@ -26,6 +27,7 @@ class BatchSpec:
     static: tuple[str, ...] = ()
     max_batch: int = DEFAULT_MAX_BATCH
     params: type | Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    max_batch_on_cpu: int | None = None
 
 
 def batched(
@@ -33,6 +35,7 @@ def batched(
     static: Sequence[str] = (),
     max_batch: int = DEFAULT_MAX_BATCH,
     params: type | Mapping[str, Any] | None = None,
+    max_batch_on_cpu: int | None = None,
 ) -> Callable[[_Function], _Function]:
     """Mark a function that takes a list of parameter dicts and returns a list of results.
 
@@ -41,8 +44,11 @@ def batched(
 
     In place of a result it may return an exception: that task alone fails with it. A call that
     raises is computed again in halves, until the task to blame is alone.
+
+    A call takes up to ``max_batch`` tasks; on a CPU, where large batches seldom pay, up to
+    ``max_batch_on_cpu``, so that results come sooner.
     """
-    spec = check_batch_spec(static, max_batch, params)
+    spec = check_batch_spec(static, max_batch, params, max_batch_on_cpu)
 
     def mark(function: _Function) -> _Function:
         setattr(function, MARK, spec)
@@ -52,7 +58,10 @@ def batched(
 
 
 def check_batch_spec(
-    static: object, max_batch: object, params: type | Mapping[str, Any] | None = None
+    static: object,
+    max_batch: object,
+    params: type | Mapping[str, Any] | None = None,
+    max_batch_on_cpu: object = None,
 ) -> BatchSpec:
     """The `BatchSpec` for the decorator's arguments, or a TargetError that says what is wrong."""
     if isinstance(static, str):
@@ -65,13 +74,20 @@ def check_batch_spec(
             f"@batched(static={static!r}): static is a sequence of parameter names.",
             hint='write for example static=("depth", "width").',
         )
-    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+    largest = _check_size("max_batch", max_batch)
+    on_cpu = None
+    if max_batch_on_cpu is not None:
+        on_cpu = _check_size("max_batch_on_cpu", max_batch_on_cpu)
+    return BatchSpec(tuple(static), largest, params, on_cpu)
+
+
+def _check_size(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise TargetError(
-            f"@batched(max_batch={max_batch!r}): the largest batch is a whole number of tasks, "
-            "1 or more.",
+            f"@batched({name}={value!r}): the largest batch is a whole number of tasks, 1 or more.",
             hint=f"leave it out for {DEFAULT_MAX_BATCH}.",
         )
-    return BatchSpec(tuple(static), max_batch, params)
+    return value
 
 
 def batch_spec_of(function: object) -> BatchSpec | None:

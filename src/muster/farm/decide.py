@@ -408,7 +408,8 @@ class Scheduler:
         held = len(worker.in_flight)
         if target.is_batched:
             if held == 0:
-                self._send(worker, self._take_group(first, target), True, now, out)
+                limit = target.batch_on(worker.slot.spec.kind)
+                self._send(worker, self._take_group(first, limit), True, now, out)
             return
         depth = self._pace.lead(first.target_id)
         if not self._has_room(worker, first):
@@ -429,9 +430,9 @@ class Scheduler:
             return False
         return held <= self._pace.lead(task.target_id) // 2
 
-    def _take_group(self, first: Task, target: TargetSpec) -> list[Task]:
-        num_workers = len(self.roster.usable())
-        taken, self.queue = take_group(self.queue, first, target.max_batch, num_workers)
+    def _take_group(self, first: Task, limit: int) -> list[Task]:
+        workers = len(self.roster.usable())
+        taken, self.queue = take_group(self.queue, first, limit, workers)
         return taken
 
     def _send(

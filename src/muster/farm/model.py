@@ -124,6 +124,7 @@ class TargetSpec:
     argv: tuple[str, ...] = ()
     shell: bool = False
     max_batch: int = 0  # 0: not batched
+    max_batch_on_cpu: int | None = None  # None: as many
     is_divisible: bool = False  # a running task may hand a part of itself to others
     static: tuple[str, ...] = ()
 
@@ -137,6 +138,11 @@ class TargetSpec:
     @property
     def is_batched(self) -> bool:
         return self.max_batch > 0
+
+    def batch_on(self, kind: str) -> int:
+        """How many tasks a call on a slot of this kind takes at most."""
+        on_cpu = self.max_batch if self.max_batch_on_cpu is None else self.max_batch_on_cpu
+        return on_cpu if kind == "cpu" else self.max_batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,8 @@ class Signature:
             "parameters": [[p.name, p.required, kind_to_record(p.kind)] for p in self.parameters],
             "extra": None if self.extra is None else kind_to_record(self.extra),
             "takes_ctx": self.takes_ctx,
-            "batch": self.batch and [list(self.batch.static), self.batch.max_batch],
+            "batch": self.batch
+            and [list(self.batch.static), self.batch.max_batch, self.batch.max_batch_on_cpu],
         }
 
     @classmethod
@@ -98,8 +99,12 @@ class Signature:
             tuple(Parameter(n, r, kind_from_record(k)) for n, r, k in record["parameters"]),
             None if record["extra"] is None else kind_from_record(record["extra"]),
             record["takes_ctx"],
-            record["batch"] and BatchSpec(tuple(record["batch"][0]), record["batch"][1]),
+            record["batch"] and _batch_from_record(*record["batch"]),
         )
+
+
+def _batch_from_record(static: list[str], max_batch: int, on_cpu: int | None) -> BatchSpec:
+    return BatchSpec(tuple(static), max_batch, max_batch_on_cpu=on_cpu)
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

@@ -211,13 +211,19 @@ def _decoration(
     for keyword in call.keywords:
         if keyword.arg == "params":
             declared = _declared(keyword.value, names)
-        elif keyword.arg in ("static", "max_batch"):
+        elif keyword.arg in ("static", "max_batch", "max_batch_on_cpu"):
             given[keyword.arg] = _constant(keyword.value)
         else:
             raise _Unclear
     spec = BatchSpec()
-    static = given.get("static", spec.static)
-    return check_batch_spec(static, given.get("max_batch", spec.max_batch)), declared
+    return (
+        check_batch_spec(
+            given.get("static", spec.static),
+            given.get("max_batch", spec.max_batch),
+            max_batch_on_cpu=given.get("max_batch_on_cpu"),
+        ),
+        declared,
+    )
 
 
 def _declared(node: ast.expr, names: _Names) -> tuple[Parameter, ...] | None:

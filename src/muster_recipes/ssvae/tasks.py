@@ -42,13 +42,13 @@ class Kind(NamedTuple):
     at_the_end: Callable[[Parameters, Work, Task], list[Result]]
 
 
-@batched(static=("method", "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr", "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores", "ensemble_size"), max_batch=128)  # fmt: skip  # noqa: E501
+@batched(static=("method", "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr", "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores", "ensemble_size"), max_batch=128, max_batch_on_cpu=16)  # fmt: skip  # noqa: E501
 def ssvae_runs(tasks: Sequence[Task], ctx: Context) -> list[Result | Exception]:
     """Semi-supervised runs."""
     return _run_all(tasks, Kind(train_ensemble, _ssvae_curve, _ssvae_end), ctx)
 
 
-@batched(static=("method", "n_labels", "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr", "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores", "ensemble_size"), max_batch=128)  # fmt: skip  # noqa: E501
+@batched(static=("method", "n_labels", "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr", "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores", "ensemble_size"), max_batch=128, max_batch_on_cpu=16)  # fmt: skip  # noqa: E501
 def supervised_runs(tasks: Sequence[Task], ctx: Context) -> list[Result | Exception]:
     """Classifiers alone; ``n_labels`` decides the size of a batch."""
     return _run_all(tasks, Kind(train_supervised, _supervised_curve, _supervised_end), ctx)

@@ -322,6 +322,7 @@ import muster.farm.batched as mb
         "def f(lr, ctx=None, **rest): ...",
         "@batched()\ndef f(tasks): ...",
         "@batched(static=('a', 'b'), max_batch=7)\ndef f(tasks: list[Unknown], ctx): ...",
+        "@batched(max_batch=7, max_batch_on_cpu=3)\ndef f(tasks): ...",
         "@mb.batched(static=['a'], params={'a': int, 'b': Path | None})\ndef f(tasks): ...",
         "def other():\n    f = 1\n    return f\ndef f(x: int): ...",
     ],

@@ -22,7 +22,8 @@ from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 PLAIN = TargetSpec(name="f", location="f.py", attribute="f")
 BATCHED = TargetSpec(name="g", location="g.py", attribute="g", max_batch=64)
-TARGETS = {1: PLAIN, 2: BATCHED}
+SMALL_ON_CPU = dataclasses.replace(BATCHED, name="h", max_batch_on_cpu=4)
+TARGETS = {1: PLAIN, 2: BATCHED, 3: SMALL_ON_CPU}
 
 
 def cpus(count: int) -> list[SlotSpec]:
@@ -252,6 +253,13 @@ def test_a_solo_task_has_its_own_time_limit() -> None:
     assert len(out.sends) == 1
     assert rig.step(at=12.0).kills == []
     assert len(rig.step(at=19.6).kills) == 1
+
+
+def test_a_call_on_a_cpu_has_its_own_limit() -> None:
+    for slots, expected in ((cpus(1), 4), (gpus(1), 20)):
+        rig = Rig(slots, tasks(20, target=3))
+        rig.ready()
+        assert [len(sent) for _, sent, _ in rig.calls] == [expected]
 
 
 def test_a_solo_task_of_a_batched_target_is_still_a_joint_call() -> None:

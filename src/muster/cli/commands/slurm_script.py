@@ -1,4 +1,4 @@
-"""``muster slurm-script``: the batch script of a gang as a file, for people who edit it."""
+"""``muster slurm-script``: a batch script as a file, for people who edit it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from muster.cli.on_slurm import wants_slurm
 _SCRIPTS = {
     "train": "muster.cli.commands.train:slurm_gang",
     "run": "muster.cli.commands.run:slurm_gang",
+    "sweep": "muster.cli.commands.sweep:slurm_array",
 }
-_HELP = """usage: muster slurm-script [--output FILE] train|run …
+_HELP = """usage: muster slurm-script [--output FILE] train|run|sweep …
 
 Write the batch script that `muster train … --on slurm` would send, to edit it and send it with
 sbatch. The words after the command are those of the command. Without --output it is printed.
@@ -23,6 +24,7 @@ sbatch. The words after the command are those of the command. Without --output i
 Examples:
   muster slurm-script train har --nodes 2 --gpus 4 --time 4:00:00
   muster slurm-script --output job.sh run --gpus 4 train.py --lr 1e-3
+  muster slurm-script --output job.sh sweep train.py:run --seeds 100 --array 100 --time 1:00:00
 """
 
 
@@ -37,18 +39,17 @@ def main(argv: list[str]) -> int:
     if not wants_slurm(words):
         words = ["--on", "slurm", *words]
     module, _, function = _SCRIPTS[command].partition(":")
-    gang = getattr(importlib.import_module(module), function)(words)
-    text = gang.script()
+    job = getattr(importlib.import_module(module), function)(words)
+    text = job.script()
     if target is None:
         output.say(text.rstrip("\n"))
         return EXIT_OK
     try:
-        # SLURM ends a job at once, without a word, where the folder of its output is missing.
-        gang.folder.slurm.mkdir(parents=True, exist_ok=True)
+        place = job.make_ready()
         write_atomic(target, text.encode())
     except OSError as error:
         raise explain_os_error(error, "write the script", target) from error
-    output.remark(f"{target}: send it with `sbatch {target}`; it prints to {gang.folder.slurm}")
+    output.remark(f"{target}: send it with `sbatch {target}`; it prints to {place}")
     return EXIT_OK
 
 

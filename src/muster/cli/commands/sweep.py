@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import SweepOptions
@@ -30,6 +30,9 @@ from muster.cli.flags import (
 from muster.cli.parse import bundle, parse, split_command
 from muster.cli.recipes import RECIPES, load_recipe
 from muster.cli.wording import summary_line
+
+if TYPE_CHECKING:
+    from muster.cli.array import SlurmArray
 
 _HELP = """Run TARGET once for every setting and seed, on every device, and record every result.
 
@@ -81,22 +84,13 @@ _COMMON = {
 
 
 def main(argv: list[str]) -> int:
-    words, command = split_command(argv)
-    words = _target_first(words)
-    target = words[0] if words and not words[0].startswith("-") else ""
-    if target in RECIPES and not command:
-        workload, flags = _recipe(target, words[1:])
-    elif command:
-        workload, flags = _command(words, command)
-    elif target:
-        workload, flags = _function(words)
-    else:
-        return _help_or_complain(words)
+    words, command = _words_of(argv)
+    workload, flags = _parsed(words, command)
     options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
     if flags.portion.array is not None:
-        from muster.cli.array import send_array
+        from muster.cli.array import array_of, send_array
 
-        return send_array(workload, options, flags, words, command, argv)
+        return send_array(array_of(workload, options, flags, words, command, argv), flags.run)
     if flags.portion.part is not None:
         from muster.api.array import part_of
 
@@ -106,6 +100,40 @@ def main(argv: list[str]) -> int:
         return 0
     full = ["muster", "sweep", *argv]
     return run_and_sum_up(workload, options, full, flags.run.quiet, flags.run.json)
+
+
+def slurm_array(argv: list[str]) -> SlurmArray:
+    """What ``muster sweep ARGV --on slurm --array N`` would send."""
+    from muster.cli.array import array_of
+
+    words, command = _words_of(argv)
+    workload, flags = _parsed(words, command)
+    if flags.portion.array is None:
+        raise UsageError(
+            "The workers of a sweep serve the command that submitted them: their script does "
+            "nothing by itself.",
+            hint="add --array N for a script that works without it, or see that of the workers "
+            "with `muster sweep … --on slurm --dry-run`.",
+        )
+    options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
+    return array_of(workload, options, flags, words, command, argv)
+
+
+def _words_of(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The target with its flags, and the command behind ``--``."""
+    words, command = split_command(argv)
+    return _target_first(words), command
+
+
+def _parsed(words: list[str], command: list[str]) -> tuple[Workload, Any]:
+    target = words[0] if words and not words[0].startswith("-") else ""
+    if target in RECIPES and not command:
+        return _recipe(target, words[1:])
+    if command:
+        return _command(words, command)
+    if target:
+        return _function(words)
+    return _help_or_complain(words)
 
 
 def run_and_sum_up(
@@ -169,7 +197,7 @@ def _function(words: list[str]) -> tuple[Workload, Any]:
         raise
 
 
-def _help_or_complain(words: list[str]) -> int:
+def _help_or_complain(words: list[str]) -> NoReturn:
     if "-h" in words or "--help" in words:
         kind = bundle(
             "Sweep", {"space": SpaceFlags, "shell": _ShellFlags, **_COMMON}, {"target": Positional}
