@@ -51,6 +51,6 @@ def is_held(folder: RunFolder) -> bool:
 
 def _holder(folder: RunFolder) -> str:
     try:
-        return folder.lock.with_suffix(".pid").read_text()
+        return folder.lock.with_suffix(".pid").read_text() or "unknown"
     except OSError:
         return "unknown"

@@ -18,16 +18,22 @@ from muster.api.stored import StoredRun, check_same_plan, read_stored, write_sto
 from muster.api.workload import Workload
 from muster.base.errors import PlanMismatchError
 from muster.base.run_folder import RunFolder
+from muster.base.settings import job_place
 from muster.farm.identity import name_with_hash
 from muster.farm.model import TaskState
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
-    """``--run-dir``, or ``runs/<name>-<hash of what may not change>``."""
+    """``--run-dir``, or ``runs/<name>-<hash of what may not change>``.
+
+    In an element of a SLURM array its number follows: the elements run at the same time, and one
+    process works on a folder.
+    """
     if options.run_dir is not None:
         return RunFolder(options.run_dir)
     name = name_with_hash(options.name or workload.name, workload.digest)
-    return RunFolder(Path("runs") / name)
+    place = job_place()
+    return RunFolder(Path("runs") / (name if place is None else f"{name}-{place.element}"))
 
 
 def open_plan(
