@@ -21,16 +21,17 @@ def slow(seed: int):
 
 def test_each_element_has_a_run_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "target.py").write_text(TARGET)
+    words = ["muster", "sweep", "target.py:slow", "--seeds", "1", "--devices", "cpu:1", "--quiet"]
     started = []
     for element in ("0", "1"):
         variables = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": element}
         started.append(
             psutil.Popen(
-                [sys.executable, "-m", "muster", "sweep", "target.py:slow", "--seeds", "1", "--seed-offset", element,
-                 "--devices", "cpu:1", "--quiet"],
-                cwd=tmp_path, env={**os.environ, **variables},
+                [sys.executable, "-m", *words, "--seed-offset", element],
+                cwd=tmp_path,
+                env={**os.environ, **variables},
             )
-        )  # fmt: skip
+        )
     assert [process.wait(timeout=60) for process in started] == [0, 0]
     found = {}
     for path in (tmp_path / "runs").iterdir():
