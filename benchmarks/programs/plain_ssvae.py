@@ -65,7 +65,7 @@ class Ssvae(nn.Module):
 def train(task: dict) -> dict[str, float]:
     torch.manual_seed(task["seed"])
     pool = load(task["dataset"], None, task["split_seed"])
-    x, true = pool["train"]
+    x, true = pool["train"].x, pool["train"].labels
     chosen = choose_labels(true, task["n_labels"], task["corruption_rate"], task["seed"])
     label, is_labelled = torch.zeros_like(true), torch.zeros(len(x), dtype=torch.bool)
     label[chosen.index], is_labelled[chosen.index] = chosen.given, True
@@ -80,7 +80,7 @@ def train(task: dict) -> dict[str, float]:
             (-model.objective(*batch, task["alpha"], task["num_samples"])).backward()
             optimizer.step()
     with torch.no_grad():
-        images, labels = pool["test"]
+        images, labels = pool["test"].x, pool["test"].labels
         guess = model.classifier(model.encoder(images)).argmax(-1)
     return {"accuracy": float((guess == labels).double().mean())}
 

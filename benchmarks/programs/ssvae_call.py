@@ -23,6 +23,9 @@ class Nobody:
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
         return
 
+    def should_stop(self) -> bool:
+        return False
+
     def wanted(self, task_id: int) -> int:
         return 0
 

@@ -11,9 +11,15 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "measuring")
+#: More than ten seconds each: for `make test-slow`.
+LONG = {
+    "chaos", "cluster_overhead", "ddp_throughput", "faults", "generate", "launch", "map_overhead",
+    "plan_error", "resume", "rl_throughput",
+}  # fmt: skip
+CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in NAMES]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     done = subprocess.run(

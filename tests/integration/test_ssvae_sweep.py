@@ -82,6 +82,11 @@ def test_published_files_are_swept_and_damaged_ones_refused(
     assert [row["state"] for row in found] == ["done", "done"]
     assert {row["dataset"] for row in found} == {"fashion-mnist"}
 
+    folder.rename(tmp_path / "moved")
+    made = muster_cli("report", "run")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "moved").rename(folder)
+
     labels = folder / "t10k-labels-idx1-ubyte.gz"
     labels.write_bytes(labels.read_bytes()[:-4])
     broken = muster_cli(*command)

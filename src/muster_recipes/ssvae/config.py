@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from muster import UsageError
-from muster_recipes.ssvae.dataset import EMBEDDED, canonical, check_source
+from muster_recipes.ssvae.dataset import (
+    EMBEDDED,
+    canonical,
+    check_labels,
+    check_seeds,
+    check_source,
+)
 
-_FIRST_SEED = 42
+_FIRST_SEED, _NUM_SEEDS = 42, 10
+_TEMPERATURE = 0.66
 _N_LABELS = (100, 600, 1_000, 3_000)
 
 
@@ -28,7 +35,7 @@ class SsvaeConfig:
     """Weights α of log q(y|x) of a labelled image."""
     corruption_rates: tuple[float, ...] = (0.0, 0.1, 0.2, 0.5)
     """Shares ρ of wrong labels."""
-    num_seeds: int = 10
+    num_seeds: int = _NUM_SEEDS
     """Seeds 42, 43, …, shifted by --seed-offset. A seed draws labels, weights, order and noise."""
     seeds: tuple[int, ...] = ()
     """These seeds instead of a number of them."""
@@ -46,7 +53,7 @@ class SsvaeConfig:
     """Dimensions L of the style z."""
     num_samples: int = 8
     """Styles S drawn per image."""
-    temperature: float = 0.66
+    temperature: float = _TEMPERATURE
     """Temperature of the Gumbel-softmax; only --unlabelled sampled has one."""
     unlabelled: Literal["exact", "sampled"] = "exact"
     """Sum over the ten classes of an image without a label, or sample one (biased, faster)."""
@@ -67,23 +74,54 @@ class SsvaeConfig:
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{_flag(name)} {getattr(self, name)} must be above 0 and finite.")
-        most = check_source(self.dataset, self.data_dir)
-        if not self.n_labels:
-            there = [number for number in _N_LABELS if most is None or number <= most]
-            object.__setattr__(self, "n_labels", tuple(there) or _N_LABELS[:1])
+        if not self.n_labels:  # only on a command line: a stored configuration has numbers
+            source = check_source(self.dataset, self.data_dir)
+            most = math.inf if source is None else source.most_labels
+            there = tuple(number for number in _N_LABELS if number <= most)
+            object.__setattr__(self, "n_labels", there or _N_LABELS[:1])
         _check_grid(self)
-        if most is not None and max(self.n_labels) > most:
-            raise UsageError(
-                f"--n-labels {max(self.n_labels)}: the training images of {self.dataset} allow "
-                f"{most} labels with equal numbers per class.",
-                hint=f"write {most} or less.",
-            )
+        _check_effects(self)
+        _check_range(self)
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds that run, in order."""
         chosen = self.seeds or tuple(range(_FIRST_SEED, _FIRST_SEED + self.num_seeds))
         return tuple(seed + self.seed_offset for seed in chosen)
+
+
+def check_data(config: SsvaeConfig) -> None:
+    """Refuse what the data cannot give, before anything starts; a report does without them."""
+    source = check_source(config.dataset, config.data_dir)
+    check_labels(max(config.n_labels), source, config.dataset)
+    if config.factor_scores and source is not None and source.height != source.width:
+        raise UsageError(
+            "--factor-scores rotates the images, which must be square for that: those of "
+            f"{config.dataset} are {source.height}x{source.width}.",
+            hint="drop --factor-scores.",
+        )
+
+
+def _check_effects(config: SsvaeConfig) -> None:
+    if config.unlabelled == "exact" and config.temperature != _TEMPERATURE:
+        raise UsageError(
+            f"--temperature {config.temperature:g} has no effect with --unlabelled exact.",
+            hint="add --unlabelled sampled.",
+        )
+    if config.seeds and config.num_seeds != _NUM_SEEDS:
+        raise UsageError(
+            f"--num-seeds {config.num_seeds} has no effect beside --seeds.",
+            hint="write one of the two.",
+        )
+
+
+def _check_range(config: SsvaeConfig) -> None:
+    first, last = _FIRST_SEED, _FIRST_SEED + config.num_seeds - 1
+    flag = "--num-seeds with --seed-offset"
+    if config.seeds:
+        first, last, flag = min(config.seeds), max(config.seeds), "--seeds with --seed-offset"
+    check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
+    check_seeds("--split-seed", config.split_seed)
 
 
 def _check_counts(config: SsvaeConfig) -> None:

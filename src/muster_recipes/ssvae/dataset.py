@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ NAMES = (EMBEDDED, *HUB_NAMES)
 TEST_SHARE, VAL_SHARE = 0.2, 0.1
 _NUM_CLASSES = 10
 _DIGITS_FILE = Path(str(muster_recipes.digits.__file__)).with_name("digits.npz")
+
+
+class Source(NamedTuple):
+    """How many training images can be labelled with equal numbers per class; pixels of an image."""
+
+    most_labels: int
+    height: int
+    width: int
 
 
 def canonical(name: str) -> str:
@@ -41,13 +49,12 @@ def canonical(name: str) -> str:
     )
 
 
-def check_source(dataset: str, data_dir: Path | None) -> int | None:
+def check_source(dataset: str, data_dir: Path | None) -> Source | None:
     """Refuse a data set that cannot be had here, before anything starts.
 
     Reads the files under ``data_dir`` from end to end: a damaged one must not come to light in
-    every task. Returns how many training images can be labelled with equal numbers per class, or
-    None for a set that is still to be fetched. UsageError for a mistake in the files, SetupError
-    where the hub's package is missing.
+    every task. None for a set that is still to be fetched. UsageError for a mistake in the files,
+    SetupError where the hub's package is missing.
     """
     if dataset == EMBEDDED:
         if data_dir is not None:
@@ -56,11 +63,17 @@ def check_source(dataset: str, data_dir: Path | None) -> int | None:
                 hint="drop it, or say which set it holds with --dataset mnist or fashion-mnist.",
             )
         with np.load(_DIGITS_FILE, allow_pickle=False) as file:
-            labels = file["labels"]
-        return _most_labels(labels, (TEST_SHARE, VAL_SHARE))
+            images, labels = file["images"], file["labels"]
+        return Source(_most_labels(labels, (TEST_SHARE, VAL_SHARE)), *images.shape[-2:])
     if data_dir is not None:
-        (_, labels), _ = read_mnist(data_dir)
-        return _most_labels(labels, (VAL_SHARE,))
+        if not any(data_dir.glob("*-ubyte*")):
+            raise UsageError(
+                f"--data-dir {data_dir} does not exist or holds no IDX file.",
+                hint=both_ways(dataset),
+            )
+        (images, labels), _ = read_mnist(data_dir)
+        most = _most_labels(labels, (VAL_SHARE,), f"--data-dir {data_dir}")
+        return Source(most, *images.shape[-2:])
     if importlib.util.find_spec("datasets") is None:
         raise SetupError(
             f"--dataset {dataset} is neither given as files nor can it be fetched: --data-dir is "
@@ -70,11 +83,32 @@ def check_source(dataset: str, data_dir: Path | None) -> int | None:
     return None
 
 
-def _most_labels(labels: NDArray[Any], held_out: Sequence[float]) -> int:
+def check_labels(num_labels: int, source: Source | None, dataset: str) -> None:
+    """UsageError for more labels than the training images allow, as far as that is known."""
+    if source is not None and num_labels > source.most_labels:
+        raise UsageError(
+            f"--n-labels {num_labels}: the training images of {dataset} allow "
+            f"{source.most_labels} labels with equal numbers per class.",
+            hint=f"write {source.most_labels} or less.",
+        )
+
+
+def refuse_missing(counts: Sequence[int], where: str) -> None:
+    """UsageError that names the classes of which there is no training image."""
+    if missing := [str(label) for label, count in enumerate(counts) if not count]:
+        raise UsageError(
+            f"{where}: no training image of class {', '.join(missing)} is left beside the "
+            "validation and test images, so labels cannot be chosen with equal numbers per class.",
+            hint="give a data set that has every class.",
+        )
+
+
+def _most_labels(labels: NDArray[Any], held_out: Sequence[float], where: str = EMBEDDED) -> int:
     """Ten times what the rarest class has left after splits of these shares, class by class."""
     counts = np.bincount(labels, minlength=_NUM_CLASSES).tolist()
     for share in held_out:
         counts = [count - max(1, round(share * count)) if count else 0 for count in counts]
+    refuse_missing(counts, where)
     return _NUM_CLASSES * int(min(counts))
 
 
@@ -106,6 +140,15 @@ def both_ways(dataset: str) -> str:
         "pip install 'muster-gpu[datasets]' and a network, which fetches "
         f"{HUB_NAMES[dataset]} from the Hugging Face hub."
     )
+
+
+def check_seeds(flag: str, *seeds: int) -> None:
+    """UsageError for a seed that has no place in 64 bits with a sign."""
+    for seed in seeds:
+        if not -(2**63) <= seed < 2**63:
+            raise UsageError(
+                f"{flag}: the seed {seed} is out of range.", hint=f"seeds end at {2**63 - 1}."
+            )
 
 
 def _plain(name: str) -> str:

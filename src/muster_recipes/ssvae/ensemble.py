@@ -50,10 +50,11 @@ class Settings:
 
 
 class Failure(NamedTuple):
-    """The first value of a run that was not a finite number, and its epoch (from 1)."""
+    """The first value of a run that was not a finite number, its epoch (from 1), and what it is."""
 
     epoch: int
     value: float
+    what: str = "objective"
 
 
 @dataclass(kw_only=True)
@@ -104,9 +105,9 @@ def train_ensemble(
     """Train all ``runs`` on ``pool`` to the end of the last epoch, from ``state`` if given.
 
     A run equals the training of that run alone, to rounding. An epoch passes over every image of
-    the pool once, with its label if the run knows one. A run whose objective is not finite at the
-    end of an epoch gets a `Failure`; it is put back to its initial weights, so that the program
-    keeps its shape and the other runs keep every bit.
+    the pool once, with its label if the run knows one. A run whose objective or weights are not
+    finite at the end of an epoch gets a `Failure`; it is put back to its initial weights, so that
+    the program keeps its shape and the other runs keep every bit.
     """
     here = Pool(pool.x.to(device, dtype), pool.labels.to(device))
     # Runs of one seed have the same noise: it is drawn once for all of them.
@@ -228,10 +229,25 @@ def end_epoch(
     """Record the epoch, and put runs that have left the finite numbers to rest."""
     ensemble.epoch += 1
     ensemble.objectives.append(objectives)
+    leaves = [leaf.detach().flatten(1) for leaf in ensemble.parameters.values()]
+    is_finite = torch.stack([leaf.isfinite().all(1) for leaf in leaves]).all(0).tolist()
     for row, value in enumerate(objectives):
-        if not math.isfinite(value):
-            ensemble.failures.setdefault(row, Failure(ensemble.epoch, value))
+        ill = None if math.isfinite(value) else Failure(ensemble.epoch, value)
+        if ill is None and not is_finite[row]:  # the objective is from before the last step
+            ill = _ill(ensemble, row)
+        if ill is not None:
+            ensemble.failures.setdefault(row, ill)
             _rest(ensemble, row, initial([runs[row].seed]))
+
+
+def _ill(ensemble: Ensemble, row: int) -> Failure:
+    """The first weight of a run that is not finite; there is one."""
+    for name, leaf in ensemble.parameters.items():
+        ill = leaf[row].detach()
+        ill = ill[~ill.isfinite()]
+        if len(ill):
+            return Failure(ensemble.epoch, ill[0].item(), name)
+    raise AssertionError("all weights are finite")
 
 
 def _rest(ensemble: Ensemble, row: int, first: Parameters) -> None:

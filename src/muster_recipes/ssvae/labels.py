@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from muster import UsageError, seed_of
+from muster_recipes.ssvae.dataset import refuse_missing
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ def choose_labels(
     stream = torch.Generator().manual_seed(seed_of("ssvae-labels", seed))
     order = _balanced_order(labels, num_classes, stream)
     if num_labels > len(order):
+        counts = torch.bincount(labels, minlength=num_classes).tolist()
+        refuse_missing(counts, f"--n-labels {num_labels}")
         raise UsageError(
             f"--n-labels {num_labels}: only {len(order)} labels can be chosen with equal numbers "
             f"per class from a pool of {len(labels)} images.",

@@ -122,19 +122,18 @@ def style_leakage(p: Parameters, test: Pool, probe_pool: Pool, hyper: Hyper) -> 
     return torch.cat(leakages)
 
 
-def factor_scores(p: Parameters, images: Tensor, hyper: Hyper, seed: int) -> list[Measures]:
+def factor_scores(p: Parameters, images: Tensor, seed: int) -> list[Measures]:
     """Three published scores of disentanglement of every run, on factors with known values.
 
-    ``images`` [n, D] are square. Their digits are rotated, scaled and shifted over a full grid,
-    eight times with images drawn by ``seed`` (5,000 images; see :mod:`factors`), and the codes
-    are the :func:`style_means` of the result. Training saw none of these movements.
+    ``images`` [n, side, side] are square. Their digits are rotated, scaled and shifted over a full
+    grid, eight times with images drawn by ``seed`` (5,000 images; see :mod:`factors`), and the
+    codes are the :func:`style_means` of the result. Training saw none of these movements.
     """
-    side = math.isqrt(hyper.num_pixels)
-    if side * side != hyper.num_pixels:
-        raise ValueError(f"images of {hyper.num_pixels} pixels are not square")
+    height, width = images.shape[1:]
+    if height != width:
+        raise ValueError(f"images of {height}x{width} pixels are not square")
     stream = torch.Generator().manual_seed(seed)
-    squares = images.view(-1, side, side)
-    moved, known = factors.moved_images(squares, _NUM_GRIDS, stream)
+    moved, known = factors.moved_images(images, _NUM_GRIDS, stream)
     codes = style_means(p, moved.flatten(1))
     scores = {
         "beta_vae_score": beta_vae_score(codes, known.level, seed),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from muster import RecipeTask
-from muster_recipes.ssvae.config import SsvaeConfig
+from muster_recipes.ssvae.config import SsvaeConfig, check_data
 from muster_recipes.ssvae.dataset import fetch
 
 SSVAE, SUPERVISED = "ssvae", "supervised"
@@ -36,7 +36,8 @@ def count(config: SsvaeConfig) -> int:
 
 
 def forecast(config: SsvaeConfig) -> list[str]:
-    """Fetch the data set once, before many workers ask for it, and say what may surprise."""
+    """Look at the data, fetch them once before many workers do, and say what may surprise."""
+    check_data(config)
     said = fetch(config.dataset, config.data_dir)
     if config.label_protocol == "per-batch":
         said.append(

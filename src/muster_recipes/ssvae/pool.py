@@ -18,14 +18,15 @@ _WHITE = {EMBEDDED: 16.0, "mnist": 255.0, "fashion-mnist": 255.0}
 
 
 class Pool(NamedTuple):
-    """``x`` float32 [n, D] in [0, 1]; ``labels`` int64 [n]."""
+    """``x`` float32 [n, D] in [0, 1]; ``labels`` int64 [n]; ``size``: height, width."""
 
     x: Tensor
     labels: Tensor
+    size: tuple[int, int] | None = None
 
     def to(self, device: str | torch.device) -> Pool:
         """The same images there."""
-        return Pool(self.x.to(device), self.labels.to(device))
+        return Pool(self.x.to(device), self.labels.to(device), self.size)
 
 
 def load(dataset: str, data_dir: Path | None = None, split_seed: int = 0) -> dict[str, Pool]:
@@ -45,7 +46,8 @@ def load(dataset: str, data_dir: Path | None = None, split_seed: int = 0) -> dic
 
 
 def _flat(some: Images, white: float) -> Pool:
-    return Pool(some.pixels.flatten(1).float() / white, some.labels)
+    height, width = some.pixels.shape[-2:]
+    return Pool(some.pixels.flatten(1).float() / white, some.labels, (height, width))
 
 
 def _from_hub(name: str, split_seed: int) -> dict[str, Images]:

@@ -15,6 +15,8 @@ Row = Mapping[str, Any]
 METRICS = ("accuracy", "elbo_nats", "calibration_error", "style_leakage")
 #: Only there when they were asked for.
 FACTOR_SCORES = ("beta_vae_score", "factor_vae_score", "mutual_information_gap")
+_OF_BASELINE = ("accuracy", "calibration_error")
+_PROBED = ("style_leakage", "beta_vae_score")
 
 
 class Cell(NamedTuple):
@@ -27,21 +29,22 @@ class Cell(NamedTuple):
 
 
 def summarise(config: SsvaeConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """A row for every cell that ``config`` asks for, also one without any run.
+    """A row for every cell that ``config`` asks for, also one without any run, or that has runs.
 
-    ``n`` counts the seeds that are done, ``failed`` those that failed, of ``expected``. Every
-    metric has a mean and a sample standard deviation (ddof 1) over the seeds that have it; both
-    are None where no seed has it, and the deviation also where only one has. ``note`` says when a
-    metric is missing for some of the n. ``accuracy_gain`` is the accuracy less that of the
-    supervised baseline with the same labels, corruption and seed, over ``accuracy_gain_n`` such
-    pairs. Runs that ``config`` does not ask for are left out.
+    Earlier commands on the same run folder may have asked for other cells and seeds. ``n`` counts
+    the seeds that are done, ``failed`` those that failed, of ``expected``: the seeds that
+    ``config`` asks for in this cell, and the others that have a row. Every metric has a mean and a
+    sample standard deviation (ddof 1) over the seeds that have it; both are None where no seed has
+    it, and the deviation also where only one has. ``note`` says when and why a metric is missing
+    for some of the n. ``accuracy_gain`` is the accuracy less that of the supervised baseline with
+    the same labels, corruption and seed, over ``accuracy_gain_n`` such pairs.
     """
     seeds = frozenset(config.all_seeds)
-    by_cell: dict[Cell, dict[int, Row]] = {cell: {} for cell in cells(config)}
+    asked = frozenset(cells(config))
+    found: dict[Cell, dict[int, Row]] = {cell: {} for cell in asked}
     for row in rows:
-        cell = cell_of(row)
-        if cell in by_cell and row["seed"] in seeds:
-            by_cell[cell][row["seed"]] = row
+        found.setdefault(cell_of(row), {})[row["seed"]] = row
+    by_cell = {cell: found[cell] for cell in sorted(found, key=_place)}
     has_scores = any(name in row for mine in by_cell.values() for row in mine.values()
                      for name in FACTOR_SCORES)  # fmt: skip
     metrics = METRICS + (FACTOR_SCORES if has_scores else ())
@@ -50,13 +53,18 @@ def summarise(config: SsvaeConfig, rows: Iterable[Row]) -> list[dict[str, Any]]:
             **cell._asdict(),
             "n": len(_done(mine)),
             "failed": len(_failed(mine)),
-            "expected": len(seeds),
+            "expected": len(seeds | mine.keys() if cell in asked else mine),
             **_statistics(mine, metrics),
             **_gain(mine, by_cell.get(_baseline(cell), {}), is_baseline=cell == _baseline(cell)),
-            "note": _note(mine, metrics),
+            "note": _note(mine, metrics if cell.method == SSVAE else _OF_BASELINE),
         }
         for cell, mine in by_cell.items()
     ]
+
+
+def _place(cell: Cell) -> tuple[bool, float, int, float]:
+    """Orders the table: the baseline last."""
+    return cell.method == SUPERVISED, cell.alpha or 0, cell.n_labels, cell.corruption_rate
 
 
 def cells(config: SsvaeConfig) -> Iterator[Cell]:
@@ -123,12 +131,13 @@ def _statistics(rows: Mapping[int, Row], metrics: Sequence[str]) -> dict[str, An
 
 
 def _note(rows: Mapping[int, Row], metrics: Sequence[str]) -> str | None:
-    """What the numbers of a row do not say: why runs failed, and which metrics cover fewer."""
+    """What the numbers of a row do not say: why runs failed or have not all ``metrics``."""
     num_done = len(_done(rows))
     notes = [
-        f"{name} over {count} of {num_done}"
+        f"{name} over {count} of {num_done}: "
+        + ("the probe did not converge" if name in _PROBED else "not a finite number")
         for name in metrics
-        if 0 < (count := len(_values(rows, name))) < num_done
+        if (count := len(_values(rows, name))) < num_done
     ]
     if failed := _failed(rows):
         notes.insert(0, f"{len(failed)} failed: {failed[0]['error'] or 'no message'}")

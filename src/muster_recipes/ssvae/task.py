@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +17,7 @@ from muster import Task
 from muster_recipes.ssvae import items
 from muster_recipes.ssvae.hyper import Hyper
 from muster_recipes.ssvae.items import Batch, FixedLabels, Item, RedrawnLabels, TrueLabels
-from muster_recipes.ssvae.measures import class_measures
+from muster_recipes.ssvae.measures import class_measures, style_leakage
 from muster_recipes.ssvae.noise import noise_of
 from muster_recipes.ssvae.pool import Pool, load
 from muster_recipes.ssvae.ssvae_net import SsvaeNet
@@ -24,7 +27,9 @@ from muster_recipes.ssvae.train_config import DEFAULTS, SsvaeTrainConfig
 class SsvaeTask(Task):
     """Train one semi-supervised VAE. Metrics: ``accuracy``, ``elbo_nats``, ``calibration_error``.
 
-    The validation images choose nothing unless --report best says so.
+    At the end ``style_leakage`` of the reported model is said, and written to
+    ``style_leakage.json`` beside it. The validation images choose nothing unless --report best
+    says so.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
@@ -88,3 +93,14 @@ class SsvaeTask(Task):
             "calibration_error": measured["calibration_error"],
             "data": self.config.dataset,
         }
+
+    def finish(self, model: nn.Module, folder: str) -> None:
+        """Style leakage needs the training images, which no evaluation sees: measured here."""
+        assert isinstance(model, SsvaeNet)
+        weights = {name: weight.detach().unsqueeze(0) for name, weight in model.weights.items()}
+        splits = self._splits
+        leakage = style_leakage(weights, splits["test"], splits["train"], self._hyper).item()
+        known = leakage if math.isfinite(leakage) else None
+        Path(folder, "style_leakage.json").write_text(json.dumps({"style_leakage": known}) + "\n")
+        shown = "not known, the probe did not converge" if known is None else f"{known:.4f}"
+        print(f"test       style_leakage {shown}")  # noqa: T201 - beside the other metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,9 +95,22 @@ def _train_chunk(
     seconds = (before_s + time.perf_counter() - begin) / len(chunk)
     return [
         ensemble.failures.get(row)
+        or _unmeasured(end, curves[-1][row], ensemble.epoch)
         or {**end, **_curve_of(row, ensemble, curves, work.settings), "training_s": seconds}
         for row, end in enumerate(ends)
     ]
+
+
+def _unmeasured(end: Result, last: Result, epoch: int) -> Failure | None:
+    """Finite weights may still be so large that a measure is not: the run has failed, too.
+
+    A probe that does not converge is no failure of the run.
+    """
+    for name in ("accuracy", "calibration_error", "elbo_nats"):
+        if name in end and end[name] is None:
+            value = last.get(name)  # of the same model
+            return Failure(epoch, math.nan if value is None else value, name)
+    return None
 
 
 def _curve_of(
@@ -126,7 +140,9 @@ def _ssvae_end(parameters: Parameters, work: Work, task: Task) -> list[Result]:
     test, train = work.splits["test"], work.splits["train"]
     ends: list[Result] = [*measures.measure(parameters, test, train, work.hyper)]
     if task["factor_scores"]:
-        scores = measures.factor_scores(parameters, test.x, work.hyper, seed=0)
+        assert test.size is not None
+        images = test.x.view(-1, *test.size)
+        scores = measures.factor_scores(parameters, images, seed=0)
         ends = [{**end, **score} for end, score in zip(ends, scores, strict=True)]
     return ends
 
@@ -144,7 +160,7 @@ def _supervised_end(parameters: Parameters, work: Work, task: Task) -> list[Resu
 def _result_or_failure(result: Result | Failure) -> Result | Exception:
     if isinstance(result, Failure):
         return ArithmeticError(
-            f"the objective became {result.value} in epoch {result.epoch}: the run was stopped "
+            f"the {result.what} became {result.value} in epoch {result.epoch}: the run was stopped "
             "there. A smaller --lr or --alpha-values may help."
         )
     return result

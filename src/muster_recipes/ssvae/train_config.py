@@ -10,9 +10,16 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from muster import UsageError
-from muster_recipes.ssvae.dataset import EMBEDDED, canonical, check_source
+from muster_recipes.ssvae.dataset import (
+    EMBEDDED,
+    canonical,
+    check_labels,
+    check_seeds,
+    check_source,
+)
 
 _TEMPERATURE = 0.66
+_LABEL_SEED = 42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ class SsvaeTrainConfig:
     label_protocol: Literal["fixed", "per-batch"] = "fixed"
     """A fixed balanced subset, or whole labelled batches (of a rank) and new wrong labels in every
     epoch."""
-    label_seed: int = 42
+    label_seed: int = _LABEL_SEED
     """Which images are labelled, and which labels are wrong; --seed does not change it."""
     split_seed: int = 0
     """Which images are in which split; --seed does not change it."""
@@ -67,13 +74,17 @@ class SsvaeTrainConfig:
                 f"--temperature {self.temperature:g} has no effect with --unlabelled exact.",
                 hint="add --unlabelled sampled.",
             )
-        most = check_source(self.dataset, self.data_dir)
-        if most is not None and self.n_labels > most:
+        if self.label_protocol == "per-batch" and self.label_seed != _LABEL_SEED:
             raise UsageError(
-                f"--n-labels {self.n_labels}: the training images of {self.dataset} allow {most} "
-                "labels with equal numbers per class.",
-                hint=f"write {most} or less.",
+                f"--label-seed {self.label_seed} has no effect with --label-protocol per-batch.",
+                hint="--seed draws the labels there.",
             )
+        check_seeds("--label-seed", self.label_seed)
+        check_seeds("--split-seed", self.split_seed)
+        source = check_source(self.dataset, self.data_dir)
+        check_labels(self.n_labels, source, self.dataset)
+        if self.data_dir is not None:  # the ranks may start in another folder
+            object.__setattr__(self, "data_dir", self.data_dir.resolve())
 
 
 #: AdamW without weight decay is Adam. 32 bits: the objective is a sum over pixels and samples.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ class Coordinator:
         self.heard.append(text)
         if len(self.heard) == self.kill_at:
             raise KeyboardInterrupt
+
+    def should_stop(self) -> bool:
+        return False
 
     def wanted(self, task_id: int) -> int:
         return 0
@@ -109,6 +113,20 @@ def test_a_failed_run_is_an_exception_in_its_place_with_value_and_epoch(tmp_path
     assert "the objective became -inf in epoch 1" in str(bad)
 
 
+@pytest.mark.parametrize("lr", [1e39, 1e30])
+@pytest.mark.parametrize("method", ["ssvae", "supervised"])
+def test_a_last_step_that_leaves_the_finite_numbers_is_a_failure(
+    tmp_path: Path, lr: float, method: str
+) -> None:
+    # One step: its objective is that of the first weights. Neither 1e39 nor 1e30² is a float32.
+    tasks = tasks_of(method, lr=lr, num_seeds=1, num_epochs=1, batch_size=2000)
+    call = ssvae_runs if method == "ssvae" else supervised_runs
+    (result,) = call(tasks, context(tmp_path, Coordinator()))
+    assert isinstance(result, ArithmeticError)
+    what = "encoder_weight" if lr == 1e39 else "accuracy"
+    assert re.match(rf"the {what} became (nan|-?inf) in epoch 1: ", str(result))
+
+
 def test_a_call_whose_runs_all_fail_says_so_of_each(tmp_path: Path) -> None:
     tasks = tasks_of("ssvae", lr=1e18, num_seeds=2)
     results = ssvae_runs(tasks, context(tmp_path, Coordinator()))
@@ -143,10 +161,11 @@ def test_a_later_attempt_does_only_what_is_left(tmp_path: Path) -> None:
     first = Progress(context(tmp_path, Coordinator()), len(tasks))
     begun = next(first.open_chunks(tasks, 2))
     assert list(begun) == tasks[:2]
-    first.finish(begun, [{"accuracy": 0.5}, Failure(3, float("nan"))])
+    first.finish(begun, [{"accuracy": 0.5}, Failure(3, float("nan"), "elbo_nats")])
 
     second = Progress(context(tmp_path, Coordinator()), len(tasks))
     assert [list(chunk) for chunk in second.open_chunks(tasks, 2)] == [tasks[2:4], tasks[4:]]
     assert second.result_of(tasks[0]) == {"accuracy": 0.5}
     failed = second.result_of(tasks[1])
-    assert isinstance(failed, Failure) and failed.epoch == 3 and failed.value != failed.value
+    assert isinstance(failed, Failure) and failed.value != failed.value
+    assert (failed.epoch, failed.what) == (3, "elbo_nats")

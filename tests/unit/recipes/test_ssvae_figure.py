@@ -148,6 +148,17 @@ def test_the_title_says_how_many_seeds_there_are_and_what_is_missing() -> None:
     assert figure._title(one, _table(one), "mean") == "Test accuracy in % on digits, of one seed"
 
 
+def test_the_title_counts_runs_of_earlier_commands() -> None:
+    before = _config(n_labels=(50,), supervised=False)
+    rows = [{**cell._asdict(), "seed": seed, "state": "done", "error": None, "accuracy": 0.9}
+            for cell in cells(before) for seed in before.all_seeds]  # fmt: skip
+    rows[0] |= {"state": "failed", "accuracy": None}
+    config = _config(n_labels=(100,), supervised=False, num_seeds=1)
+    title = figure._title(config, summarise(config, rows), "mean")
+    # 6 cells with two seeds each are there, 6 with one are asked for.
+    assert title.endswith("over 1 to 2 seeds\nwithout a result: 7 of 18 runs, 1 failed")
+
+
 CROWDED = {
     "n_labels": (50, 100, 200, 400, 600, 800, 900, 1000),
     "corruption_rates": (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6),

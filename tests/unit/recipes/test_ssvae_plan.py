@@ -108,6 +108,12 @@ def test_the_defaults_are_the_grid_of_the_study_as_far_as_there_are_images() -> 
         ({"num_epochs": 0}, "--num-epochs 0 is too small."),
         ({"ensemble_size": 0}, "--ensemble-size 0 is too small."),
         ({"lr": 0.0}, "--lr 0.0 must be above 0 and finite."),
+        ({"temperature": 0.5}, "--temperature 0.5 has no effect with --unlabelled exact."),
+        ({"seeds": (1, 2), "num_seeds": 5}, "--num-seeds 5 has no effect beside --seeds."),
+        ({"seeds": (2**63,)}, f"--seeds with --seed-offset: the seed {2**63} is out of range."),
+        ({"seeds": (1,), "seed_offset": 2**63}, f"the seed {2**63 + 1} is out of range."),
+        ({"seed_offset": 2**63 - 51}, f"--num-seeds with --seed-offset: the seed {2**63} is out"),
+        ({"split_seed": 2**63}, f"--split-seed: the seed {2**63} is out of range."),
         ({"temperature": float("inf")}, "--temperature inf must be above 0 and finite."),
     ],
 )
@@ -115,6 +121,11 @@ def test_a_mistake_is_told_with_its_value(flags: dict[str, Any], text: str) -> N
     with pytest.raises(UsageError) as caught:
         SsvaeConfig(**flags)
     assert text in str(caught.value)
+
+
+def test_the_largest_seeds_are_seeds() -> None:
+    assert SsvaeConfig(seeds=(2**63 - 1,), split_seed=2**63 - 1).all_seeds == (2**63 - 1,)
+    assert SsvaeConfig(seed_offset=2**63 - 52).all_seeds[-1] == 2**63 - 1
 
 
 def test_the_older_protocol_is_announced() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.unit.recipes.digits.published_files import idx_labels, write_mnist
+from tests.unit.recipes.digits.published_files import PARTS, idx_images, idx_labels, write_mnist
 
 from muster import SetupError, UsageError
 from muster_recipes.ssvae import dataset, pool
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.labels import choose_labels
+from muster_recipes.ssvae.plan import forecast
 
 
 @pytest.mark.parametrize(
@@ -60,14 +63,17 @@ def test_idx_files_are_read_plain_and_packed(tmp_path: Path, packed: bool) -> No
 def test_as_many_labels_are_allowed_as_the_pool_can_give(tmp_path: Path, name: str) -> None:
     write_mnist(tmp_path, packed=False)
     folder = None if name == "digits" else tmp_path
-    most = dataset.check_source(name, folder)
-    assert most is not None
+    source = dataset.check_source(name, folder)
+    assert source is not None
+    most = source.most_labels
+    train = pool.load(name, folder)["train"]
+    assert train.size == (source.height, source.width)
     labels = pool.load(name, folder)["train"].labels
     assert most == 10 * int(torch.bincount(labels, minlength=10).min())
     choose_labels(labels, most, 0.0, 42)
-    SsvaeConfig(dataset=name, data_dir=folder, n_labels=(most,))
+    forecast(SsvaeConfig(dataset=name, data_dir=folder, n_labels=(most,)))
     with pytest.raises(UsageError) as caught:
-        SsvaeConfig(dataset=name, data_dir=folder, n_labels=(1, most + 1))
+        forecast(SsvaeConfig(dataset=name, data_dir=folder, n_labels=(1, most + 1)))
     assert f"--n-labels {most + 1}" in str(caught.value)
     assert f"write {most} or less" in str(caught.value)
 
@@ -106,8 +112,41 @@ def test_damaged_files_are_told_before_anything_runs(
     write_mnist(tmp_path, packed=False)
     damage(tmp_path / "train-images-idx3-ubyte")  # type: ignore[operator]
     with pytest.raises(UsageError) as caught:
-        SsvaeConfig(dataset="mnist", data_dir=tmp_path, n_labels=(10,))
+        forecast(SsvaeConfig(dataset="mnist", data_dir=tmp_path, n_labels=(10,)))
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"n_labels": (10,)}, {}])
+def test_a_folder_without_files_says_both_ways(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        forecast(SsvaeConfig(dataset="mnist", data_dir=tmp_path, **given))
+    text = str(caught.value)
+    assert f"--data-dir {tmp_path} does not exist or holds no IDX file" in text
+    assert "four published IDX files" in text and "muster-gpu[datasets]" in text
+
+
+def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+    write_mnist(tmp_path, packed=False)
+    labels = np.arange(30) % 8  # neither 8 nor 9
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_labels(labels))
+    with pytest.raises(UsageError, match="no training image of class 8, 9 is left"):
+        forecast(SsvaeConfig(dataset="mnist", data_dir=tmp_path, n_labels=(10,)))
+    with pytest.raises(UsageError, match="no training image of class 8, 9 is left"):
+        choose_labels(torch.from_numpy(labels), 10, 0.0, 42)  # as from the hub
+
+
+@pytest.mark.parametrize("shape", [(8, 10), (8, 18)])  # 80 pixels; 144, which a square has, too
+def test_scores_of_images_that_are_not_square_are_refused_at_the_start(
+    tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    write_mnist(tmp_path, packed=False)
+    for part, count in PARTS.items():
+        pixels = np.zeros((count, *shape))
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx_images(pixels))
+    config = SsvaeConfig(dataset="mnist", data_dir=tmp_path, n_labels=(10,))
+    assert forecast(config) == []
+    with pytest.raises(UsageError, match=f"of mnist are {shape[0]}x{shape[1]}"):
+        forecast(dataclasses.replace(config, factor_scores=True))
 
 
 def test_a_folder_beside_the_embedded_digits_is_refused(tmp_path: Path) -> None:

@@ -114,25 +114,45 @@ def test_a_metric_that_some_runs_lack_is_said() -> None:
     rows = [_row(seed=42), _row(seed=43, elbo_nats=None), _row(seed=44, elbo_nats=math.nan)]
     cell = _cell(summarise(CONFIG, rows))
     assert (cell["elbo_nats_mean"], cell["elbo_nats_sd"]) == (-30.0, None)
-    assert cell["note"] == "elbo_nats over 1 of 3"
+    assert cell["note"] == "elbo_nats over 1 of 3: not a finite number"
 
 
-def test_runs_that_the_configuration_does_not_ask_for_are_left_out() -> None:
+def test_a_metric_that_all_runs_lack_is_said_and_what_a_baseline_has_not_is_none() -> None:
+    rows = [_row(style_leakage=None), _row("supervised", calibration_error=0.1)]
+    table = summarise(CONFIG, rows)
+    assert _cell(table)["note"] == "style_leakage over 0 of 1: the probe did not converge"
+    assert _cell(table, "supervised", None)["note"] is None
+
+
+def test_runs_of_earlier_commands_are_part_of_the_table() -> None:
     rows = [
         _row(seed=42),
-        _row(seed=41, accuracy=0.0),
-        _row(n_labels=50),
+        _row(seed=41, accuracy=0.7),
+        _row(n_labels=50, seed=41),
+        _row(n_labels=50, seed=43, state="failed", error="x", accuracy=None),
         _row(alpha=7.0),
-        _row(corruption_rate=0.5),
+        _row("supervised", corruption_rate=0.5),
     ]
     table = summarise(CONFIG, rows)
-    assert sum(row["n"] for row in table) == 1
-    assert _cell(table)["accuracy_mean"] == 0.9
+    places = [(r["method"], r["alpha"] or 0, r["n_labels"], r["corruption_rate"]) for r in table]
+    assert len(places) == 12 + 3 and places == sorted(places)
+    counts = {place: (r["n"], r["expected"]) for place, r in zip(places, table, strict=True)}
+    assert counts["ssvae", 50.0, 100, 0.0] == (2, 4)  # 42 to 44 are asked for, 41 is there
+    assert counts["ssvae", 50.0, 50, 0.0] == (1, 2)  # asked for by an earlier command alone
+    assert counts["ssvae", 7.0, 100, 0.0] == counts["supervised", 0, 100, 0.5] == (1, 1)
+    assert counts["ssvae", 1.0, 20, 0.0] == (0, 3)
+    assert _cell(table)["accuracy_mean"] == pytest.approx(0.8)
+
+
+def test_seed_offsets_one_after_the_other_are_seeds_of_one_cell() -> None:
+    second = SsvaeConfig(num_seeds=1, seed_offset=1)
+    cell = _cell(summarise(second, [_row(seed=42), _row(seed=43, accuracy=0.8)]))
+    assert (cell["n"], cell["expected"], cell["accuracy_mean"]) == (2, 2, pytest.approx(0.85))
 
 
 def test_without_a_baseline_there_are_no_rows_of_it() -> None:
     alone = SsvaeConfig(supervised=False, num_seeds=1)
-    table = summarise(alone, [_row("supervised", accuracy=0.5), _row()])
+    table = summarise(alone, [_row()])
     assert {row["method"] for row in table} == {"ssvae"}
     assert all(row["accuracy_gain_mean"] is None for row in table)
 

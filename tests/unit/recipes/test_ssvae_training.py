@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.recipes.digits.published_files import write_mnist
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 
-from muster import SetupError, TrainConfig, UsageError
+from muster import TrainConfig, UsageError
 from muster.cli.train_flags import parse_train
 from muster_recipes.ssvae.hyper import Hyper
 from muster_recipes.ssvae.items import Batch, RedrawnLabels, collate
 from muster_recipes.ssvae.labels import choose_labels
+from muster_recipes.ssvae.measures import style_leakage
 from muster_recipes.ssvae.noise import noise_of
 from muster_recipes.ssvae.objective import objective
 from muster_recipes.ssvae.pool import Pool, load
@@ -156,6 +159,9 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         ({"num_samples": 0}, "--num-samples 0"),
         ({"temperature": 0.5}, "no effect with --unlabelled exact"),
         ({"temperature": -0.5, "unlabelled": "sampled"}, "--temperature -0.5"),
+        ({"label_seed": 1, "label_protocol": "per-batch"}, "--label-seed 1 has no effect with"),
+        ({"label_seed": 2**63}, f"--label-seed: the seed {2**63} is out of range."),
+        ({"split_seed": 2**63}, f"--split-seed: the seed {2**63} is out of range."),
         ({"data_dir": Path("here")}, "--data-dir here has no effect"),
     ],
 )
@@ -166,8 +172,41 @@ def test_settings_that_cannot_be_meant_are_refused(changes: dict[str, Any], text
 
 
 def test_a_missing_data_set_names_both_ways(tmp_path: Path) -> None:
-    with pytest.raises((UsageError, SetupError), match="does not exist"):
+    with pytest.raises(
+        UsageError, match=r"does not exist or holds no(.|\n)*muster-gpu\[datasets\]"
+    ):
         SsvaeTrainConfig(dataset="MNIST", data_dir=tmp_path)
+
+
+def test_a_folder_is_the_same_one_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    write_mnist(tmp_path / "files", packed=False)
+    monkeypatch.chdir(tmp_path)
+    config = SsvaeTrainConfig(dataset="mnist", data_dir=Path("files"), n_labels=10)
+    assert config.data_dir == tmp_path / "files"
+
+
+def test_style_leakage_is_measured_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = SsvaeTask(SMALL)
+    torch.manual_seed(1)
+    model = task.model()
+    assert isinstance(model, SsvaeNet)
+    task.finish(model, str(tmp_path))
+    splits = load("digits")
+    weights = {name.removeprefix("weights."): w[None] for name, w in model.named_parameters()}
+    hyper = Hyper(num_pixels=64, num_samples=2, num_style=3)
+    expected = style_leakage(weights, splits["test"], splits["train"], hyper).item()
+    found = json.loads((tmp_path / "style_leakage.json").read_text())
+    assert found == {"style_leakage": pytest.approx(expected)}
+    assert f"style_leakage {expected:.4f}" in capsys.readouterr().out
+    with torch.no_grad():
+        model.weights["style_bias"].fill_(torch.nan)
+    task.finish(model, str(tmp_path))
+    assert json.loads((tmp_path / "style_leakage.json").read_text()) == {"style_leakage": None}
 
 
 SPELLINGS = ["--num-epochs 3", "--num_epochs 3", "--num-epochs=3", "--epochs 3"]
@@ -183,10 +222,11 @@ def test_num_epochs_is_epochs(task: str, spelling: str) -> None:
 def test_a_task_with_a_flag_of_that_name_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "own_epochs.py").write_text(
         "from dataclasses import dataclass\n"
-        "from tests.unit.train.toy_tasks import Toy\n"
+        "from muster import Task\n"
         "@dataclass\n"
-        "class Own(Toy):\n"
+        "class Own(Task):\n"
         "    num_epochs: int = 1\n"
+        "    model = dataset = loss = score = None\n"
     )
     words = [f"{tmp_path}/own_epochs.py:Own", "--num-epochs", "5", "--epochs", "2"]
     job, _, _ = parse_train(words, "train", "{recipes}")
