@@ -55,6 +55,12 @@ class Sweep:
         if self._process is not None:
             self._process.communicate()
 
+    def interrupt(self) -> None:
+        """As Ctrl-C does; it leaves nothing in the queue."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.communicate(timeout=_LIMIT_S)
+
     def end(self) -> None:
         assert self._process is not None
         out, _ = self._process.communicate(timeout=_LIMIT_S)
@@ -111,6 +117,17 @@ def kill_coordinator(slurm: SlurmCluster, sweep: Sweep, dice: random.Random) -> 
     sweep.start()
 
 
+def lose_everything(slurm: SlurmCluster, sweep: Sweep, dice: random.Random) -> None:
+    sweep.kill()
+    for row in slurm.squeue():
+        slurm.scancel(row["id"])
+    deadline = time.monotonic() + _LIMIT_S
+    while slurm.squeue():
+        assert time.monotonic() < deadline, "the jobs do not end"
+        time.sleep(0.1)
+    sweep.start()
+
+
 def lose_node(slurm: SlurmCluster, sweep: Sweep, dice: random.Random) -> None:
     nodes = sorted({row["nodes"] for row in slurm.squeue() if row["state"] == "RUNNING"})
     node = dice.choice(nodes)
@@ -122,7 +139,13 @@ Trouble = Callable[[SlurmCluster, Sweep, random.Random], None]
 
 
 @pytest.mark.parametrize(
-    "trouble", [cancel_one, kill_coordinator, pytest.param(lose_node, marks=pytest.mark.slow)]
+    "trouble",
+    [
+        cancel_one,
+        kill_coordinator,
+        lose_everything,
+        pytest.param(lose_node, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_is_lost_or_doubled(slurm: SlurmCluster, tmp_path: Path, trouble: Trouble) -> None:
     with sweeping(tmp_path, 100) as sweep:
@@ -131,6 +154,21 @@ def test_nothing_is_lost_or_doubled(slurm: SlurmCluster, tmp_path: Path, trouble
         sweep.end()
         sweep.check()
     assert slurm.squeue() == []
+
+
+def test_a_sweep_that_was_interrupted_hears_nothing_twice(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    with sweeping(tmp_path, 100) as sweep:
+        sweep.await_done(10)
+        sweep.interrupt()
+        assert slurm.squeue() == []
+        sweep.start()
+        sweep.end()
+        sweep.check()
+        assert sweep.ask("SELECT count(*) FROM late_results") == [(0,)]
+        ended = sweep.ask("SELECT count(*) FROM workers WHERE ending = 'its pilot ended'")
+        assert ended == [(0,)], "nobody dies of what was said before"
 
 
 @pytest.mark.slow

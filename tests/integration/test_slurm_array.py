@@ -144,3 +144,90 @@ def test_a_run_without_elements_has_nothing_to_collect(target: Path, muster_cli:
     done = muster_cli("collect", "run")
     assert done.returncode == 2
     assert "nothing to collect" in done.stderr
+
+
+WORDS = ("--grid", "x=1,2", "--seeds", "4", "--run-dir", "run")
+
+
+def prepare(cli: MusterCli, target: Path, *more: str) -> None:
+    """The run folder of an array as it is before anything was sent."""
+    words = ("sweep", f"{target}:square", *(more or WORDS), "--array", "4")
+    made = cli("slurm-script", *words, "--output", "job.sh")
+    assert made.returncode == 0, made.stderr
+
+
+def seed(cli: MusterCli, target: Path, number: int, grid: str = "x=1,2") -> str:
+    """What an element for one seed runs; what it complained of."""
+    words = ("--seeds", "1", "--seed-offset", str(number), "--run-dir", f"run/elements/{number}")
+    place = ("--devices", "cpu:1", "--quiet")
+    return cli("sweep", f"{target}:square", "--grid", grid, *words, *place).stderr
+
+
+def test_another_count_of_elements_is_refused(
+    target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    prepare(muster_cli, target)
+    words = ("sweep", f"{target}:square", "--on", "slurm", "--dry-run")
+    other = muster_cli(*words, *WORDS, "--array", "2")
+    assert other.returncode == 2, other.stdout
+    assert "was begun as an array of 4 elements: with --array 2 each would" in other.stderr
+    assert "--array 4" in other.stderr and "--run-dir" in other.stderr
+    assert json.loads((tmp_path / "run/elements/array.json").read_bytes())["elements"] == 4
+    assert muster_cli(*words, *WORDS, "--array", "4").returncode == 0
+    # One seed each: more of them change nothing for the elements that are there.
+    more = ("--grid", "x=1,2", "--seeds", "5", "--run-dir", "run", "--array", "5")
+    assert muster_cli(*words, *more).returncode == 0
+
+
+def test_every_element_that_is_there_is_collected(
+    target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    """Also those beyond the count that the array was sent with last."""
+    prepare(muster_cli, target)
+    for number in range(4):
+        seed(muster_cli, target, number)
+    record = tmp_path / "run/elements/array.json"
+    record.write_text(json.dumps({"elements": 2, "job_id": None}))
+    collected = muster_cli("collect", "run")
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert "8 new results; 8 done, 0 failed, 0 not there yet" in collected.stdout
+
+
+def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(
+    target: Path, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    prepare(muster_cli, target)
+    jobs = tmp_path / "run" / "pilots" / "jobs"
+    seed(muster_cli, target, 0)
+    seed(muster_cli, target, 1)
+    (jobs / "7_1.out").write_text("muster: from an earlier job\n")
+    (jobs / "8_1.out").write_text("what the task printed\n")
+    seed(muster_cli, target, 2, "x=1")
+    refused = seed(muster_cli, target, 2)
+    (jobs / "8_2.out").write_text("set up\n" + refused)
+    (jobs / "8_3.out").write_text("hello\nmodule: command not found\n")
+    status = muster_cli("status", "run").stdout
+    assert "run: not collected" in status and "stopped" not in status
+    assert "array of 4 elements: 3 ended" in status and "5 done, 0 failed; bring" in status
+    told = muster_cli("collect", "run").stdout.splitlines()
+    assert told[1].startswith(
+        "element 2 ended with: muster: This run folder was made for another plan: grid x: 1 -> 1, 2"
+    )
+    assert told[1].endswith("(all of it: run/pilots/jobs/8_2.out)")
+    assert told[2].startswith("element 3 ended with: hello; module: command not found")
+    assert len(told) == 4, "nothing of element 1, whose last job was well"
+    as_json = json.loads(muster_cli("collect", "run", "--json").stdout)
+    assert list(as_json["ended_elements"]) == ["2", "3"]
+
+
+@pytest.mark.slurm
+def test_an_array_in_the_queue_is_not_called_stopped(
+    slurm: SlurmCluster, target: Path, muster_cli: MusterCli
+) -> None:
+    words = ("sweep", f"{target}:square", *WORDS, "--on", "slurm", "--array", "4")
+    sent = muster_cli(*words, "--slurm-arg", "hold")
+    assert sent.returncode == 0, sent.stderr
+    status = muster_cli("status", "run").stdout
+    assert "run: queued" in status
+    assert "array of 4 elements: 4 queued" in status
+    assert muster_cli("collect", "run").stdout.count("elements have not begun: 0, 1, 2, 3") == 1

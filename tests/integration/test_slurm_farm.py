@@ -19,6 +19,7 @@ from tests.slurm_cluster import SlurmCluster
 
 import muster
 from muster.api.runs import Run
+from muster.base.journal import read_journal
 from muster.base.run_folder import RunFolder
 from muster.farm.executors.cluster import ClusterRequest
 
@@ -234,6 +235,69 @@ def test_results_wait_for_a_coordinator_wherever_it_runs(
     assert (tmp_path / "began-1").read_text() == "x", "what was done is not done again"
     assert [row["state"] for row in rows(run)] == ["done"]
     until(lambda: not slurm.squeue(), "the pilot that is not needed ends of itself")
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_the_same_command_goes_on_when_coordinator_and_jobs_are_gone(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    """The pilot is killed while it leaves: its mailbox says that, and never goodbye."""
+    run = tmp_path / "run"
+    words = (
+        "sweep", f"{target}:long", "--grid", "x=1", "--grid", f"folder={tmp_path}",
+        "--on", "slurm", "--run-dir", str(run),
+    )  # fmt: skip
+    with started(tmp_path, *words) as first:
+        until((tmp_path / "began-1").exists, "the task begins")
+        killed(first)
+    [job] = slurm.squeue()
+    slurm.scancel(job["id"])
+    until(lambda: not slurm.squeue(), "the job is gone")
+    (tmp_path / "go").touch()
+    with started(tmp_path, *words) as second:
+        ended(second)
+    assert (tmp_path / "began-1").read_text() == "xx"
+    assert len(arrays(run)) == 2
+
+
+def test_jobs_with_other_resources_do_not_serve_the_next_coordinator(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = ("sweep", f"{target}:square", "--grid", "x=1,2", "--on", "slurm", "--run-dir", str(run))
+    with started(tmp_path, *words, "--slurm-arg", "begin=now+1hour") as first:
+        until(slurm.squeue, "a job waits for its time")
+        killed(first)
+    with started(tmp_path, *words) as second:
+        ended(second)
+    assert len(arrays(run)) == 2
+    assert slurm.squeue() == []
+
+
+def test_a_job_that_somebody_cancels_is_written_down_and_replaced(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    """The run folder has a name that SLURM would expand."""
+    run = tmp_path / "50%j"
+    words = (
+        "sweep", f"{target}:long", "--grid", "x=1", "--grid", f"folder={tmp_path}",
+        "--on", "slurm", "--run-dir", str(run),
+    )  # fmt: skip
+    with started(tmp_path, *words) as process:
+        until((tmp_path / "began-1").exists, "the task begins")
+        [job] = slurm.squeue()
+        slurm.scancel(job["id"])
+        journal = RunFolder(run).events
+        until(lambda: "job_cancelled" in journal.read_text(), "the journal says so")
+        (tmp_path / "go").touch()
+        ended(process)
+    [line] = [line for line in read_journal(journal) if line["event"] == "job_cancelled"]
+    assert line["text"].startswith(f"job {job['id']} was cancelled with scancel; Ctrl-C or")
+    assert {path.name for path in run.glob("pilots/jobs/*.out")} >= {f"{job['id']}.out"}
 
 
 def test_resume_of_a_run_that_python_made(

@@ -11,33 +11,53 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster.api.ledgers import open_ledger
-from muster.api.lock import hold
+from muster.api.lock import hold, is_held
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, open_plan
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
-from muster.base.errors import UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.base.records import read_json, write_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
-from muster.farm.collect import Collected, collect_element
-from muster.farm.executors.slurm import script, submit
+from muster.farm.collect import (
+    Collected,
+    collect_element,
+    element_numbers,
+    last_words,
+)
+from muster.farm.executors.slurm import array_name, script, submit
+from muster.farm.executors.slurm_states import Element
+from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.store import NewTask
+from muster.farm.model import TaskState
 
 _ELEMENT = "$SLURM_ARRAY_TASK_ID"
 
 
 class ArrayPlan(NamedTuple):
-    """``line``: what every element runs, as a line of bash."""
+    """``share``: which part is an element's; ``line``: what each runs, as a line of bash."""
 
     folder: RunFolder
     num_elements: int
+    share: str
     line: str
+
+
+class ArrayProgress(NamedTuple):
+    """``counts``: tasks by state in the elements' own records, collected or not."""
+
+    num_elements: int
+    num_begun: int
+    num_running: int
+    num_queued: int
+    counts: dict[TaskState, int]
 
 
 def part_of(workload: Workload, text: str) -> Workload:
@@ -79,7 +99,37 @@ def plan_array(
     place = f'--run-dir {shlex.quote(str(folder.elements))}/"{_ELEMENT}"'
     start = shlex.join([sys.executable, "-m", "muster", "sweep", *words, "--quiet"])
     line = " ".join([start, share, place, *([shlex.join(command)] if command else [])])
-    return ArrayPlan(folder, count, line)
+    plan = ArrayPlan(folder, count, share, line)
+    _check_share(plan)
+    return plan
+
+
+def _check_share(plan: ArrayPlan) -> None:
+    """UsageError where the elements that are there have other parts than these would have."""
+    record = _record_of(plan.folder)
+    if record is None:
+        return
+    count = int(record["elements"])
+    is_same = record["share"] == plan.share if "share" in record else count == plan.num_elements
+    if not is_same:
+        raise UsageError(
+            f"{plan.folder.path} was begun as an array of {count} elements: with "
+            f"--array {plan.num_elements} each would have another part of the tasks.",
+            hint=f"repeat it with --array {count} and the seeds it had, or choose another "
+            "--run-dir.",
+        )
+
+
+def _record_of(folder: RunFolder) -> Mapping[str, Any] | None:
+    if not folder.elements_json.exists():
+        return None
+    record: Mapping[str, Any] = read_json(folder.elements_json, "record of the array")
+    return record
+
+
+def _write_record(plan: ArrayPlan, job_id: int | None) -> None:
+    record = {"elements": plan.num_elements, "share": plan.share, "job_id": job_id}
+    write_json(plan.folder.elements_json, record)
 
 
 def array_script(plan: ArrayPlan, options: SweepOptions) -> str:
@@ -93,7 +143,7 @@ def submit_array(
     """List all tasks in the run's ledger, and send the array; its id."""
     make_ready(plan, workload, options, argv)
     job_id = submit(options.cluster, plan.folder, range(plan.num_elements), plan.line)
-    write_json(plan.folder.elements_json, {"elements": plan.num_elements, "job_id": job_id})
+    _write_record(plan, job_id)
     return job_id
 
 
@@ -104,6 +154,7 @@ def make_ready(
     folder = plan.folder
     folder.create()
     with hold(folder):
+        _check_share(plan)
         stored = open_plan(workload, options, folder, argv)
         ledger = open_ledger(folder, stored.run_id, read_settings())
         try:
@@ -116,7 +167,7 @@ def make_ready(
             ledger.close()
         folder.elements.mkdir(exist_ok=True)
         folder.job_files.mkdir(parents=True, exist_ok=True)
-        write_json(folder.elements_json, {"elements": plan.num_elements, "job_id": None})
+        _write_record(plan, None)
 
 
 def collect(path: Path) -> tuple[Run, Collected]:
@@ -125,19 +176,53 @@ def collect(path: Path) -> tuple[Run, Collected]:
     Raises UsageError where the run has no elements.
     """
     folder = RunFolder(path)
-    if not folder.elements_json.exists():
+    record = _record_of(folder)
+    if record is None:
         raise UsageError(
             f"{path} was not made with --array: there is nothing to collect.",
             hint="its results are in its own table: muster status, muster export.",
         )
-    count = int(read_json(folder.elements_json, "record of the array")["elements"])
+    numbers = element_numbers(folder, int(record["elements"]))
     run, counts = Run(path), Collected()
+    alive = {number for number, item in _found(folder) if item.is_there}
     with hold(folder):
         ledger = open_ledger(folder, run.stored.run_id, read_settings())
         try:
-            for number in range(count):
-                collect_element(folder, ledger, number, counts)
+            for number in numbers:
+                has_ended = collect_element(folder, ledger, number, counts)
+                if number in alive or is_held(folder.element(number)):
+                    continue
+                # One that did all it knew of may have been refused more: it says so itself.
+                words = last_words(folder, number, only_ours=has_ended)
+                if words is not None:
+                    counts.ended[number] = words
         finally:
             ledger.close()
     refresh_export(folder)
     return run, counts
+
+
+def _found(folder: RunFolder) -> list[tuple[int, Element]]:
+    """The elements that SLURM knows; none where it cannot be asked, as on one's own machine."""
+    with suppress(SetupError):
+        return [(number, item) for (_, number), item in elements_now(array_name(folder)).items()]
+    return []
+
+
+def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | None:
+    """How far the elements are; None for a run without. Without SLURM's answer, those at work are
+    known by their locks, and none is known to be queued.
+    """
+    record = _record_of(folder)
+    if record is None:
+        return None
+    elements = [folder.element(n) for n in element_numbers(folder, int(record["elements"]))]
+    begun = [element for element in elements if element.ledger.exists()]
+    counts = dict.fromkeys(TaskState, 0)
+    for element in begun:
+        for state, number in Run(element.path).counts().items():
+            counts[state] += number
+    found = [item for _, item in _found(folder)] if asks_slurm else []
+    num_queued = sum(item.waits for item in found)
+    num_running = max(sum(map(is_held, begun)), sum(item.is_there for item in found) - num_queued)
+    return ArrayProgress(len(elements), len(begun), num_running, num_queued, counts)

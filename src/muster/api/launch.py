@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from muster.api.chores import Chores
 from muster.api.ledgers import open_ledger
@@ -27,6 +28,7 @@ from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft
+from muster.farm.executors.cluster import look_every_s
 from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
@@ -116,7 +118,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
                 refresh_export(folder)
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
-    _check_usable(folder, ending)
+    _check_usable(folder, ending, options)
     return Run(folder.path, ending=ending)
 
 
@@ -167,8 +169,10 @@ def policy_of(options: SweepOptions, retry: RetryPolicy | None = None) -> Policy
     retry = retry or RetryPolicy(
         retries=options.retries, exception_retries=options.retry_exceptions
     )
-    # Files on a shared folder take their time: more is kept ready in a worker.
-    lead_s = _LEAD_ON_FILES_S if options.executor == "slurm" else Policy.lead_s
+    lead_s = Policy.lead_s
+    if options.executor == "slurm":
+        # Files on a shared folder take their time: more is kept ready in a worker.
+        lead_s = max(_LEAD_ON_FILES_S, 2 * look_every_s(options.cluster.num_workers))
     return Policy(
         retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going, lead_s=lead_s
     )
@@ -203,10 +207,18 @@ def _settle(
     return left
 
 
-def _check_usable(folder: RunFolder, ending: Ending) -> None:
+def _check_usable(folder: RunFolder, ending: Ending, options: SweepOptions) -> None:
     ended = sum(n for state, n in ending.counts.items() if state.is_final)
     if ending.unusable and ended < sum(ending.counts.values()):
         raise SetupError(
             f"No worker is left to run tasks on: {ending.unusable}",
-            hint=f"see {folder.logs}; everything finished is saved, run the same command again.",
+            hint=f"see {_where_to_look(folder, options)}; everything finished is saved, run the "
+            "same command again.",
         )
+
+
+def _where_to_look(folder: RunFolder, options: SweepOptions) -> Path:
+    """The logs of workers, or the output of the last job that failed before it had a worker."""
+    outputs = folder.job_files.glob("*.out") if options.executor == "slurm" else ()
+    told = [path for path in outputs if path.stat().st_size]
+    return max(told, key=lambda path: path.stat().st_mtime, default=folder.logs)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
+from muster.base.errors import UsageError
 from muster.base.settings import Settings
 from muster.devices.inventory import discover
 from muster.devices.leases import Lease, place_and_lease
@@ -67,6 +68,7 @@ def would_take(options: SweepOptions, settings: Settings) -> Placement:
 
 def _on_cluster(options: SweepOptions) -> Placement:
     """A slot for each worker; which devices it has is known only where it runs."""
+    _refuse_local(options)
     request = options.cluster
     return Placement(
         slots=tuple(
@@ -80,6 +82,25 @@ def _on_cluster(options: SweepOptions) -> Placement:
             for number in range(request.num_workers)
         )
     )
+
+
+def _refuse_local(options: SweepOptions) -> None:
+    """What chooses devices of this machine would be ignored on a cluster."""
+    given = {
+        f"--devices {options.devices}": options.devices != "auto",
+        f"--gpu-ids {options.gpu_ids}": options.gpu_ids is not None,
+        f"--max-gpus {options.max_gpus}": options.max_gpus is not None,
+        f"--per-gpu {options.per_gpu}": options.per_gpu != 1,
+        f"--gpus-per-task {options.gpus_per_task}": options.gpus_per_task != 1,
+        "--force": options.force,
+    }
+    named = [flag for flag, is_given in given.items() if is_given]
+    if named:
+        raise UsageError(
+            f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect with "
+            f"--on {options.executor}.",
+            hint="--workers, --gpus-per-worker and --cpus-per-worker say what runs there.",
+        )
 
 
 def _per_gpu(options: SweepOptions) -> int:

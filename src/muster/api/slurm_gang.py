@@ -177,10 +177,22 @@ def _end_of(job: SlurmJob, status: JobStatus) -> JobEnd:
         words = _SENTENCES[state]
         code = EXIT_INTERRUPTED if state == "CANCELLED" else code or EXIT_SOME_FAILED
     else:
-        words = f"has failed with exit code {code}; what it printed: {job.log}"
+        words = f"has {_failure(status)}; {_what_it_printed(job)}"
         code = code or EXIT_SOME_FAILED
     code = EXIT_OK if state == "COMPLETED" else code
     return JobEnd(job=job, state=state, exit_code=code, sentence=f"SLURM job {job.job_id} {words}.")
+
+
+def _failure(status: JobStatus) -> str:
+    if status.exit_code:
+        return f"failed with exit code {status.exit_code}"
+    if status.signal:
+        return f"been ended by signal {status.signal}"
+    return f"ended in the state {status.state} ({status.reason or 'SLURM gives no reason'})"
+
+
+def _what_it_printed(job: SlurmJob) -> str:
+    return f"what it printed: {job.log}" if job.log.exists() else "it has printed nothing"
 
 
 def _digest(text: str) -> str:

@@ -52,7 +52,7 @@ def submit(script: Path, cwd: Path) -> str:
     done = _run("sbatch", "--parsable", str(script), cwd=cwd)
     if done.returncode:
         words = _plain(done.stderr, "sbatch")
-        raise SetupError(f"SLURM has refused the job: {words}", hint=_advice(words))
+        raise SetupError(f"SLURM has refused the job: {words}", hint=advice(words))
     return done.stdout.strip().partition(";")[0]
 
 
@@ -109,7 +109,8 @@ def _said(value: str) -> str:
     return "" if value in ("None", "(null)", "N/A", "Unknown") else value
 
 
-def _advice(words: str) -> str:
+def advice(words: str) -> str:
+    """What to do about a refusal that says ``words``."""
     if "partition" in words:
         known = _run("sinfo", "-h", "-o", "%R").stdout.split()
         return f"--partition NAME; the partitions here are {', '.join(sorted(set(known)))}."

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from muster.cli.wording import plain_line
+from muster.cli.wording import plain_line, waiting_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -109,12 +109,17 @@ class PlainScreen(SilentScreen):
     def __init__(self) -> None:
         self._due_s = 0.0
         self._notes = 0
+        self._waits: dict[str, str] = {}
         self._last = ""
 
     def show(self, view: RunView) -> None:
         for kind, text in view.notes[self._notes :]:
             remark(f"{kind}: {text}")
         self._notes = len(view.notes)
+        waits = waiting_lines(view)
+        for reason in waits.keys() - self._waits.keys():
+            remark(waits[reason])
+        self._waits = waits
         is_last = view.phase == "ending"
         if time.monotonic() < self._due_s and not is_last:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from muster.base.clock import human_duration
@@ -50,6 +51,21 @@ def plain_line(view: RunView) -> str:
         "" if view.phase in ("running", "ending") else view.phase,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def waiting_lines(view: RunView) -> dict[str, str]:
+    """Why workers do not start yet: by reason, a line that names the first of them."""
+    waiting: dict[str, list[tuple[str, str]]] = {}
+    for line in view.workers:
+        if line.state == "starting" and line.progress:
+            # Which job it is differs between workers that wait for the same.
+            reason = re.sub(r"\bjob \d+_\d+", "job", line.progress)
+            waiting.setdefault(reason, []).append((line.slot, line.progress))
+    lines = {}
+    for reason, workers in waiting.items():
+        more = f", like {len(workers) - 1:,} more" if len(workers) > 1 else ""
+        lines[reason] = f"{workers[0][0]} {workers[0][1]}{more}"
+    return lines
 
 
 def summary_line(name: str, counts: Mapping[str, int], elapsed_s: float) -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from muster.base.run_folder import RunFolder
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.ledger.store import Ledger
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.farm.publish import store_value
+
+_TAIL_BYTES, _MAX_LINES = 4000, 4
+_COMPLAINT = "muster: "
 
 
 @dataclass
@@ -22,14 +28,53 @@ class Collected:
     num_known: int = 0
     num_open: int = 0
     missing: list[int] = field(default_factory=list)  # elements without a ledger
+    ended: dict[int, LastWords] = field(default_factory=dict)  # elements that gave up, and why
 
 
-def collect_element(main: RunFolder, ledger: Ledger, number: int, counts: Collected) -> None:
-    """Record what an element has done, by content: a key that is done here stays as it is."""
+class LastWords(NamedTuple):
+    """The end of what the job of an element printed, and the whole of it."""
+
+    text: str
+    path: Path
+
+
+def element_numbers(main: RunFolder, count: int) -> list[int]:
+    """Those of the array as it was sent last, and whatever an earlier one has left."""
+    there = [int(path.name) for path in main.elements.iterdir() if path.name.isdigit()]
+    return sorted({*range(count), *there})
+
+
+def last_words(main: RunFolder, number: int, *, only_ours: bool) -> LastWords | None:
+    """What the last job of an element complained of; None where it printed nothing.
+
+    ``only_ours``: what the task or the job's set-up printed is no complaint.
+    """
+    outputs = list(main.job_files.glob(f"*_{number}.out"))
+    if not outputs:
+        return None
+    path = max(outputs, key=lambda output: output.stat().st_mtime)
+    text = path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [i for i, line in enumerate(lines) if line.startswith(_COMPLAINT)]
+    if ours:
+        return LastWords(_one_line(lines[ours[-1] :][:_MAX_LINES]), path)
+    return LastWords(_one_line(lines[-_MAX_LINES:]), path) if lines and not only_ours else None
+
+
+def _one_line(lines: Sequence[str]) -> str:
+    return "; ".join(lines).replace(":; ", ": ")
+
+
+def collect_element(main: RunFolder, ledger: Ledger, number: int, counts: Collected) -> bool:
+    """Record what an element has done, by content: a key that is done here stays as it is.
+
+    Returns whether every task that it knows of has ended.
+    """
     element = main.element(number)
     if not element.ledger.exists():
         counts.missing.append(number)
-        return
+        return False
+    num_open_before = counts.num_open
     with LedgerReader(element.ledger) as reader:
         ledger.begin()
         worker_id = ledger.next_worker_id()
@@ -44,6 +89,7 @@ def collect_element(main: RunFolder, ledger: Ledger, number: int, counts: Collec
                 counts.num_known += 1
         ledger.worker_ended(worker_id, "collected")
         ledger.commit()
+    return counts.num_open == num_open_before
 
 
 def _record(

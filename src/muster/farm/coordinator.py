@@ -36,6 +36,7 @@ _LARGE_PLAN = 50_000
 _VIEW_EVERY_S = 0.1
 _CHORES_EVERY_S = 0.5
 _GOODBYE_S = 5.0
+_MAX_REASONS = 3
 _SNAPSHOT_EVERY_S = 60.0  # of a ledger that does not live in its run folder
 
 
@@ -359,7 +360,7 @@ class Coordinator:
         self._ledger.commit()
         self._ledger.snapshot()
         usable = scheduler.roster.usable()
-        unusable = "" if usable else "; ".join(s.quarantined for s in scheduler.roster.slots)
+        unusable = "" if usable else _reasons([s.quarantined for s in scheduler.roster.slots])
         self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))
         return Ending(
             counts=self._ledger.counts(),
@@ -369,3 +370,9 @@ class Coordinator:
             unusable=unusable,
             notes=self._picture.notes,
         )
+
+
+def _reasons(reasons: list[str]) -> str:
+    """The first few: a hundred workers mostly have one and the same."""
+    more = f"; and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
+    return "; ".join(reasons[:_MAX_REASONS]) + more

@@ -31,14 +31,7 @@ from muster.farm.events import (
 from muster.farm.failures import death_as_finished, fingerprint
 from muster.farm.health import Breaker, DeviceHealth
 from muster.farm.identity import payload_and_key
-from muster.farm.model import (
-    AttemptRecord,
-    Finished,
-    Outcome,
-    SlotSpec,
-    TargetSpec,
-    Task,
-)
+from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.farm.pace import Pace
 from muster.farm.roster import Roster, Slot, Worker
 from muster.farm.sharing import divisible, runs_divisible, whom_to_ask
@@ -258,7 +251,7 @@ class Scheduler:
         slot.start_failures += 1
         slot.start_after = now + self.policy.retry.pause_s(slot.start_failures, 1.0)
         if slot.start_failures >= self.policy.start_failure_limit:
-            reason = f"its worker did not start {slot.start_failures} times: {event.reason}"
+            reason = f"its worker did not start {slot.start_failures} times: {_cause(event)}"
             self._quarantine([slot], reason, out)
 
     # ------------------------------------------------------------------ failures
@@ -597,3 +590,9 @@ class Scheduler:
 
     def _health_of_key(self, key: str) -> DeviceHealth:
         return self._health.setdefault(key, DeviceHealth())
+
+
+def _cause(event: WorkerDied) -> str:
+    """With the last it printed: what went wrong before the worker began stands nowhere else."""
+    words = "; ".join([line.strip() for line in event.trace.splitlines() if line.strip()][-3:])
+    return f"{event.reason} (it printed: {words[-300:]})" if words else event.reason

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
-
 from muster.base.run_folder import RunFolder
+from muster.farm import wire
 from muster.farm.events import Divided, Results, Returned, WorkerDied, WorkerReady
 from muster.farm.executors import remote
 from muster.farm.executors.base import PilotLeft
@@ -25,6 +24,7 @@ from muster.farm.executors.mailbox import (
     PilotBox,
     Reader,
     all_boxes,
+    has_assigned,
     read_beat,
     write_beat,
 )
@@ -64,7 +64,7 @@ def settle(
     ledger.record_waiting(accepted, values)
     for record in accepted:
         publish(folder, _key(ledger, record), record.token)
-    if request is None or not _is_same(folder, request, targets):
+    if request is None or not has_assigned(folder, needs_of_pilots(request, targets)):
         ledger.recover()
         return []
     pilots = [pilot for pilot in left.pilots if pilot.slot_id < request.num_workers]
@@ -93,24 +93,15 @@ def survey(folder: RunFolder) -> Leftover:
         finished += account.trusted()
         last.pop(box.slot_id, None)
         if not account.is_over:
+            heard = outbox.offset - account.unfinished_bytes
             last[box.slot_id] = PilotLeft(
-                box.slot_id, box.job_id, box.restart, outbox.offset, *account.worker()
+                box.slot_id, box.job_id, box.restart, heard, *account.worker()
             )
     return Leftover(finished, list(last.values()))
 
 
 def _key(ledger: Ledger, record: AttemptRecord) -> str:
     return ledger.key_of(record.task_id).hex()
-
-
-def _is_same(folder: RunFolder, request: ClusterRequest, targets: Mapping[int, TargetSpec]) -> bool:
-    """Whether the pilots there were asked for in the same way; their number may differ."""
-    try:
-        stored = orjson.loads(folder.pilot_assignment.read_bytes())
-    except (OSError, ValueError):
-        return False
-    plain = orjson.loads(orjson.dumps(needs_of_pilots(request, targets)))
-    return all(stored.get(name) == value for name, value in plain.items())
 
 
 def _still_wanted(pilot: PilotLeft, kept: set[tuple[int, int]]) -> PilotLeft:
@@ -126,6 +117,8 @@ class _Account:
 
     def __init__(self) -> None:
         self.is_over = False
+        self.unfinished_bytes = 0  # at the end: of an event whose other frames are not there yet
+        self._is_leaving = False
         self._orders = _Orders()
         self._finished: list[tuple[int, Any]] = []
         self._ready: set[int] = set()
@@ -139,11 +132,15 @@ class _Account:
     def read_answers(self, frames: Sequence[Frame]) -> None:
         events = EventReader()
         for header, body in frames:
-            if header[0] in (BYE, LEAVING):
-                self.is_over = True
-            elif header[0] != HELLO:
-                for event in events.read([(header, body)]):
-                    self._answer(event)
+            self.unfinished_bytes += len(wire.pack(header, body))
+            if header[0] in (HELLO, LEAVING, BYE):
+                self.is_over |= header[0] == BYE
+                self._is_leaving |= header[0] == LEAVING
+                self.unfinished_bytes = 0
+                continue
+            for event in events.read([(header, body)]):
+                self.unfinished_bytes = 0
+                self._answer(event)
 
     def _answer(self, event: object) -> None:
         held = self._orders.held
@@ -188,7 +185,7 @@ class _Account:
             tasks,
             is_together=bool(tasks) and worker_id in self._orders.together,
             is_ready=worker_id in self._ready,
-            is_ending=worker_id in self._orders.ending,
+            is_ending=self._is_leaving or worker_id in self._orders.ending,
         )
         return held, None
 

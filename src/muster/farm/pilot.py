@@ -65,6 +65,7 @@ class Pilot:
         job_id: str | None,
         patience_s: float,
         lead_s: float,
+        look_every_s: float,
     ) -> None:
         """``lead_s``: how long before the time limit SLURM warns; ``job_id``: None outside."""
         self._folder = folder
@@ -78,7 +79,7 @@ class Pilot:
         now = time.monotonic()
         self._beat_seen_s = now
         self._beat_due_s = now
-        self._rhythm = Rhythm(now)
+        self._rhythm = Rhythm(now, least_s=look_every_s)
         self._inbox: Reader | None = None
         self._gate = _Gate(executor)
         self._commands = CommandReader(self._gate)
@@ -292,6 +293,7 @@ def main(argv: list[str]) -> int:
         job_id=place.job_id if place else None,
         patience_s=record["patience_s"],
         lead_s=record["lead_s"],
+        look_every_s=record["look_every_s"],
     )
     for number in _WARNINGS:
         signal.signal(number, pilot.warn)

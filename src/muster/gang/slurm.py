@@ -105,7 +105,7 @@ def gang_script(
 
 def _options(request: GangRequest, site: SlurmSite, folder: RunFolder) -> dict[str, str]:
     limit, memory = request.time_limit or site.time_limit, request.memory or site.memory
-    logs = str(folder.slurm.absolute()).replace("%", "%%")
+    logs = _pattern(folder.slurm.absolute())
     options = {
         "job-name": folder.name,
         "output": f"{logs}/job-%j.log",
@@ -129,6 +129,16 @@ def _options(request: GangRequest, site: SlurmSite, folder: RunFolder) -> dict[s
     if further.keys() & {"gres", "gpus"}:  # GPUs of a kind, such as gres=gpu:a100:4
         options.pop("gpus-per-node", None)
     return options | further
+
+
+def _pattern(path: Path) -> str:
+    """A path as ``--output`` understands it; UsageError for one that it cannot mean."""
+    if "\\" in str(path):
+        raise UsageError(
+            f"{path} has a backslash in it, which SLURM leaves out of the names of its logs.",
+            hint="choose another --run-dir.",
+        )
+    return str(path).replace("%", "%%")
 
 
 def _warning_s(request: GangRequest, limit: str | None) -> int:

@@ -102,5 +102,3 @@ class SsvaeTask(Task):
         leakage = style_leakage(weights, splits["test"], splits["train"], self._hyper).item()
         known = leakage if math.isfinite(leakage) else None
         Path(folder, "style_leakage.json").write_text(json.dumps({"style_leakage": known}) + "\n")
-        shown = "not known, the probe did not converge" if known is None else f"{known:.4f}"
-        print(f"test       style_leakage {shown}")  # noqa: T201 - beside the other metrics

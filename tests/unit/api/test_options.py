@@ -4,6 +4,7 @@ import pytest
 
 from muster.api.options import SweepOptions, parse_duration
 from muster.base.errors import UsageError
+from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
     FaultFlags,
@@ -31,7 +32,7 @@ def test_a_duration_that_is_none_is_refused(text: str) -> None:
 
 def _options(**place: object) -> SweepOptions:
     flags = DeviceFlags(**place)  # type: ignore[arg-type]
-    return options_from(flags, WorkerFlags(), FaultFlags(), RunFlags())
+    return options_from(flags, WorkerFlags(), FaultFlags(), RunFlags(), ClusterFlags())
 
 
 @pytest.mark.parametrize(

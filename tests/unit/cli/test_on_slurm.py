@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import MusterCli
 
 from muster.cli.commands.run import slurm_gang, split
+from muster.cli.commands.slurm_script import output_among
 from muster.cli.on_slurm import wants_slurm
 from muster.cli.slurm_gang import words_for_nodes
 
@@ -92,5 +93,26 @@ def test_the_script_can_be_had_as_a_file(muster_cli: MusterCli, tmp_path: Path) 
     assert shown.returncode == printed.returncode == written.returncode == 0
     assert shown.stdout == printed.stdout == (tmp_path / "job.sh").read_text()
     assert "#SBATCH --nodes=2\n" in shown.stdout and "#SBATCH --time=10\n" in shown.stdout
+    behind = muster_cli("slurm-script", *words, "--output=behind.sh")
+    assert behind.returncode == 0, behind.stderr
+    assert (tmp_path / "behind.sh").read_text() == shown.stdout
     wrong = muster_cli("slurm-script", "trian", "digits")
     assert wrong.returncode == 2 and "did you mean 'train'?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "target", "rest"),
+    [
+        ("train", ["har", "--output", "a.sh", "--lr", "1"], "a.sh", ["har", "--lr", "1"]),
+        ("run", ["--gpus", "2", "-o", "a.sh", "x.py"], "a.sh", ["--gpus", "2", "x.py"]),
+        ("run", ["x.py", "--output", "mine"], None, ["x.py", "--output", "mine"]),
+        ("sweep", ["--seeds", "2", "--", "x", "-o", "y"], None,
+         ["--seeds", "2", "--", "x", "-o", "y"]),
+        ("sweep", ["--output=a.sh", "--", "x", "-o", "y"], "a.sh", ["--", "x", "-o", "y"]),
+    ],
+)  # fmt: skip
+def test_where_the_script_goes_may_be_said_behind_the_command(
+    command: str, words: list[str], target: str | None, rest: list[str]
+) -> None:
+    found, left = output_among(command, words)
+    assert (found and str(found), left) == (target, rest)

@@ -534,6 +534,16 @@ def test_a_slot_whose_worker_never_starts_is_quarantined_with_pauses_between() -
     assert rig.scheduler.is_finished
 
 
+def test_a_start_that_failed_is_told_with_the_last_it_printed() -> None:
+    rig = Rig(cpus(1), tasks(1), Policy(start_failure_limit=1))
+    trace = "one\ntwo\n\nmodule: command not found\nhello\n"
+    out = rig.step(WorkerDied(1, None, None, "its job 29_0 failed", trace))
+    assert kinds(out, "quarantined") == [
+        "cpu0: its worker did not start 1 times: its job 29_0 failed "
+        "(it printed: two; module: command not found; hello)"
+    ]
+
+
 def test_with_no_usable_slot_the_run_ends_and_gives_its_tasks_back() -> None:
     rig = Rig(cpus(1), tasks(3), Policy(start_failure_limit=1))
     rig.step(WorkerDied(1, 1, None, "exit code 1"))

@@ -11,16 +11,22 @@ from hypothesis import strategies as st
 from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.executors.mailbox import (
+    BYE,
+    HELLO,
+    LEAVING,
     Beat,
     Reader,
     Rhythm,
     Writer,
     all_boxes,
     boxes_of,
+    has_assigned,
     pilot_box,
     read_beat,
+    why_leaving,
     write_beat,
 )
+from muster.farm.model import Outcome
 
 FRAMES = st.lists(st.tuples(st.lists(st.integers() | st.text(max_size=9), min_size=1, max_size=4)
                             .map(lambda items: ["kind", *map(str, items)]),
@@ -106,6 +112,38 @@ def test_inboxes_are_ordered_by_session(tmp_path: Path) -> None:
     for session in (2, 10, 1):
         box.inbox(session).touch()
     assert [session for session, _ in box.inboxes()] == [1, 2, 10]
+
+
+@pytest.mark.parametrize("why", ["closed", Outcome.PREEMPTED, Outcome.LOST])
+def test_a_pilot_is_over_when_goodbye_is_its_last_word(tmp_path: Path, why: str) -> None:
+    box = pilot_box(RunFolder(tmp_path), 0, 1, 0)
+    assert not box.is_over
+    box.folder.mkdir(parents=True)
+    outbox = Writer(box.outbox, durable=False)
+    for frame, is_over in [(wire.pack([HELLO, "h", 1]), False), (wire.pack([BYE, why]), True)]:
+        outbox.add(frame)
+        outbox.flush()
+        assert box.is_over == is_over
+
+
+def test_why_a_pilot_leaves_is_read_from_its_outbox(tmp_path: Path) -> None:
+    box = pilot_box(RunFolder(tmp_path), 0, 1, 0)
+    assert why_leaving(box) is None
+    box.folder.mkdir(parents=True)
+    outbox = Writer(box.outbox, durable=False)
+    outbox.add(wire.pack([HELLO, "host", 1]) + wire.pack([LEAVING, Outcome.PREEMPTED]))
+    outbox.add(wire.pack(["progress", 1, 2, "saves", {}]))
+    outbox.flush()
+    assert why_leaving(box) is Outcome.PREEMPTED
+
+
+def test_what_pilots_were_asked_for_with_is_compared_by_value(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert not has_assigned(folder, {})
+    folder.pilots.mkdir()
+    folder.pilot_assignment.write_text('{"request": {"args": ["a"]}, "patience_s": 3}')
+    assert has_assigned(folder, {"request": {"args": ("a",)}})
+    assert not has_assigned(folder, {"request": {"args": ("b",)}})
 
 
 @pytest.mark.parametrize("beat", [Beat(1, 5), Beat(3, 0, is_closed=True)])

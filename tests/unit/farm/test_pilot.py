@@ -31,6 +31,7 @@ from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
 from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
+    LEAVING,
     Beat,
     PilotBox,
     Reader,
@@ -89,7 +90,7 @@ class Yard:
         )  # fmt: skip
         self.targets = {1: spec}
         record = {
-            "run_id": "r", "patience_s": patience_s, "lead_s": lead_s,
+            "run_id": "r", "patience_s": patience_s, "lead_s": lead_s, "look_every_s": 0.004,
             **needs_of_pilots(REQUEST, self.targets),
         }  # fmt: skip
         self.folder.pilot_assignment.write_bytes(orjson.dumps(record))
@@ -413,3 +414,64 @@ def test_a_pilot_that_said_goodbye_is_over(yard: Yard) -> None:
     leave(yard, [task(1)], [], job=0)
     assert survey(yard.folder).pilots == [], "an earlier one of the slot is not the one to ask"
     assert Reader(yard.box().outbox).receive()[-1] == ([BYE, "closed"], b"")
+
+
+def test_a_pilot_that_only_began_to_leave_is_gone_on_with(yard: Yard, ledger: Ledger) -> None:
+    """It may be killed before it says goodbye; then only SLURM can say that it is over."""
+    yard.assign("echo")
+    leave(yard, [task(1)], [WorkerReady(1, 7)])
+    last = Writer(yard.box().outbox, durable=False)
+    last.add(wire.pack([LEAVING, Outcome.PREEMPTED]))
+    last.flush()
+    assert settled(yard, ledger) == [HeldWorker(1, [task(1)], is_ending=True)]
+    [left] = survey(yard.folder).pilots
+    yard.seat.adopt(left)
+    assert yard.seat.leaving is not None
+    assert yard.seat.leaving[0] is Outcome.PREEMPTED
+    events = yard.seat.lost(Outcome.LOST, "its job is gone")
+    [death] = [event for event in events if isinstance(event, WorkerDied)]
+    assert death.outcome is Outcome.PREEMPTED
+    yard.seat.start(2, SLOT)
+    assert yard.seat.has_waiting
+    yard.seat.look(time.monotonic())
+    assert yard.seat.has_waiting, "it does not enter the same mailbox again"
+
+
+def test_a_new_worker_is_not_given_to_a_pilot_that_leaves(yard: Yard) -> None:
+    yard.assign("echo")
+    leave(yard, [], [WorkerReady(1, 7), WorkerDied(1, 0, None, "ended")])
+    last = Writer(yard.box().outbox, durable=False)
+    last.add(wire.pack([LEAVING, Outcome.PREEMPTED]))
+    last.flush()
+    [left] = survey(yard.folder).pilots
+    yard.seat = Seat(yard.folder, 0, session=2, least_s=0.004)
+    yard.seat.adopt(left)
+    yard.seat.start(2, SLOT)
+    yard.seat.look(time.monotonic())
+    assert not yard.box().inbox(2).exists()
+    last.add(wire.pack([BYE, Outcome.PREEMPTED]))
+    last.flush()
+    yard.until(lambda: yard.seat.has_waiting)
+    assert yard.of(WorkerDied) == [], "it waits for the next pilot"
+
+
+@pytest.mark.parametrize("visible", [0, 1, 2])
+def test_results_of_which_a_part_is_visible_are_heard_whole_later(yard: Yard, visible: int) -> None:
+    """NFS may show the first frames of an event before the others."""
+    yard.assign("echo")
+    leave(yard, [task(1), task(2), task(3)], [WorkerReady(1, 7), Results(1, [finished(3)])])
+    whole = remote.pack_event(Results(1, [finished(1), finished(2)]))
+    starts = [0]
+    for part in ([finished(1)], []):  # the head, then a result after the other
+        starts.append(len(whole) - len(b"".join(map(wire.pack_finished, [*part, finished(2)]))))
+    outbox = yard.box().outbox
+    before = outbox.read_bytes()
+    outbox.write_bytes(before + whole[: starts[visible]])
+    [left] = survey(yard.folder).pilots
+    assert left.heard == len(before)
+    assert left.worker is not None
+    assert [t.task_id for t in left.worker.tasks] == [1, 2]
+    outbox.write_bytes(before + whole)
+    yard.seat.adopt(left)
+    yard.until(lambda: yard.of(Results))
+    assert yard.of(Results) == [Results(1, [finished(1), finished(2)])]

@@ -135,3 +135,9 @@ def test_what_slurm_would_not_take_is_refused_at_once(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         script(**values)
+
+
+def test_a_folder_that_slurm_cannot_write_to_is_refused() -> None:
+    """A backslash in --output: SLURM replaces no %j in it, and drops the backslash."""
+    with pytest.raises(UsageError, match=r"a backslash in it.*\n.*--run-dir"):
+        gang_script(GangRequest(), SlurmSite(), COMMAND, RunFolder(Path("/home/me/a\\b")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,6 +17,10 @@ from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
+from muster.farm.model import TaskState
+
+if TYPE_CHECKING:
+    from muster.api.array import ArrayProgress
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def list_runs(argv: list[str]) -> int:
         status = run.status()
         records.append(asdict(status))
         done, total = status.counts["done"], status.total
-        state = "running" if status.is_running else _state(run, status.counts)
+        array = _array(run, asks_slurm=False)  # once for each run would take long
+        state = "running" if status.is_running else _state(run, status.counts, array)
         created = iso_utc(run.stored.created_s)
         rows.append(
             [status.name, state, f"{done:,}/{total:,}", f"{status.counts['failed']:,}", created]
@@ -77,12 +82,14 @@ def status(argv: list[str]) -> int:
     flags = parse(_Look, argv, "status", "How far a run is, also while it runs.")
     run = open_run(flags.run)
     found = run.status()
-    state = "running" if found.is_running else _state(run, found.counts)
+    progress = _array(run, asks_slurm=True)
+    state = "running" if found.is_running else _state(run, found.counts, progress)
     trained = None
     if _is_gang(run):
         trained = training_state(run.folder, is_running=found.is_running)
     if flags.json:
-        output.say_json({**asdict(found), "state": state, "training": trained})
+        record = {**asdict(found), "state": state, "training": trained}
+        output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
     output.say(f"{found.name}: {state}")
     if _is_gang(run):
@@ -92,16 +99,21 @@ def status(argv: list[str]) -> int:
             output.say(f"  go on: muster resume {run.path}")
         output.say(f"  logs: {run.folder.logs}/rank-*.log")
         return 0
+    array = _array_lines(run, progress)
     shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
     more = "" if found.is_enqueued else " (not all tasks are listed yet)"
     output.say(f"  {shown or 'no tasks'} of {found.total:,}{more}")
+    for line in array:
+        output.say(f"  {line}")
     if found.num_retried:
         output.say(f"  {found.num_retried:,} attempts were tried again")
     if found.live:
         for worker in found.live["workers"]:
             elapsed = worker["elapsed_s"]
             since = f" for {human_duration(elapsed)}" if elapsed is not None else ""
-            output.say(f"  {worker['slot']}: {worker['state']} {worker['task']}{since}")
+            # Before its first task a worker says why it has to wait.
+            task = worker["progress"] if worker["state"] == "starting" else worker["task"]
+            output.say(f"  {worker['slot']}: {worker['state']} {task}{since}")
     return 0
 
 
@@ -192,7 +204,35 @@ def _is_gang(run: Run) -> bool:
     return "program" in run.stored.spec
 
 
-def _state(run: Run, counts: object) -> str:
+def _array(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:
+    """Of a run with --array, which has no coordinator; None for any other."""
+    if not run.folder.elements_json.exists():
+        return None
+    from muster.api.array import array_progress
+
+    return array_progress(run.folder, asks_slurm=asks_slurm)
+
+
+def _plain(progress: ArrayProgress) -> dict[str, Any]:
+    counts = {state.name.lower(): number for state, number in progress.counts.items()}
+    return {**progress._asdict(), "counts": counts}
+
+
+def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
+    if progress is None:
+        return []
+    num_ended = max(0, progress.num_begun - progress.num_running)
+    parts = {"at work": progress.num_running, "queued": progress.num_queued, "ended": num_ended}
+    shown = ", ".join(f"{number:,} {word}" for word, number in parts.items() if number)
+    done, failed = progress.counts[TaskState.DONE], progress.counts[TaskState.FAILED]
+    return [
+        f"array of {progress.num_elements:,} elements: {shown or 'none has begun'}",
+        f"in the elements: {done:,} done, {failed:,} failed; bring them here: "
+        f"muster collect {run.path}",
+    ]
+
+
+def _state(run: Run, counts: object, array: ArrayProgress | None = None) -> str:
     assert isinstance(counts, dict)
     if _is_gang(run):
         code = last_ending(run.folder)
@@ -203,8 +243,10 @@ def _state(run: Run, counts: object) -> str:
             None: "stopped",
         }
         return words.get(code, "failed")
+    if array is not None and (array.num_running or array.num_queued):
+        return "running" if array.num_running else "queued"
     if counts["waiting"] or counts["running"]:
-        return "stopped"
+        return "stopped" if array is None else "not collected"
     if counts["cancelled"]:
         return "cancelled"
     return "failed" if counts["failed"] else "done"

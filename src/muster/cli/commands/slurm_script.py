@@ -8,6 +8,7 @@ from pathlib import Path
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_OK, EXIT_USAGE, UnknownNameError, UsageError
 from muster.cli import output
+from muster.cli.commands.run import split
 from muster.cli.on_slurm import wants_slurm
 
 #: command → the function that takes its words and says what would be sent.
@@ -16,7 +17,8 @@ _SCRIPTS = {
     "run": "muster.cli.commands.run:slurm_gang",
     "sweep": "muster.cli.commands.sweep:slurm_array",
 }
-_HELP = """usage: muster slurm-script [--output FILE] train|run|sweep …
+_NAMES = ("--output", "-o")
+_HELP = """usage: muster slurm-script [--output FILE] train|run|sweep … [--output FILE]
 
 Write the batch script that `muster train … --on slurm` would send, to edit it and send it with
 sbatch. The words after the command are those of the command. Without --output it is printed.
@@ -36,6 +38,8 @@ def main(argv: list[str]) -> int:
     if not words or words[0] not in _SCRIPTS:
         raise UnknownNameError("command", words[0] if words else "", _SCRIPTS)
     command, words = words[0], words[1:]
+    if target is None:
+        target, words = output_among(command, words)
     if not wants_slurm(words):
         words = ["--on", "slurm", *words]
     module, _, function = _SCRIPTS[command].partition(":")
@@ -55,10 +59,22 @@ def main(argv: list[str]) -> int:
 
 def _output(argv: list[str]) -> tuple[Path | None, list[str]]:
     name, equals, value = argv[0].partition("=")
-    if name not in ("--output", "-o"):
+    if name not in _NAMES:
         return None, argv
     if equals:
         return Path(value), argv[1:]
     if len(argv) < 2:
         raise UsageError("--output needs the name of a file.")
     return Path(argv[1]), argv[2:]
+
+
+def output_among(command: str, words: list[str]) -> tuple[Path | None, list[str]]:
+    """--output among the flags of the command; in a program's own words it is the program's."""
+    flags, _ = split(words) if command == "run" else (words, [])
+    if "--" in flags:
+        flags = flags[: flags.index("--")]
+    for position, word in enumerate(flags):
+        if word.partition("=")[0] in _NAMES:
+            target, rest = _output(words[position:])
+            return target, [*words[:position], *rest]
+    return None, words

@@ -12,6 +12,9 @@ from muster.base.sbatch import check_memory, check_time, further_options
 from muster.base.slurm_site import SlurmSite
 from muster.farm.model import TargetSpec
 
+#: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.
+_LOOKS_PER_S = 2000
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRequest:
@@ -78,3 +81,8 @@ def needs_of_pilots(request: ClusterRequest, targets: Mapping[int, TargetSpec]) 
         "request": resources,
         "targets": {str(n): dataclasses.asdict(spec) for n, spec in targets.items()},
     }
+
+
+def look_every_s(num_workers: int) -> float:
+    """How often a mailbox is looked at, at most: all of them together cost one file server."""
+    return max(0.004, num_workers / _LOOKS_PER_S)

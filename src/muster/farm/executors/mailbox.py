@@ -16,17 +16,23 @@ attributes (seconds). Files are opened by path at every look, which makes NFS as
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 from muster.base.atomic_files import write_atomic
 from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.executors.remote import Frame
+from muster.farm.model import Outcome
 
 #: What a pilot says of itself, besides the events of its worker.
 HELLO, LEAVING, BYE = "hello", "leaving", "bye"
+
+#: The frames that end an outbox.
+_GOODBYES = tuple(wire.pack([BYE, why]) for why in ("closed", *Outcome))
 
 _CHUNK = 1 << 22
 _OUTBOX = "outbox"
@@ -123,6 +129,17 @@ class PilotBox(NamedTuple):
     def outbox(self) -> Path:
         return self.folder / _OUTBOX
 
+    @property
+    def is_over(self) -> bool:
+        """Its pilot has said goodbye; one that was killed has not."""
+        try:
+            with self.outbox.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - max(map(len, _GOODBYES))))
+                return file.read().endswith(_GOODBYES)
+        except FileNotFoundError:
+            return False
+
     def inbox(self, session: int) -> Path:
         return self.folder / f"inbox-{session}"
 
@@ -153,11 +170,29 @@ def boxes_of(folder: RunFolder, slot_id: int) -> list[PilotBox]:
     return sorted(found, key=lambda box: box.age)
 
 
+def why_leaving(box: PilotBox) -> Outcome | None:
+    """Why its pilot has begun to leave; None when it has not said so. Reads its whole outbox."""
+    for header, _ in Reader(box.outbox).receive():
+        if header[0] == LEAVING:
+            return Outcome(header[1])
+    return None
+
+
 def all_boxes(folder: RunFolder) -> Iterator[PilotBox]:
     if folder.pilots.exists():
         slots = (int(name) for name in os.listdir(folder.pilots) if name.isdigit())
         for slot_id in sorted(slots):
             yield from boxes_of(folder, slot_id)
+
+
+def has_assigned(folder: RunFolder, needs: Mapping[str, Any]) -> bool:
+    """Whether the pilots of this run were last asked for with these needs."""
+    try:
+        stored = orjson.loads(folder.pilot_assignment.read_bytes())
+    except (OSError, ValueError):
+        return False
+    plain = orjson.loads(orjson.dumps(needs))
+    return all(stored.get(name) == value for name, value in plain.items())
 
 
 class Beat(NamedTuple):

@@ -18,16 +18,24 @@ from typing import Any
 import orjson
 
 from muster.base.atomic_files import write_atomic
-from muster.base.errors import SetupError
+from muster.base.clock import SystemClock
+from muster.base.errors import SetupError, UsageError
+from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
 from muster.base.sbatch import further_options
 from muster.base.settings import kept_environment, read_settings, variable
+from muster.base.slurm_commands import advice
 from muster.base.slurm_site import read_site
 from muster.farm.events import Event, Progress
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots, with_site
-from muster.farm.executors.mailbox import read_beat, write_beat
+from muster.farm.executors.cluster import (
+    ClusterRequest,
+    look_every_s,
+    needs_of_pilots,
+    with_site,
+)
+from muster.farm.executors.mailbox import boxes_of, has_assigned, read_beat, write_beat
 from muster.farm.executors.slurm_seat import Seat
 from muster.farm.executors.slurm_states import Element, ending_of
 from muster.farm.executors.slurm_watch import (
@@ -36,6 +44,7 @@ from muster.farm.executors.slurm_watch import (
     cancel,
     elements_now,
     end_all,
+    may_serve,
     preempted,
 )
 from muster.farm.model import Outcome, SlotSpec, Task
@@ -49,13 +58,14 @@ _RETRY_S = 15.0
 _CLOSE_PATIENCE_S, _CLOSE_LIMIT_S = 5.0, 60.0
 #: Variables that say which cluster is meant.
 _CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
-_LOOKS_PER_S = 2000
+_HOW_TO_END = "Ctrl-C or `muster cancel` ends the whole run"
 _TAIL_BYTES = 4000
 
 
 class SlurmExecutor:
     def __init__(self, assignment: Assignment) -> None:
         self._folder = RunFolder(assignment.folder.path.absolute())
+        _path_for_output(self._folder)  # refuses what SLURM cannot write to
         self._request = assignment.cluster
         self._name = job_name(self._folder)
         self._watch = JobWatch(self._name)
@@ -66,14 +76,17 @@ class SlurmExecutor:
         self._told: dict[int, str] = {}  # slot → why it waits, as last told
         self._retry_s = 0.0
         self._happened: list[Event] = []
+        self._cancelled: dict[int, str] = {}  # slot → its last job, which somebody has cancelled
         found = elements_now(self._name)
         self._beat = read_beat(self._folder)._replace(is_closed=False)
         self._beat = self._beat._replace(session=self._beat.session + 1)
         self._beat_due_s = 0.0
         self._folder.job_files.mkdir(parents=True, exist_ok=True)
+        needs = needs_of_pilots(assignment.cluster, assignment.targets)
+        self._take_over(assignment, found, fits=has_assigned(self._folder, needs))
+        # Last: should this be killed before, the next one still sees what does not fit.
         _write_assignment(self._folder, assignment)
         self._keep_beating(time.monotonic())
-        self._take_over(assignment, found)
 
     # ------------------------------------------------------------------ the questions
 
@@ -132,8 +145,8 @@ class SlurmExecutor:
 
     def _seat(self, slot_id: int) -> Seat:
         if slot_id not in self._seats:
-            least_s = max(0.004, self._request.num_workers / _LOOKS_PER_S)
-            self._seats[slot_id] = Seat(self._folder, slot_id, self._beat.session, least_s)
+            every_s = look_every_s(self._request.num_workers)
+            self._seats[slot_id] = Seat(self._folder, slot_id, self._beat.session, every_s)
         return self._seats[slot_id]
 
     def _order(self, worker_id: int, frames: bytes) -> None:
@@ -147,19 +160,31 @@ class SlurmExecutor:
             self._beat = self._beat._replace(number=self._beat.number + 1)
             write_beat(self._folder, self._beat)
 
-    def _take_over(self, assignment: Assignment, found: Elements) -> None:
-        """Go on with what an earlier coordinator has left; what does not fit is cancelled."""
+    def _take_over(self, assignment: Assignment, found: Elements, *, fits: bool) -> None:
+        """Go on with what an earlier coordinator has left; what does not fit is cancelled.
+
+        ``fits``: the jobs there were asked for with the same resources and targets.
+        """
         for left in assignment.left:
             seat = self._seat(left.slot_id)
             seat.adopt(left)
             self._arrays[left.slot_id] = left.job_id
             if left.worker is not None:
                 self._owners[left.worker.worker_id] = seat
+        empty = [n for n in range(self._request.num_workers) if self._seat(n).box is None]
+        for number in empty:  # of boxes whose pilot is gone, all news are old
+            boxes = boxes_of(self._folder, number)
+            gone = [box.age for box in boxes if not (fits and may_serve(box, found))]
+            self._seats[number].pass_over(gone)
         there = sorted(key for key, item in found.items() if item.is_there)
-        for array, number in there:
-            if number < self._request.num_workers and self._seat(number).box is None:
-                self._arrays[number] = max(array, self._arrays.get(number, 0))
-        cancel([f"{a}_{n}" for a, n in there if self._arrays.get(n) != a])
+        for array, number in there if fits else []:
+            if number in empty and array >= self._seats[number].age[0]:
+                self._arrays[number] = array  # the newest, as they are sorted
+        unwanted = [(a, n) for a, n in there if self._arrays.get(n) != a]
+        cancel([f"{a}_{n}" for a, n in unwanted])
+        for array, number in unwanted:  # it may still begin to speak
+            if number in empty and number not in self._arrays:
+                self._seats[number].pass_over([(array, found[array, number].restarts)])
 
     # ------------------------------------------------------------------ jobs
 
@@ -185,6 +210,8 @@ class SlurmExecutor:
         if not element.is_there:
             del self._arrays[seat.slot_id]
             outcome, what = ending_of(element.state)
+            if element.state == "CANCELLED":  # not by this coordinator
+                self._note_cancelled(seat.slot_id, job)
             trace = self._last_words(job) if seat.box is None else ""
             return seat.lost(outcome, f"its job {job} {what}", trace)
         if seat.box is not None and element.restarts > seat.box.restart:
@@ -201,6 +228,14 @@ class SlurmExecutor:
             return []
         self._told[slot_id] = text
         return [Progress(worker_id, 0, text)]
+
+    def _note_cancelled(self, slot_id: int, job: str) -> None:
+        """Said in the journal now, and on the screen when another job is asked for."""
+        text = f"job {job} was cancelled with scancel; {_HOW_TO_END}"
+        self._cancelled[slot_id] = text
+        journal = Journal(self._folder.events, SystemClock())
+        journal.write("job_cancelled", text=text)
+        journal.close()
 
     def _last_words(self, job: str) -> str:
         try:
@@ -233,7 +268,16 @@ class SlurmExecutor:
         self._submitted_s[array] = now
         self._arrays.update(dict.fromkeys(slots, array))
         self._watch.hurry(now)
-        return []
+        return self._say_why_again(slots)
+
+    def _say_why_again(self, slots: Sequence[int]) -> list[Event]:
+        """That these slots ask for a job because somebody has cancelled the one they had."""
+        events: list[Event] = []
+        for slot_id in slots:
+            worker_id, text = self._seats[slot_id].worker_id, self._cancelled.pop(slot_id, "")
+            if worker_id is not None and text:
+                events += self._tell(slot_id, worker_id, f"asks for another job: {text}")
+        return events
 
 
 def _write_assignment(folder: RunFolder, assignment: Assignment) -> None:
@@ -241,6 +285,7 @@ def _write_assignment(folder: RunFolder, assignment: Assignment) -> None:
         "run_id": assignment.run_id,
         "patience_s": PATIENCE_S,
         "lead_s": float(assignment.cluster.warn_before_s),
+        "look_every_s": look_every_s(assignment.cluster.num_workers),
         **needs_of_pilots(assignment.cluster, assignment.targets),
     }
     write_atomic(folder.pilot_assignment, orjson.dumps(record))
@@ -249,8 +294,13 @@ def _write_assignment(folder: RunFolder, assignment: Assignment) -> None:
 # ---------------------------------------------------------------------- what is submitted
 
 
+def array_name(folder: RunFolder) -> str:
+    """Names the array without a coordinator of this folder: no coordinator ends its elements."""
+    return f"{job_name(folder)}-array"
+
+
 def job_name(folder: RunFolder) -> str:
-    """Names the jobs of this run folder and of no other; squeue filters by it."""
+    """Names the pilots' jobs of this run folder and of no other; squeue filters by it."""
     path = str(folder.path.absolute())
     shown = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.path.absolute().name)[:24]
     return f"muster-{shown}-{sha256(path.encode()).hexdigest()[:10]}"
@@ -284,7 +334,7 @@ def submit(request: ClusterRequest, folder: RunFolder, slots: Sequence[int], lin
     except (RuntimeError, OSError) as error:
         raise SetupError(
             f"SLURM did not take the job: {_said(error)}",
-            hint="`--dry-run` shows the script; sinfo shows partitions and limits.",
+            hint=advice(_said(error)),
         ) from None
     return int(job.job_id)
 
@@ -307,13 +357,13 @@ def _parameters(
 ) -> dict[str, Any]:
     """As submitit names them, with what the site file adds."""
     request = with_site(request, read_site(read_settings()))
-    output = str(folder.job_files / "%A_%a.out")
+    output = f"{_path_for_output(folder)}/%A_%a.out"
     further = {name: value or True for name, value in further_options(request.slurm_args).items()}
     more: dict[str, Any] = {"array": _ranges(slots), "output": output, "requeue": True}
     if not is_pilot:  # a program that knows TERM: it finishes what it is at
         more["signal"] = f"TERM@{request.warn_before_s}"
     return {
-        "job_name": job_name(folder),
+        "job_name": job_name(folder) if is_pilot else array_name(folder),
         "partition": request.partition,
         "account": request.account,
         "time": request.time_limit,
@@ -328,6 +378,20 @@ def _parameters(
         "srun_args": ["--output", output, f"--cpus-per-task={request.cpus_per_worker}"],
         "additional_parameters": {**more, **further},
     }
+
+
+def _path_for_output(folder: RunFolder) -> str:
+    """The folder of the jobs' outputs as sbatch and srun read it, where % begins a field.
+
+    Raises UsageError for a backslash, which tells them to replace no fields at all.
+    """
+    path = str(folder.job_files)
+    if "\\" in path:
+        raise UsageError(
+            f"--run-dir {folder.path}: SLURM cannot write below a backslash.",
+            hint="name another run folder.",
+        )
+    return path.replace("%", "%%")
 
 
 def _ranges(slots: Sequence[int]) -> str:

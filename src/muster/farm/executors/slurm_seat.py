@@ -25,6 +25,7 @@ from muster.farm.executors.mailbox import (
     Writer,
     boxes_of,
     pilot_box,
+    why_leaving,
 )
 from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.model import Outcome, SlotSpec
@@ -39,12 +40,12 @@ class Seat:
         self.worker_id: int | None = None
         self.box: PilotBox | None = None
         self.leaving: tuple[Outcome, str] | None = None
+        self.age = (-1, -1)  # of the last pilot; only a newer one is entered
         self._folder = folder
         self._session = session
         self._least_s = least_s
         self._is_placed = False  # the pilot there was told of the worker
         self._orders = bytearray()  # for the worker, from its start on, until a pilot takes them
-        self._age = (-1, -1)  # of the last pilot
         now = time.monotonic()
         self._seeking = Rhythm(now, least_s=0.02, most_s=_SEEK_MOST_S)
         self._listening = Rhythm(now, least_s=least_s)
@@ -55,12 +56,19 @@ class Seat:
     # ------------------------------------------------------------------ orders
 
     def adopt(self, left: PilotLeft) -> None:
-        """Go on with the pilot of an earlier coordinator."""
-        self._enter(pilot_box(self._folder, left.slot_id, left.job_id, left.restart), left.heard)
+        """Go on with the pilot of an earlier coordinator, and know it when that one leaves."""
+        box = pilot_box(self._folder, left.slot_id, left.job_id, left.restart)
+        self._enter(box, left.heard)
+        outcome = why_leaving(box)
+        self.leaving = None if outcome is None else _leaving_for(outcome)
         if left.worker is not None:
             self.worker_id, self._is_placed = left.worker.worker_id, True
         if left.unwanted is not None and self._inbox is not None:
             self._inbox.add(remote.end_command(left.unwanted, kill=True))
+
+    def pass_over(self, ages: Iterable[tuple[int, int]]) -> None:
+        """Pilots of these ages, and older ones, are never entered: they are gone, or will be."""
+        self.age = max([self.age, *ages])
 
     def start(self, worker_id: int, slot: SlotSpec) -> None:
         self.worker_id, self._is_placed = worker_id, False
@@ -131,7 +139,7 @@ class Seat:
             self._inbox.flush()
 
     def _seek(self, now: float) -> list[Event]:
-        newer = [box for box in boxes_of(self._folder, self.slot_id) if box.age > self._age]
+        newer = [box for box in boxes_of(self._folder, self.slot_id) if box.age > self.age]
         self._seeking.looked(now)
         if not newer:
             return []
@@ -144,7 +152,7 @@ class Seat:
         return events
 
     def _enter(self, box: PilotBox, heard: int = 0) -> None:
-        self.box, self._age, self.leaving = box, box.age, None
+        self.box, self.age, self.leaving = box, box.age, None
         self._inbox = Writer(box.inbox(self._session), durable=False)
         self._outbox = Reader(box.outbox, heard)
         self._events = EventReader()
@@ -168,7 +176,7 @@ class Seat:
             if header[0] == HELLO:
                 continue
             if header[0] == LEAVING:
-                self.leaving = _why_leaving(Outcome(header[1]))
+                self.leaving = _leaving_for(Outcome(header[1]))
                 self._seeking.happened(time.monotonic())
                 if self.worker_id is not None and self._is_placed:
                     events.append(WorkerLeaving(self.worker_id))
@@ -208,7 +216,7 @@ class Seat:
         self._orders.clear()
 
 
-def _why_leaving(outcome: Outcome) -> tuple[Outcome, str]:
+def _leaving_for(outcome: Outcome) -> tuple[Outcome, str]:
     sentences = {
         Outcome.PREEMPTED: "its job was preempted by one of higher priority",
         Outcome.JOB_TIMEOUT: "its job came to its time limit; ask for more with --time",

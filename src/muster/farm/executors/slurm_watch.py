@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import IO
 
 from muster.base.errors import SetupError
+from muster.farm.executors.mailbox import PilotBox
 from muster.farm.executors.slurm_states import SQUEUE, Element, read_squeue, was_preempted
 
 _LIMIT_S = 30.0
@@ -96,6 +97,14 @@ def elements_now(name: str) -> Elements:
             hint="see with `sinfo` whether the cluster answers.",
         )
     return read_squeue(done.stdout)
+
+
+def may_serve(box: PilotBox, found: Elements) -> bool:
+    """Whether the pilot of this box may be at work, by what SLURM shows of its element."""
+    element = found.get((box.job_id, box.slot_id))
+    if element is None or not element.is_there or element.restarts > box.restart:
+        return False
+    return not box.is_over  # what is at its end is still shown
 
 
 def preempted(job: str) -> bool:
