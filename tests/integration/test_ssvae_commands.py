@@ -26,7 +26,7 @@ def test_without_several_gpus(muster_cli: MusterCli, tmp_path: Path) -> None:
     found = results(tmp_path)
     assert (found["num_ranks"], found["epochs"]) == (1, 2)
     measured = json.loads((tmp_path / "here" / "model" / "style_leakage.json").read_text())
-    assert f"style_leakage {measured['style_leakage']:.4f}" in done.stdout
+    assert measured["style_leakage"] < 1
 
 
 def test_on_several_devices_with_loaders(muster_cli: MusterCli, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -101,7 +102,7 @@ class Chores:
         if self._exporter is not None and self._exporter.poll() is None:
             return
         self._exporter = subprocess.Popen(
-            [sys.executable, "-m", "muster.farm.export", str(self.folder.path)],
+            [sys.executable, "-m", "muster.farm.export", str(self.folder.path), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

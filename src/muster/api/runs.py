@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -216,7 +217,7 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
 def refresh_export(folder: RunFolder) -> None:
     """Renew the exported table in a child process; a failure leaves the old one in place."""
     done = subprocess.run(
-        [sys.executable, "-m", "muster.farm.export", str(folder.path)],
+        [sys.executable, "-m", "muster.farm.export", str(folder.path), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

@@ -19,6 +19,7 @@ import pyarrow.parquet as pa_parquet
 
 from muster.base.atomic_files import replacing
 from muster.base.errors import MusterError, UsageError
+from muster.base.parent import die_with_parent
 from muster.base.run_folder import RunFolder
 from muster.farm import codec
 from muster.farm.ledger.read import LedgerReader, TaskRow
@@ -271,6 +272,8 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:  # a child of this process: it goes when that is killed
+        die_with_parent(int(sys.argv[2]))
     try:
         refresh(RunFolder(Path(sys.argv[1])))
     except MusterError as problem:
