@@ -103,3 +103,9 @@ def test_a_set_that_is_not_there_says_both_ways(
     assert done.returncode == 3
     assert "--data-dir FOLDER" in done.stderr and "muster-gpu[datasets]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_recipe_is_named_before_its_flags(muster_cli: MusterCli) -> None:
+    done = muster_cli("sweep", "ssvaee", "--n-labels", "100")
+    assert done.returncode == 2
+    assert "Unknown recipe 'ssvaee'" in done.stderr and "did you mean 'ssvae'" in done.stderr

@@ -17,36 +17,11 @@ import psutil
 import pytest
 import torch
 from tests.conftest import MusterCli
+from tests.slow_training import TASK
 from tests.unit.train.rank_jobs import last_weights
 
 from muster.base.run_folder import RunFolder
 
-TASK = """
-import time
-import torch, muster
-from torch import nn
-from torch.utils.data import Dataset
-
-class Points(Dataset):
-    def __init__(self):
-        self.x = torch.randn(64, 8)
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        x = self.x[index] + 0.1 * torch.randn(8)
-        return x, self.x[index].sum()
-
-class Slow(muster.Task):
-    def model(self):
-        return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))
-    def dataset(self, split):
-        return {"train": Points()}.get(split)
-    def loss(self, model, batch):
-        time.sleep(SECONDS)
-        return (model(batch[0])[:, 0] - batch[1]).square()
-    def score(self, model, batch):
-        return {"loss": (model(batch[0])[:, 0] - batch[1]).square()}
-"""
 WORDS = (
     *("train", "task.py:Slow", "--global-batch", "8", "--batch-size", "4", "--epochs", "99"),
     *("--max-steps", "40", "--checkpoint-interval", "5steps", "--no-tensorboard"),

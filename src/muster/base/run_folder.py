@@ -191,10 +191,6 @@ class RunFolder:
         return self.pilots / "assignment.json"
 
     @property
-    def pilot_jobs(self) -> Path:
-        return self.pilots / "jobs.json"
-
-    @property
     def job_files(self) -> Path:
         return self.pilots / "jobs"
 

@@ -13,7 +13,7 @@ from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
-from muster.base.errors import TargetError, UnknownNameError, UsageError
+from muster.base.errors import UnknownNameError, UsageError
 from muster.cli import output
 from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
@@ -188,13 +188,10 @@ def _command(words: list[str], command: list[str]) -> tuple[Workload, Any]:
 
 def _function(words: list[str]) -> tuple[Workload, Any]:
     kind = bundle("SweepFunction", {"space": SpaceFlags, **_COMMON}, {"target": Positional})
+    if re.fullmatch(r"[\w-]+", words[0]):  # before its flags, which would be called unknown
+        raise UnknownNameError("recipe", words[0], RECIPES)
     flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
-    try:
-        return of_target_text(flags.target, flags.space.space()), flags
-    except TargetError:
-        if flags.target.isidentifier():
-            raise UnknownNameError("recipe", flags.target, RECIPES) from None
-        raise
+    return of_target_text(flags.target, flags.space.space()), flags
 
 
 def _help_or_complain(words: list[str]) -> NoReturn:
