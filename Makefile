@@ -8,11 +8,12 @@ QUIET := -qq --disable-pip-version-check
 # With CI=true: a line per file, short tracebacks, no logo. The closing line of pytest stays.
 PYTEST := $(BIN)/python -m pytest $(if $(filter true 1,$(CI)),--no-header --tb=short -o console_output_style=classic)
 
-.PHONY: help setup servers demo test test-slow test-gpu check format bench clean
+.PHONY: help setup servers demo test test-all test-slow test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, a small sweep with its figure, then a training on two ranks"
-	@echo "make test       set up, then run the tests"
+	@echo "make test       set up, then the quick tests: every part once, in a few minutes"
+	@echo "make test-all   the quick tests and the thorough ones"
 	@echo "make check      lint, types, layers"
 	@echo "make test-slow  the long chaos and oracle runs"
 	@echo "make test-gpu   the tests that need a CUDA device"
@@ -56,6 +57,10 @@ servers:
 
 # Two files at a time: much of the suite waits for processes that it has started.
 test: $(STAMP) servers
+	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu and not alone"
+	$(PYTEST) -m "alone and not thorough and not slow and not gpu"
+
+test-all: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu and not alone"
 	$(PYTEST) -m "alone and not slow and not gpu"
 

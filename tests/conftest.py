@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -131,5 +131,29 @@ def muster_cli(tmp_path: Path) -> MusterCli:
                     os.killpg(process.pid, signal.SIGKILL)
                 raise
         return subprocess.CompletedProcess(words, process.returncode, out, error)
+
+    return run
+
+
+@pytest.fixture
+def muster_main(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``muster ARGS`` in this process and in ``tmp_path``: for what starts no work of its own.
+
+    Refusals, help, dry runs and looking at folders need no process of their own, which costs
+    seconds wherever torch is imported.
+    """
+    from muster.cli.main import main
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(tmp_path)
+        capfd.readouterr()
+        try:
+            code = main(args)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        out, error = capfd.readouterr()
+        return subprocess.CompletedProcess(args, code, out, error)
 
     return run
