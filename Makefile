@@ -60,8 +60,9 @@ test: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu and not alone"
 	$(PYTEST) -m "alone and not thorough and not slow and not gpu"
 
+# Property tests draw random examples here, and fixed ones in make test.
 test-all: $(STAMP) servers
-	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu and not alone"
+	$(PYTEST) --hypothesis-profile=random -n 2 --dist loadfile -m "not slow and not gpu and not alone"
 	$(PYTEST) -m "alone and not slow and not gpu"
 
 test-slow: $(STAMP) servers

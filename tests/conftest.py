@@ -15,15 +15,13 @@ from typing import Protocol
 
 import psutil
 import pytest
-from hypothesis import settings
+from tests.examples import settings
 from tests.ray_cluster import ray_cluster, ray_driver
 from tests.slurm_cluster import slurm, slurm_session
 
 __all__ = ["ray_cluster", "ray_driver", "slurm", "slurm_session"]  # fixtures for every test
 
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.register_profile("here", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+settings.load_profile("fixed")
 
 #: Set by pytest itself or by libraries on import, and no test's doing.
 _FOREIGN = ("PYTEST_", "COV_", "KMP_", "TORCH", "MPL", "COLUMNS", "LINES")

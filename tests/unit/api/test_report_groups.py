@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.api.report.figures import (
     draw_confusion,
@@ -156,7 +157,7 @@ def test_what_a_training_measured(tmp_path: Path) -> None:
     assert len(draw_measured(steps, tmp_path / "measured", "loss")) == 2
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(1, 9), st.integers(0, 9))
 def test_how_many_of_the_runs_a_mean_is_over(num: int, more: int) -> None:
     text = in_words(Spread(1.0, 0.5, num, num + more))

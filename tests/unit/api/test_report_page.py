@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.api.report.content import (
     MOST_ROWS,
@@ -99,7 +100,7 @@ NASTY = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(text=NASTY)
 def test_no_text_becomes_a_tag_and_all_of_it_is_shown(text: str, picture: Path) -> None:
     seen = Seen(to_html(page_with(text, picture), text))

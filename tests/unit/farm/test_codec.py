@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import TargetError
 from muster.farm.codec import check_result, decode, encode, encode_canonical
@@ -37,21 +38,21 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(values)
 def test_what_goes_in_comes_out(value: Any) -> None:
     assert same(decode(encode(value)), value)
     assert same(decode(encode_canonical(value)), value)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.dictionaries(keys, scalars))
 def test_canonical_ignores_the_order_of_keys(value: dict[str, Any]) -> None:
     backwards = dict(reversed(value.items()))
     assert encode_canonical(value) == encode_canonical(backwards)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(values, values)
 def test_canonical_tells_different_values_apart(one: Any, two: Any) -> None:
     assert (encode_canonical(one) == encode_canonical(two)) == same(one, two)

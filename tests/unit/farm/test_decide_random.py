@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
@@ -408,14 +409,14 @@ WORLDS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300, suppress_health_check=list(HealthCheck))
 @given(WORLDS)
 def test_nothing_is_lost_or_done_twice_and_everything_ends(world: World) -> None:
     Simulation(world).run()
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(5000, suppress_health_check=list(HealthCheck))
 @given(WORLDS)
 def test_nothing_is_lost_or_done_twice_over_many_worlds(world: World) -> None:
     Simulation(world).run()

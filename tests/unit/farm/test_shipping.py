@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import SetupError
 from muster.base.run_folder import RunFolder
@@ -64,7 +65,7 @@ def test_a_folder_arrives_with_all_that_is_in_it(
 
 
 @given(size=st.integers(0, 40), piece=st.integers(1, 12))
-@settings(max_examples=50)
+@examples(50)
 def test_a_file_of_any_size_is_whole_with_its_last_frame_only(
     tmp_path_factory: pytest.TempPathFactory, size: int, piece: int
 ) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import SetupError
 from muster.gang.checkpoint import CheckpointWriter, Snapshot, find_damage, newest_intact, put_back
@@ -45,7 +46,7 @@ def test_what_comes_back_is_what_was_given_at_the_save(good: Path) -> None:
     assert find_damage(good) is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_one_changed_byte_anywhere_is_found(good: Path, data: Any) -> None:
     names = sorted(path.name for path in good.iterdir())
@@ -64,7 +65,7 @@ def test_one_changed_byte_anywhere_is_found(good: Path, data: Any) -> None:
     assert found is not None or path.name == "manifest.json"
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_a_file_cut_short_or_gone_is_found(good: Path, data: Any) -> None:
     names = sorted(path.name for path in good.iterdir())

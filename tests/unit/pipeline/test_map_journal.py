@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import SetupError
 from muster.pipeline.journal import Journal
@@ -39,7 +40,7 @@ def add(journal: Journal, start: int, stop: int) -> None:
     journal.add(start, stop, rows, count, rejects=bad, num_rejects=num_bad)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(ranges, st.randoms(use_true_random=False), st.integers(0, 12), st.booleans())
 def test_rows_come_out_in_input_order_whatever_the_order_and_the_restarts(
     tmp_path_factory: pytest.TempPathFactory,
@@ -75,7 +76,7 @@ def test_rows_come_out_in_input_order_whatever_the_order_and_the_restarts(
     again.close()
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 400))
 def test_whatever_is_cut_off_or_changed_only_whole_entries_are_believed(
     tmp_path_factory: pytest.TempPathFactory, cut: int, change: int, which: int

@@ -5,8 +5,9 @@ from statistics import NormalDist
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster_recipes.clstm_ppo.black_scholes import delta, greeks, implied_volatility, price
@@ -92,7 +93,7 @@ def slow_price(
     return math.exp(-rate * years) * total * (high - low) / pieces / 3
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(inputs)
 def test_price_is_the_discounted_expectation(given_: dict[str, float]) -> None:
     volatility, rate, is_call = given_["volatility"], given_["rate"], bool(given_["is_call"])
@@ -102,7 +103,7 @@ def test_price_is_the_discounted_expectation(given_: dict[str, float]) -> None:
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(inputs)
 def test_parity_bounds_and_monotonicity(given_: dict[str, float]) -> None:
     spot, strike, years, volatility = numbers(
@@ -133,7 +134,7 @@ def test_parity_bounds_and_monotonicity(given_: dict[str, float]) -> None:
     assert (step - delta(spot, strike, years, volatility, rate, False)).item() == pytest.approx(1.0)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(inputs.filter(lambda given_: given_["years"] > 0.02 and given_["volatility"] > 0.05))
 def test_greeks_are_the_derivatives_of_the_price(given_: dict[str, float]) -> None:
     """By autograd; gamma as autograd of delta. Each against its own scale."""

@@ -6,8 +6,9 @@ from statistics import fmean, pstdev
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster_recipes.clstm_ppo.bars import Array, Bars, Calendar, calendar_of
 from muster_recipes.clstm_ppo.features import (
@@ -72,7 +73,7 @@ def test_rsi_is_the_published_one() -> None:
     np.testing.assert_allclose(found, PUBLISHED_RSI, atol=0.015)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(prices)
 def test_rsi_is_wilders(close: Array) -> None:
     expected = [slow_rsi(close[: bar + 1].tolist()) for bar in range(len(close))]
@@ -86,7 +87,7 @@ def test_rsi_at_its_ends() -> None:
     assert (rsi(walk(14)) == 50.0).all() and rsi(walk(15))[-1] != 50.0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(prices)
 def test_macd_is_appels(close: Array) -> None:
     line, histogram = macd(close)
@@ -100,7 +101,7 @@ def test_macd_is_appels(close: Array) -> None:
     np.testing.assert_allclose(exponential_average(close, 1), close)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(prices)
 def test_windows_are_of_the_last_bars_and_shorter_at_the_start(close: Array) -> None:
     z, bands = z_score(close, 20), bollinger_position(close)
@@ -117,7 +118,7 @@ def test_windows_are_of_the_last_bars_and_shorter_at_the_start(close: Array) -> 
     assert (z_score(np.full(30, 0.1), 20) == 0.0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(prices, st.sampled_from([1, 5, 20]))
 def test_returns_and_realised_volatility(close: Array, num_bars: int) -> None:
     returns = log_return(close, num_bars)
@@ -146,7 +147,7 @@ def bars_of(closes: list[Array], spacing_s: int = 86_400) -> Bars:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     symbol=st.integers(0, 1),
     bar=st.integers(0, 59),
@@ -168,7 +169,7 @@ def test_a_bar_changes_no_feature_before_it_nor_of_another_symbol(
         assert (before[at] != after[at]).any()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(1, 59))
 def test_a_shorter_history_has_the_same_features(number: int) -> None:
     whole, part = bars_of([walk(60)]), bars_of([walk(60)[:number]])

@@ -7,8 +7,9 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster import UsageError
@@ -124,7 +125,7 @@ def test_a_bar_encoded_once_has_the_gradient_of_encoding_every_sample() -> None:
         assert (one.grad != 0).any(), name
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     steps=st.integers(1, 9),
     num_envs=st.integers(1, 6),

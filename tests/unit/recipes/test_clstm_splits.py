@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster import UsageError
 from muster_recipes.clstm_ppo.bars import Bars
@@ -32,7 +33,7 @@ spans = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     spans=spans,
     val_share=st.floats(0.05, 0.4),

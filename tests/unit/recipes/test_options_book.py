@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster_recipes.clstm_ppo import black_scholes
@@ -44,7 +45,7 @@ def _bars(num_envs: int, spot: float = 100.0, time_s: float = 0.0) -> Conditions
     volatility=st.floats(0.02, 2.0),
     is_call=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_fast_formula_is_the_careful_one(
     spot: float, strike_to_spot: float, days: float, volatility: float, is_call: bool
 ) -> None:
@@ -58,7 +59,7 @@ def test_the_fast_formula_is_the_careful_one(
 
 
 @given(spot=st.floats(1, 1000), strike=st.floats(1, 1000), is_call=st.booleans())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_at_expiry_the_fast_formula_is_intrinsic(spot: float, strike: float, is_call: bool) -> None:
     bars = Conditions(_tensor(spot), _tensor(0.2), _tensor(0.0), _tensor(0.0))
     price, _ = mid_and_delta(bars, _tensor(strike), _tensor(0.0), _tensor(float(is_call)), RULES)
@@ -67,7 +68,7 @@ def test_at_expiry_the_fast_formula_is_intrinsic(spot: float, strike: float, is_
 
 
 @given(moves=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 9)), max_size=40))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_position_takes_the_first_free_slot_and_leaves_the_others_alone(
     moves: list[tuple[int, int]],
 ) -> None:

@@ -8,8 +8,9 @@ from typing import Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.recipes.options_bookkeeper import Bookkeeper, option_price
 from tests.unit.recipes.options_markets import (
     lognormal_ends,
@@ -54,7 +55,7 @@ def _env(
     capital=st.sampled_from([8_000.0, 100_000.0, 2e6]),
     costs=st.booleans(),
 )
-@settings(max_examples=6, deadline=None)
+@examples(6)
 def test_a_slow_bookkeeper_agrees_in_every_step(
     space: Space, seed: int, capital: float, costs: bool
 ) -> None:
@@ -91,7 +92,7 @@ def test_a_slow_bookkeeper_agrees_in_every_step(
 
 @pytest.mark.parametrize("space", SPACES)
 @given(seed=st.integers(0, 2**20), capital=st.sampled_from([8_000.0, 100_000.0]))
-@settings(max_examples=3, deadline=None)
+@examples(3)
 def test_the_mask_is_what_the_bookkeeper_finds_possible(
     space: Space, seed: int, capital: float
 ) -> None:
@@ -144,7 +145,7 @@ def test_nothing_can_be_closed_that_was_not_opened() -> None:
 
 
 @given(action=st.integers(1, 20), volume=st.floats(5e4, 1e8))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_opening_and_closing_at_once_loses_exactly_the_costs(action: int, volume: float) -> None:
     """ "At once": the next bar has the same time, price and volatility."""
     prices = market(torch.full((1, 4), 70.0), volume=volume, bar_days=0.0, episode_bars=3)
@@ -169,7 +170,7 @@ def test_opening_and_closing_at_once_loses_exactly_the_costs(action: int, volume
 
 
 @given(spot=st.floats(5, 900), volatility=st.floats(0.05, 1.0), elapsed=st.integers(1, 29))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_put_call_parity_holds_between_marked_positions(
     spot: float, volatility: float, elapsed: int
 ) -> None:
@@ -189,7 +190,7 @@ def test_put_call_parity_holds_between_marked_positions(
 
 @pytest.mark.parametrize("space", SPACES)
 @given(end=st.floats(0.7, 1.4), data=st.data())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_expiry_settles_to_intrinsic(space: Space, end: float, data: st.DataObject) -> None:
     """Every strategy, 40 days later, cost-free: cash in hand is what its payoff says."""
     strategies = action_space(space).strategies

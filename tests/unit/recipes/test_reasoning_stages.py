@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.recipes.map_driver import drive, good
 from tests.unit.recipes.rule_engine import RULES, Rule, RuleEngine
 
@@ -130,7 +131,7 @@ def test_what_the_model_is_asked() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_the_better_version_is_kept(data: st.DataObject) -> None:
     """Against the rule written out: a new version replaces the best one only if its quality is
     higher and no verified answer is lost; rounds end at the threshold.

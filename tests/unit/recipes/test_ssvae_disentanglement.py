@@ -9,8 +9,9 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.recipes.ssvae_slow_probe import slow_fit
 from torch import Tensor
 
@@ -129,7 +130,7 @@ def _slow_gap(codes: list[list[float]], factors: list[list[int]], num_bins: int)
 
 
 @given(seed=st.integers(0, 2**16), mix=st.floats(0, 1))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_the_gap_is_that_of_slow_counting(seed: int, mix: float) -> None:
     codes = (GRID.float() + mix * _noise(4, seed)).double()
     slow = _slow_gap(codes.tolist(), GRID.tolist(), 20)

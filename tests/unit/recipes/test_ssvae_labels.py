@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster import UsageError
 from muster_recipes.ssvae.labels import choose_labels, labels_of_epoch
@@ -24,7 +25,7 @@ LABELS = pool_labels(30)
 MOST = 300
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(num=st.integers(1, MOST), rate=st.floats(0, 1), seed=SEEDS)
 def test_a_subset_is_balanced_and_so_many_labels_are_wrong(
     num: int, rate: float, seed: int
@@ -38,14 +39,14 @@ def test_a_subset_is_balanced_and_so_many_labels_are_wrong(
     assert 0 <= int(chosen.given.min()) and int(chosen.given.max()) < NUM_CLASSES
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(nums=st.tuples(st.integers(1, MOST), st.integers(1, MOST)), seed=SEEDS)
 def test_fewer_labels_are_part_of_more(nums: tuple[int, int], seed: int) -> None:
     few, many = (choose_labels(LABELS, num, 0.0, seed) for num in sorted(nums))
     assert set(few.index.tolist()) <= set(many.index.tolist())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(num=st.integers(1, MOST), rates=st.tuples(st.floats(0, 1), st.floats(0, 1)), seed=SEEDS)
 def test_a_wrong_label_stays_wrong_in_the_same_way_at_a_higher_rate(
     num: int, rates: tuple[float, float], seed: int

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.recipes.ssvae_slow_probe import slow_fit
 
 from muster_recipes.ssvae import measures, probe
@@ -54,7 +55,7 @@ def _slow_error(probabilities: list[list[float]], labels: list[int], num_bins: i
 
 
 @given(seed=st.integers(0, 2**16), num=st.integers(1, 40), sharp=st.sampled_from([0.1, 1.0, 9.0]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_calibration_error_is_that_of_a_loop_over_bins(seed: int, num: int, sharp: float) -> None:
     stream = torch.Generator().manual_seed(seed)
     probabilities = torch.randn(2, num, 4, generator=stream, dtype=torch.float64).mul(sharp)
@@ -81,7 +82,7 @@ def test_calibration_error_of_known_cases() -> None:
 
 
 @given(seed=st.integers(0, 2**16), separable=st.booleans())
-@settings(max_examples=8, deadline=None)
+@examples(8)
 def test_the_probe_is_at_the_optimum_that_another_solver_finds(seed: int, separable: bool) -> None:
     stream = torch.Generator().manual_seed(seed)
     features = torch.randn(2, 60, 3, generator=stream, dtype=torch.float64) * 7 + 2

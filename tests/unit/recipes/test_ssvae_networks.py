@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -90,7 +91,7 @@ def test_gumbel_noise_has_the_mean_and_variance_of_gumbel() -> None:
     assert values.isfinite().all()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seeds=st.lists(SEEDS, min_size=1, max_size=4), step=st.integers(0, 2**40))
 def test_noise_of_a_run_is_a_function_of_its_seed_and_the_step(seeds: list[int], step: int) -> None:
     together = step_noise(SAMPLED, seeds, step, 4, "cpu")

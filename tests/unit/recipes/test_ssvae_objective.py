@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
@@ -101,7 +102,7 @@ class Plain:
         return torch.stack(values).mean()
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize("hyper", [EXACT, SAMPLED], ids=lambda hyper: hyper.unlabelled)
 def test_every_image_has_the_objective_of_the_specification(hyper: Hyper, seed: int) -> None:

@@ -8,8 +8,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster import UsageError
 from muster_recipes.ssvae.config import SsvaeConfig
@@ -18,7 +19,7 @@ from muster_recipes.ssvae.recipe import RECIPE
 from muster_recipes.ssvae.tasks import ssvae_runs, supervised_runs
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     n_labels=st.lists(st.integers(1, 1_000), min_size=1, max_size=3, unique=True),
     alphas=st.lists(st.floats(0, 100), min_size=1, max_size=3, unique=True),

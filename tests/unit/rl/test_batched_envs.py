@@ -4,8 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.rl.batched_cartpole import MASKED, BatchedCartPole
 
 from muster.base.errors import UsageError
@@ -56,7 +57,7 @@ def test_500_steps_are_those_of_gymnasiums_cartpole() -> None:
     assert outcome.extras["steps"].tolist() == [500]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     start=st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=4).map(torch.tensor),
     actions=st.lists(st.integers(0, 1), min_size=60, max_size=60),

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster import UsageError
@@ -41,7 +42,7 @@ def slow_probs(logits: Tensor, mask: Tensor) -> np.ndarray:
     return probs
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=masked_logits())
 def test_masked_probabilities_entropy_and_mode(case: tuple[Tensor, Tensor]) -> None:
     logits, mask = case
@@ -60,7 +61,7 @@ def test_masked_probabilities_entropy_and_mode(case: tuple[Tensor, Tensor]) -> N
     np.testing.assert_allclose(probs[range(len(probs)), mode.numpy()], probs.max(1))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=masked_logits())
 def test_gradients_with_masked_actions(case: tuple[Tensor, Tensor]) -> None:
     logits, mask = case
@@ -78,7 +79,7 @@ def test_gradients_with_masked_actions(case: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(grad, expected, atol=1e-9, rtol=0)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     case=masked_logits(),
     u=st.one_of(
@@ -140,7 +141,7 @@ def test_a_sample_of_normals_is_shifted_and_scaled() -> None:
     torch.testing.assert_close(drawn.std(0), torch.tensor([2.0, 0.5]), atol=0.03, rtol=0)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2**31), size=st.integers(1, 3))
 def test_a_diagonal_normal_against_its_density(seed: int, size: int) -> None:
     generator = torch.Generator().manual_seed(seed)

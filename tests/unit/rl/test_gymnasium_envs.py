@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.rl.ladder import Ladder, kind_of, of, place_of, registered
 
 from muster.base.errors import UsageError
@@ -182,7 +183,7 @@ def test_an_episode_that_ends_while_it_is_repeated_is_not_restored(
     assert again.restore(env.state()) is None
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
     actions=st.sampled_from([Discrete(1000), Continuous((0.0, 0.0), (1.0, 1.0))]),

@@ -6,8 +6,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import UsageError
 from muster.rl.environment import Continuous, Discrete
@@ -39,7 +40,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(space=nested, seed=st.integers(0, 99), data=st.data())
 def test_flat_observations_are_gymnasiums(space: Any, seed: int, data: Any) -> None:
     batch = gymnasium.vector.utils.batch_space(space, 3)

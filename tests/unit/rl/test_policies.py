@@ -7,8 +7,9 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster.base.errors import UsageError
@@ -57,7 +58,7 @@ def acted(
     return torch.stack(parameters), torch.stack(values), memories
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     steps=st.integers(1, 9),
     num_envs=st.integers(1, 5),

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster import UsageError
@@ -62,7 +63,7 @@ def slow_loss(batch: dict[str, Tensor], clip: float, value_clip: float | None) -
     return sums
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     batch=batches(), clip=st.sampled_from([0.1, 0.3]), value_clip=st.sampled_from([None, 0.05, 0.5])
 )
@@ -78,7 +79,7 @@ def test_every_term_is_the_papers(
     assert float(loss) == pytest.approx(combined / 7, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(batch=batches(), value_clip=st.sampled_from([None, 0.1]))
 def test_gradients_are_those_of_the_slow_loss(
     batch: dict[str, Tensor], value_clip: float | None
@@ -127,7 +128,7 @@ def test_the_clip_holds_only_what_would_gain_from_moving_on() -> None:
         assert float(grad) == pytest.approx(slope)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(batch=batches(), parts=st.integers(1, 3))
 def test_parts_with_the_global_count_add_up_to_the_whole(
     batch: dict[str, Tensor], parts: int
@@ -168,7 +169,7 @@ def test_shapes_that_would_broadcast_are_refused(odd: str) -> None:
     assert "Hint: one number per step and environment each: [steps, environments]." in text
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     split=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     scale=st.sampled_from([1e-3, 1.0, 1e3]),

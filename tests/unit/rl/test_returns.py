@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster.rl.returns import (
@@ -77,7 +78,7 @@ def slow_advantages(rollout: Rollout, gamma: float, lambda_: float) -> np.ndarra
     return advantages
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     rollout=rollouts(),
     gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
@@ -146,7 +147,7 @@ def test_returns_have_the_values_dtype_and_no_gradient() -> None:
     assert not targets.requires_grad
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(rollout=rollouts(), cut=st.integers(0, 10), gamma=st.sampled_from([0.0, 0.9, 1.0]))
 def test_discounted_returns_so_far(rollout: Rollout, cut: int, gamma: float) -> None:
     rewards, valid = rollout["rewards"], rollout["valid"]
@@ -164,7 +165,7 @@ def test_discounted_returns_so_far(rollout: Rollout, cut: int, gamma: float) -> 
                 assert float(running[step, env]) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(rollout=rollouts(), parts=st.integers(1, 3))
 def test_explained_variance_of_any_split_is_numpys(rollout: Rollout, parts: int) -> None:
     values, valid = rollout["values"], rollout["valid"]

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.examples import examples
 from torch import Tensor, nn
 
 from muster.rl.sequence_layout import Costs, cpu_costs, lay_out, segments_of
@@ -104,7 +105,7 @@ class Case:
         ]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(starts=starts_of_any_kind(), row=st.sampled_from(PADDING))
 def test_every_way_equals_the_equations(starts: Tensor, row: float) -> None:
     case = Case(starts, torch.float64)
@@ -132,7 +133,7 @@ def test_every_way_equals_the_equations(starts: Tensor, row: float) -> None:
         case.check(outputs, *(final or ()), atol=1e-14)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(starts=starts_of_any_kind())
 def test_the_chosen_way_equals_the_equations(starts: Tensor) -> None:
     for dtype, atol in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
@@ -144,7 +145,7 @@ def test_the_chosen_way_equals_the_equations(starts: Tensor) -> None:
             case.check(outputs, atol=atol)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(starts=starts_of_any_kind())
 def test_single_steps_equal_the_equations(starts: Tensor) -> None:
     case = Case(starts, torch.float64)
@@ -167,7 +168,7 @@ def test_longer_sequences_of_a_real_size(dtype: torch.dtype) -> None:
     case.check(outputs, *state, atol=2e-6 if dtype == torch.float32 else 1e-14)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(starts=starts_of_any_kind(), data=st.data())
 def test_a_plan_of_some_environments_is_the_plan_of_their_starts(
     starts: Tensor, data: st.DataObject
@@ -221,7 +222,7 @@ def test_a_memory_that_is_not_finite_ends_with_its_episode() -> None:
     assert c.isfinite().all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     starts=hnp.arrays(bool, st.tuples(st.integers(1, 7), st.integers(1, 4))),
     row=st.sampled_from(PADDING),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster.rl.statistics import Moments, Normaliser, ReturnScale
@@ -48,7 +49,7 @@ def splits(draw: st.DrawFn) -> list[list[tuple[Rows, Tensor]]]:
     return [[rows(generator, size, offset, scale) for size in ranks] for ranks in sizes]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batches=splits(), order=st.randoms(use_true_random=False), centred=st.booleans())
 def test_any_split_and_any_order_is_numpys(
     batches: list[list[tuple[Rows, Tensor]]], order: object, centred: bool

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from torch import Tensor
 
 from muster.rl import streams
@@ -89,7 +90,7 @@ def test_every_bit_is_fair_and_changes_with_every_counter() -> None:
         assert np.abs((one ^ other).sum(0) - NUM / 2).max() < limit
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**63 - 1),
     first=st.integers(0, 2**40),

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
+from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, parts_of
 
 from muster.base.errors import UsageError
@@ -44,7 +45,7 @@ def same(found: Any, meant: Any) -> bool:
     return type(found) is type(meant) and bool(found == meant)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(cuts)
 @example([[[{"a": 1}], [{"a": 2.5}]]])
 @example([[[{"a": 2**53 + 1}], [{"a": 2.5}]]])
@@ -179,7 +180,7 @@ def test_row_groups_are_bounded_for_many_rows_and_for_wide_ones(tmp_path: Path) 
         assert sizes[0] <= 101_024 if name == "many" else 110 <= sizes[0] <= 170
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(cuts)
 @example([[[{"a": ""}], [{"a": "x\r\ny"}, {"a": 'q"q', "b": ","}]]])
 @example([[[{"a": None}], [{}]]])

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
@@ -36,7 +37,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(cuts)
 def test_jsonl_is_the_parts_one_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]]
@@ -51,7 +52,7 @@ def test_jsonl_is_the_parts_one_after_the_other(
     assert names(folder) == {"parts", "out.jsonl"}
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(cuts)
 def test_a_folder_has_a_file_per_shard_and_a_manifest_that_is_right(
     tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]]

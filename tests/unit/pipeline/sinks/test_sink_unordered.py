@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
@@ -26,7 +27,7 @@ from muster.pipeline.sinks.unordered import Appender, discard
 ROOT = str(Path(__file__).parents[4])
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(cuts, st.randoms(use_true_random=False), st.lists(st.integers(0, 12), max_size=3))
 def test_parts_in_any_order_with_restarts_and_torn_ends(
     tmp_path_factory: pytest.TempPathFactory,
@@ -57,7 +58,7 @@ def test_parts_in_any_order_with_restarts_and_torn_ends(
     assert {path.name for path in folder.iterdir()} == {"parts", "out.jsonl"}
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(cuts, st.booleans())
 def test_csv_has_the_columns_of_all_parts_also_of_late_ones(
     tmp_path_factory: pytest.TempPathFactory, shards: list[list[Rows]], restarts: bool

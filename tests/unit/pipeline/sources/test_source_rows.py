@@ -13,14 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.pipeline.sources.model import BadRow, Selection
 from muster.pipeline.sources.table import open_input, reopen
 
 Factory = pytest.TempPathFactory
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+relaxed = examples(60, suppress_health_check=[HealthCheck.too_slow])
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-(10**25), 10**25), st.floats(), texts,

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import UnknownNameError, UsageError
 from muster.pipeline.sources.conditions import parse_conditions
@@ -30,7 +31,7 @@ def read_all(what: Any, selection: Selection, folder: Path, rows: int | None = 4
     return [row for shard in source.shards(rows) for _, row in source.read(shard, 0, shard.count)]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.one_of(st.none(), st.integers(-5, 5)), st.one_of(st.none(), st.text("abc"))),
