@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.base.clock import human_duration
+from muster.base.terminal import one_line
 from muster.cli.wording import counts_text, eta_text, rate_text
 from muster.farm.view import RunView, WorkerLine
 
@@ -25,7 +26,8 @@ def render(view: RunView, height: int) -> RenderableType:
     """Total progress, counts, notes and a line per worker, cut to ``height`` terminal rows."""
     parts: list[RenderableType] = [_head(view), _bar(view), Text(counts_text(view))]
     for kind, text in view.notes[-3:]:
-        parts.append(Text(f"{kind}: {text}", style="red", overflow="ellipsis", no_wrap=True))
+        note = one_line(f"{kind}: {text}")
+        parts.append(Text(note, style="red", overflow="ellipsis", no_wrap=True))
     if view.phase == "draining":
         parts.append(Text("draining: running tasks finish, Ctrl-C again stops now", "yellow"))
     if view.phase != "ending":
@@ -35,7 +37,7 @@ def render(view: RunView, height: int) -> RenderableType:
 
 
 def _head(view: RunView) -> Text:
-    text = Text(view.name, style="bold")
+    text = Text(one_line(view.name), style="bold")
     elapsed = human_duration(view.elapsed_s)
     rest = [elapsed, rate_text(view.rate), eta_text(view.eta)]
     if view.phase == "ending" or view.num_ended >= view.total:
@@ -60,13 +62,13 @@ def _workers(lines: tuple[WorkerLine, ...], room: int) -> Table:
         memory = "" if line.memory_mib is None else f"{line.memory_mib:,.0f} MiB"
         elapsed = "" if line.elapsed_s is None else human_duration(line.elapsed_s)
         table.add_row(
-            line.slot,
+            Text(one_line(line.slot)),
             Text(line.state, style=_STYLES.get(line.state, "")),
-            line.task,
+            Text(one_line(line.task)),
             elapsed,
             memory,
             f"{line.num_ended:,}" if line.num_ended else "",
-            line.progress[:40],
+            Text(one_line(line.progress, 40)),
         )
     if len(lines) > room:
         table.add_row(f"… and {len(lines) - room} more")

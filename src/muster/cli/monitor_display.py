@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.base.clock import human_duration
+from muster.base.terminal import one_line
 from muster.cli import monitor_wording as words
 from muster.devices.nvml_usage import GpuUsage
 from muster.monitor.host import HostUsage
@@ -31,10 +32,10 @@ def render(
     if sample.gpus:
         parts.append(_gpus(sample.gpus, width))
     elif problem:
-        parts.append(Text(f"No GPU: {problem}", style="dim"))
+        parts.append(Text(one_line(f"No GPU: {problem}"), style="dim"))
     for gpu in sample.gpus:
         if gpu.lost is not None:
-            parts.append(Text(f"{gpu.label} is lost: {gpu.lost}", style="red"))
+            parts.append(Text(one_line(f"{gpu.label} is lost: {gpu.lost}"), style="red"))
     room = height - len(parts) - len(sample.gpus) - 4
     if any(gpu.processes for gpu in sample.gpus) and room > 0:
         parts.append(_processes(sample, width, room))
@@ -43,7 +44,7 @@ def render(
 
 
 def _head(sample: Sample) -> Text:
-    text = Text(sample.host_name, style="bold")
+    text = Text(one_line(sample.host_name), style="bold")
     text.append(f"  watched for {human_duration(sample.elapsed_s)}", style="cyan")
     return text
 
@@ -110,7 +111,7 @@ def _processes(sample: Sample, width: int, room: int) -> RenderableType:
     rows = []
     for gpu, process in lines[:room]:
         cells = [gpu.label, *words.process_cells(process, sample.work.get(process.pid))]
-        rows.append(dict(zip(headers, map(Text, cells), strict=True)))
+        rows.append(dict(zip(headers, map(Text, map(one_line, cells)), strict=True)))
     table = _table(rows, width)
     left = len(lines) - room
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table

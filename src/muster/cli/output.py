@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
+from muster.base.terminal import clean_text, json_text, one_line
 from muster.cli.wording import plain_line, waiting_lines
 
 if TYPE_CHECKING:
@@ -22,21 +23,33 @@ _PLAIN_EVERY_S = 5.0
 
 def say(text: str = "") -> None:
     """A line for people, on standard output."""
-    print(text, flush=True)
+    _print(text, sys.stdout)
 
 
 def remark(text: str) -> None:
     """A line beside the result, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    _print(text, sys.stderr)
 
 
 def complain(text: str) -> None:
-    print(f"muster: {text}", file=sys.stderr, flush=True)
+    _print(f"muster: {text}", sys.stderr)
 
 
 def say_json(value: Any) -> None:
     """One JSON document on standard output; NaN and infinity as strings, so that it is JSON."""
-    print(json.dumps(_json_safe(value), indent=2, ensure_ascii=False), flush=True)
+    text = json.dumps(_json_safe(value), indent=2, ensure_ascii=False)
+    _print(json_text(text), sys.stdout)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """The one door: a terminal gets no orders from users' texts, and no encoding ends a run."""
+    if stream.isatty():
+        text = clean_text(text, colours=True)
+    try:
+        print(text, file=stream, flush=True)
+    except UnicodeEncodeError:
+        encoding = stream.encoding
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def hang_up() -> None:
@@ -46,14 +59,16 @@ def hang_up() -> None:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table as wide as the terminal on a terminal, and plain aligned columns elsewhere."""
+    headers, *rows = [[one_line(cell) for cell in row] for row in [headers, *rows]]
     if is_terminal():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         grid = Table(*headers, box=None, pad_edge=False, header_style="bold")
         for row in rows:
-            grid.add_row(*row)
-        Console().print(grid)
+            grid.add_row(*map(Text, row))
+        Console(markup=False).print(grid)
         return
     for line in table_lines(headers, rows):
         say(line)
@@ -140,7 +155,7 @@ class LiveScreen(SilentScreen):
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False, emoji=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> Self:
@@ -157,7 +172,7 @@ class LiveScreen(SilentScreen):
         self._live.update(picture)
 
     def line(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        self._console.print(clean_text(text), highlight=False)
 
 
 class LivePicture:
@@ -167,7 +182,7 @@ class LivePicture:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console()
+        self._console = Console(markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
 
     def __enter__(self) -> Self:
@@ -196,8 +211,8 @@ class Bar:
         self._progress = Progress(
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            console=Console(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(markup=False, emoji=False),
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=1)
@@ -209,9 +224,10 @@ class Bar:
         self._progress.stop()
 
     def line(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(clean_text(text), highlight=False)
 
     def show(self, done: int, total: int, words: str) -> None:
+        words = one_line(words)
         self._progress.update(self._task, completed=done, total=total, description=words)
 
 

@@ -23,13 +23,12 @@ from muster.api.report.content import (
 )
 from muster.api.report.style import STYLE
 from muster.api.report.words import Given, Spread, as_given, in_words
+from muster.base.terminal import clean_text
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _TEXT = ' class="text"'
 _LONG = ' class="long"'
 _LONG_CHARS = 40
-#: What a browser does not show, and colours of a terminal.
-_UNSHOWN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def to_html(page: Page, made_by: str) -> bytes:
@@ -151,4 +150,4 @@ def _anchors(sections: tuple[Section, ...]) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    return html.escape(_UNSHOWN.sub("", text), quote=True)
+    return html.escape(clean_text(text), quote=True)

@@ -90,7 +90,7 @@ class Context:
         """Writes to the task's log with run, task, attempt and process id in every line."""
         return task_logger(self.run, self.task, self.attempt)
 
-    def report(self, progress: float | None = None, message: str = "") -> None:
+    def report(self, progress: float | str | None = None, message: object = "") -> None:
         """Show progress on the live display: a share from 0 to 1, a message, or both.
 
         Cheap: at most five a second are sent. Nothing of it is stored.
@@ -99,7 +99,9 @@ class Context:
         if now - self._reported_s < _REPORT_EVERY_S:
             return
         self._reported_s = now
-        share = "" if progress is None else f"{100 * progress:.0f} % "
+        if isinstance(progress, str):  # report("epoch 1")
+            progress, message = None, f"{progress} {message}"
+        share = "" if progress is None else f"{100 * float(progress):.0f} % "
         self._line.progress(self._task_id, f"{share}{message}".strip(), {})
 
     # ------------------------------------------------------------------ long, divisible tasks
