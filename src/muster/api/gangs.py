@@ -16,7 +16,7 @@ from muster.api.lock import hold
 from muster.api.placing import device_request, remarks
 from muster.api.plans import environment
 from muster.api.recording import record_run
-from muster.api.stored import StoredRun, read_stored, typed_for_job, write_stored
+from muster.api.stored import Kind, StoredRun, read_stored, typed_for_job, write_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.errors import PlanMismatchError, UsageError
@@ -174,14 +174,17 @@ def run_gang(
     options: GangOptions,
     audience: GangAudience,
     *,
+    kind: Kind = "run",
     about: Mapping[str, Any] | None = None,
     agent: AgentHandle | None = None,
 ) -> GangEnding:
     """Run a gang to its end; whatever happens, nothing it started is left running.
 
-    ``about`` goes into run.json as what was asked for; ``agent``: one that was started early (its
-    ``forks`` must suit the options), closed at the end in any case. Raises what placing raises,
-    SetupError when somebody works on the folder, UsageError inside another launcher.
+    ``kind`` and ``about`` go into run.json as what was asked for; ``agent``: one that was started
+    early (its ``forks`` must suit the options), closed at the end in any case.
+
+    Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
+    another launcher.
     """
     with ExitStack() as stack:
         if agent is not None:
@@ -197,7 +200,8 @@ def run_gang(
             if options.node_rank == 0:  # nodes may share the folder
                 stack.enter_context(hold(folder))
                 typed = typed_for_job(folder, settings.slurm_job_id)
-                write_run_json(folder, program, options, about or {}, typed or audience.argv)
+                words = typed or audience.argv
+                write_run_json(folder, program, options, kind, about or {}, words)
         except OSError as error:
             raise explain_os_error(error, "use the run folder", folder.path) from error
         for line in plan.lines():
@@ -308,19 +312,26 @@ def write_run_json(
     folder: RunFolder,
     program: Script | Entry,
     options: GangOptions,
+    kind: Kind,
     about: Mapping[str, Any],
     argv: Sequence[str],
 ) -> None:
-    if folder.ledger.exists():
-        raise PlanMismatchError(
-            f"{folder.path} is the folder of a sweep.", hint="choose another --run-dir."
-        )
     before = read_stored(folder) if folder.exists() else None
+    if before is not None and before.kind != kind:
+        raise PlanMismatchError(
+            f"{folder.path} is the folder of {before.kind_name}.", hint="choose another --run-dir."
+        )
+    if before is None and folder.ledger.exists():
+        raise PlanMismatchError(
+            f"{folder.path} holds a ledger but no run.json, so what it belongs to is unknown.",
+            hint="choose another --run-dir, or restore run.json from a copy.",
+        )
     write_stored(
         folder,
         StoredRun(
             run_id=before.run_id if before else uuid.uuid4().hex,
             name=folder.name,
+            kind=kind,
             created_s=before.created_s if before else time.time(),
             targets=(),
             spec={"program": dataclasses.asdict(program), **about},

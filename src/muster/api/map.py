@@ -338,9 +338,9 @@ def _begun_again(job: MapJob, folder: RunFolder) -> MapJob:
     """``--restart``: remove what the run has kept; the job may then replace the run's own output,
     but nobody else's.
     """
-    if folder.exists() and "input" not in read_stored(folder).fixed:
+    if folder.exists() and (stored := read_stored(folder)).kind != "map":
         raise PlanMismatchError(
-            f"{folder.path} is the run folder of something else than a map: it is left alone.",
+            f"{folder.path} is the folder of {stored.kind_name}, not of a map: it is left alone.",
             hint="choose another --run-dir.",
         )
     check_output(folder, job.output, overwrite=job.settings.overwrite)

@@ -60,11 +60,12 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
     """PlanMismatchError that says what has changed: input, stages, flags, output."""
-    old = read_stored(folder).fixed
+    stored = read_stored(folder)
+    old = stored.fixed
     new = _fixed(job, described)
-    if "input" not in old:
+    if stored.kind != "map":
         raise PlanMismatchError(
-            f"{folder.path} is the run folder of something else than a map.",
+            f"{folder.path} is the folder of {stored.kind_name}, not of a map.",
             hint="choose another --run-dir.",
         )
     lines = []
@@ -133,6 +134,7 @@ def workload_of(job: MapJob, source: Source) -> Workload:
         feed=feed,
         parameters=("order", "start", "stop"),
         retry=_RETRY,
+        kind="map",
         has_table=False,
         reopens_failed=True,
     )

@@ -72,6 +72,7 @@ def _new_stored(
     return StoredRun(
         run_id=uuid.uuid4().hex,
         name=folder.name,
+        kind=workload.kind,
         created_s=time.time(),
         targets=tuple(dataclasses.asdict(spec) for spec in workload.targets),
         spec=workload.spec,

@@ -45,6 +45,7 @@ def stored_workload(run: Run) -> Workload:
     base = Path(stored.cwd)
     return Workload(
         name=stored.name,
+        kind="sweep",
         targets=targets,
         code={t.name: code_hash(_ref(t), base) for t in targets if t.kind == "function"},
         spec=stored.spec,

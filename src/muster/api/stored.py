@@ -1,12 +1,11 @@
-"""``run.json``: what a run folder was made for, and whether a command means the same."""
+"""``run.json``: what kind of run a folder holds, and whether a command means the same."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload
@@ -16,11 +15,25 @@ from muster.base.run_folder import RunFolder
 
 FORMAT = 1
 
+#: What a run folder holds. An array and its elements are sweeps; `muster.fit` trains.
+Kind = Literal["sweep", "map", "train", "agent", "run"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+#: Of lock-step programs: these have ranks instead of tasks, and no ledger.
+GANG_KINDS: tuple[Kind, ...] = ("train", "agent", "run")
+_NAMES: dict[Kind, str] = {
+    "sweep": "a sweep",
+    "map": "a map",
+    "train": "a training",
+    "agent": "the training of an agent",
+    "run": "a run of a program",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
     run_id: str
     name: str
+    kind: Kind
     created_s: float
     targets: tuple[dict[str, Any], ...]
     spec: Mapping[str, Any]
@@ -32,6 +45,16 @@ class StoredRun:
     environment: dict[str, str]
     format: int = FORMAT
 
+    @property
+    def is_gang(self) -> bool:
+        """Whether it has ranks in lock-step, instead of tasks in a ledger."""
+        return self.kind in GANG_KINDS
+
+    @property
+    def kind_name(self) -> str:
+        """The kind with its article, for sentences."""
+        return _NAMES[self.kind]
+
 
 def write_stored(folder: RunFolder, stored: StoredRun) -> None:
     write_json(folder.run_json, stored)
@@ -41,16 +64,56 @@ def read_stored(folder: RunFolder) -> StoredRun:
     record = read_json(folder.run_json, "run.json")
     if not isinstance(record, dict) or "run_id" not in record:
         raise SetupError(f"{folder.run_json} is not a run.json of muster.")
-    if record.get("format", 0) > FORMAT:
+    form = record.get("format", 0)
+    if isinstance(form, int) and form > FORMAT:
         raise SetupError(
-            f"{folder.run_json} was written by a newer muster (format {record['format']}).",
+            f"{folder.run_json} was written by a newer muster (format {form}).",
             hint="upgrade muster: pip install --upgrade muster-gpu.",
         )
-    names = {field.name for field in dataclasses.fields(StoredRun)}
-    values = {name: value for name, value in record.items() if name in names}
+    for name, shape in _SHAPES.items():
+        if not isinstance(record.get(name), shape):
+            raise SetupError(
+                f"The run.json at {folder.run_json} is damaged: {name} is "
+                f"{'missing' if name not in record else 'of another type'}.",
+                hint="restore it from a copy.",
+            )
+    if not all(isinstance(item, dict) for item in record["targets"]):
+        raise SetupError(f"The run.json at {folder.run_json} is damaged: odd targets.")
+    values = {name: record[name] for name in _SHAPES}
     values["targets"] = tuple(values["targets"])
-    values["argv"] = tuple(values["argv"])
-    return StoredRun(**values)
+    values["argv"] = tuple(map(str, values["argv"]))
+    return StoredRun(**values, kind=_kind_of(record))
+
+
+#: The fields that every run.json has had from the first, and what JSON they are.
+_SHAPES: dict[str, type | tuple[type, ...]] = {
+    "run_id": str,
+    "name": str,
+    "created_s": (int, float),
+    "targets": list,
+    "spec": dict,
+    "fixed": dict,
+    "code": dict,
+    "options": dict,
+    "argv": list,
+    "cwd": str,
+    "environment": dict,
+}
+
+
+def _kind_of(record: Mapping[str, Any]) -> Kind:
+    """What the record says; inferred for folders that were made before it said so."""
+    spec = record["spec"]
+    for kind in KINDS:
+        if record.get("kind") == kind:
+            return kind
+    if "train" in spec:
+        program = spec.get("program")
+        target = program.get("target", "") if isinstance(program, dict) else ""
+        return "agent" if str(target).startswith("muster.rl.") else "train"
+    if "program" in spec:
+        return "run"
+    return "map" if "stages" in spec else "sweep"
 
 
 def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
@@ -69,6 +132,11 @@ def check_same_plan(
     More seeds (and what a recipe calls extendable) are no difference: they only add tasks.
     Changed source is one as soon as there are results of the old source.
     """
+    if stored.kind != workload.kind:
+        raise PlanMismatchError(
+            f"This is the folder of {stored.kind_name}, not of {_NAMES[workload.kind]}.",
+            hint="choose another --run-dir or --name; this one is untouched.",
+        )
     if _plain(stored.fixed) != _plain(workload.fixed):
         lines = workload.difference(stored.fixed) or ["the plan"]
         raise PlanMismatchError(

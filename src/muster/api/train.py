@@ -24,7 +24,7 @@ from muster.api.gangs import (
 )
 from muster.api.lock import hold
 from muster.api.recipe import AgentRecipe, TrainRecipe
-from muster.api.stored import read_stored
+from muster.api.stored import Kind, read_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.records import read_json, to_json
@@ -62,6 +62,10 @@ class TrainJob:
     checkpoint_s: float | None = 60.0
     checkpoint_steps: int | None = None
     run_dir: Path | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "agent" if isinstance(self.config, PpoConfig) else "train"
 
     @property
     def folder(self) -> RunFolder:
@@ -153,7 +157,9 @@ def run_training(
         with suppress(OSError):
             folder.ending_json.unlink(missing_ok=True)
         entry = job.entry(len(plan.slots) if options.one_process else 1)
-        ending = run_gang(folder, entry, options, audience, about=_about(job), agent=agent)
+        ending = run_gang(
+            folder, entry, options, audience, kind=job.kind, about=_about(job), agent=agent
+        )
         agent = None
         word = _last_word(folder)
         if word.get("ending") != "restart":
@@ -181,7 +187,7 @@ def verify_task(
         here = dataclasses.replace(job, run_dir=Path(place))
         entry = here.entry(1)
         entry = dataclasses.replace(entry, target="muster.train.entry:verify_rank")
-        ending = run_gang(here.folder, entry, options, audience, agent=agent)
+        ending = run_gang(here.folder, entry, options, audience, kind=here.kind, agent=agent)
         word = _last_word(here.folder)
         if word.get("ending") == "refused":
             raise _Refused(word)
@@ -274,13 +280,13 @@ def check_job(job: TrainJob) -> None:
     folder = job.folder
     if not folder.exists() or not any(folder.checkpoints.glob("step-*")):
         return
-    before = read_stored(folder).spec.get("train")
-    if before is None:
+    stored = read_stored(folder)
+    if stored.kind != job.kind:
         raise PlanMismatchError(
-            f"{folder.path} is the folder of something else than a training.",
+            f"{folder.path} is the folder of {stored.kind_name}.",
             hint="choose another --run-dir.",
         )
-    lines = _differences(before, _plain(job.identity()))
+    lines = _differences(stored.spec.get("train") or {}, _plain(job.identity()))
     if lines:
         raise PlanMismatchError(
             "This run folder holds another training:\n  " + "\n  ".join(lines),
@@ -313,7 +319,7 @@ def _train_object(
     try:
         folder.create()
         with hold(folder):
-            write_run_json(folder, job.entry(1), GangOptions(), _about(job), ())
+            write_run_json(folder, job.entry(1), GangOptions(), job.kind, _about(job), ())
             results = train(task, job.config, folder, topology, say, **checkpoints)
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from muster.api.recipe import Recipe
 from muster.base.errors import UsageError
@@ -48,6 +48,7 @@ class Workload:
     config: Any = None
     warnings: tuple[str, ...] = field(default=())
     retry: RetryPolicy | None = None  # instead of the one that the options mean
+    kind: Literal["sweep", "map"] = "sweep"
     has_table: bool = True  # results.* are exported
     reopens_failed: bool = False  # tasks that failed are tried again at the next start
 

@@ -70,14 +70,15 @@ def write_report(
 
 
 def _content(run: Run, maker: SweepMaker | MapMaker | None, place: RunFolder) -> Content:
-    spec = run.stored.spec
-    if "train" in spec:
-        return training_content(run, place)
-    if "program" in spec:
-        return script_content(run)
-    if "stages" in spec:
-        return map_content(run, maker if isinstance(maker, MapMaker) else None, place)
-    return sweep_content(run, maker if isinstance(maker, SweepMaker) else None, place)
+    match run.stored.kind:
+        case "train" | "agent":
+            return training_content(run, place)
+        case "run":
+            return script_content(run)
+        case "map":
+            return map_content(run, maker if isinstance(maker, MapMaker) else None, place)
+        case "sweep":
+            return sweep_content(run, maker if isinstance(maker, SweepMaker) else None, place)
 
 
 def _page(

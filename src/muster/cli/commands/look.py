@@ -95,7 +95,7 @@ def status(argv: list[str]) -> int:
     if _is_gang(run):
         if trained is not None:
             output.say(f"  {_training_words(trained)}")
-        if state == "saved" and "train" in run.stored.spec:
+        if state == "saved" and run.stored.kind != "run":
             output.say(f"  go on: muster resume {run.path}")
         output.say(f"  logs: {run.folder.logs}/rank-*.log")
         return 0
@@ -201,7 +201,7 @@ def _training_words(trained: Mapping[str, Any]) -> str:
 
 
 def _is_gang(run: Run) -> bool:
-    return "program" in run.stored.spec
+    return run.stored.is_gang
 
 
 def _array(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:

@@ -65,12 +65,12 @@ def main(argv: list[str]) -> int:
 def _maker_of(stored: StoredRun) -> SweepMaker | MapMaker | None:
     """The recipe behind a run; None where there is none, or where it is not of this muster."""
     name = stored.spec.get("recipe")
-    if name in RECIPES and "train" not in stored.spec:
+    if name in RECIPES and stored.kind == "sweep":
         from muster.api.report.sweep import SweepMaker
 
         recipe = load_recipe(str(name))
         return SweepMaker(recipe, from_record(recipe.config, stored.spec["config"]))
-    if "stages" in stored.spec and MAPS.keys() & set(stored.argv):
+    if stored.kind == "map" and MAPS.keys() & set(stored.argv):
         with suppress(MusterError):
             return _map_maker(stored)
     return None

@@ -42,9 +42,9 @@ class _RetryFlags:
 def main(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         run = open_run(argv[0])
-        if run.stored.argv[1:2] == ("train",):
+        if run.stored.kind in ("train", "agent"):
             return _by_command_line(run, argv[1:], train.main)
-        if run.stored.argv[1:2] == ("map",):
+        if run.stored.kind == "map":
             return _by_command_line(run, argv[1:], map_command.main)
     return _go_on(argv, "resume", "Continue a run where it stopped; failed tasks stay failed.")
 
@@ -65,12 +65,12 @@ def _go_on(argv: list[str], command: str, description: str) -> int:
         groups["again"] = _RetryFlags
     flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
     run = open_run(flags.run)
-    if run.stored.argv[1:2] == ("map",):
+    if run.stored.kind == "map":
         raise UsageError(
             f"{run.path} is a map, which tries its failed chunks again by itself.",
             hint=f"go on with: muster resume {run.path}",
         )
-    if run.stored.argv[1:2] == ("run",):
+    if run.stored.kind == "run":
         raise UsageError(
             f"{run.path} is not a sweep: `muster {command}` has no tasks to go on with.",
             hint=f"give the same command again: {shlex.join(run.stored.argv)}",
