@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.programs import read_program
 from tests.ray_cluster import RayCluster, may_mount, wait_for
 
 import muster
@@ -29,32 +30,7 @@ from muster.farm.executors.ray_session import check_address, check_room, room_fo
 
 pytestmark = pytest.mark.ray
 
-TARGET = """
-import os, time
-from pathlib import Path
-from beside import double
-
-def square(x: int, ctx, seed: int = 0):
-    print(f"task {x} of seed {seed} speaks")
-    return {"y": double(x) * x, "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            "kind": ctx.device, "run": ctx.run}
-
-def write(x: int, ctx):
-    (ctx.folder / "inner").mkdir()
-    (ctx.folder / "inner" / "text").write_text(f"of {x}")
-    (ctx.folder / "large").write_bytes(bytes([x]) * 9_000_000)
-    os.symlink("large", ctx.folder / "link")
-    return {"y": x}
-
-def fail(x: int, ctx):
-    (ctx.folder / "trace").write_text("what I saw")
-    raise ValueError(f"no {x}")
-
-def slow(x: int, ctx):
-    (Path(__file__).parent / f"began-{x}").touch()
-    time.sleep(0.3)
-    return {"y": x}
-"""
+TARGET = read_program("ray_tasks.py")
 
 
 @pytest.fixture

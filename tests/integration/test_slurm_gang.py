@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import MusterCli
-from tests.slow_training import TASK
+from tests.programs import slow_task
 from tests.slurm_cluster import SlurmCluster
 from tests.unit.train.rank_jobs import last_weights
 
@@ -169,7 +169,7 @@ def test_a_script_that_does_not_save_is_not_sent_again_at_its_time_limit(
 
 
 def write_task(folder: Path, *, seconds: float) -> None:
-    (folder / "task.py").write_text(TASK.replace("SECONDS", repr(seconds)))
+    (folder / "task.py").write_text(slow_task(seconds))
 
 
 @contextmanager

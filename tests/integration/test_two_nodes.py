@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from tests.conftest import MusterCli
-from tests.slow_training import TASK
+from tests.programs import slow_task
 from tests.unit.train.rank_jobs import last_weights
 
 from muster.base.run_folder import RunFolder
@@ -92,7 +92,7 @@ def test_a_lost_node_is_gone_without_and_the_rest_goes_on_exactly(
 
 
 def write_task(folder: Path, *, seconds: float) -> None:
-    (folder / "task.py").write_text(TASK.replace("SECONDS", repr(seconds)))
+    (folder / "task.py").write_text(slow_task(seconds))
 
 
 @contextmanager
