@@ -16,7 +16,7 @@ from muster.gang.seeding import STEP, get_generators, mix
 from muster.gang.stop import StopFlag
 from muster.gang.sync import check_identical
 from muster.train.diagnose import NonFinite, are_finite
-from muster.train.losses import LossTrail
+from muster.train.losses import LossTrail, StepLoss
 from muster.train.reporting import Reporter
 from muster.train.schedules import factor_at
 from muster.train.setup import Training
@@ -84,11 +84,11 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
     return Ending("finished", over)
 
 
-Losses = Sequence[tuple[int, float]]
+Losses = Sequence[StepLoss]
 
 
 class _Verdict(NamedTuple):
-    """What the ranks have agreed on in a step. ``losses``: (attempt, mean) of those now known."""
+    """What the ranks have agreed on in a step. ``losses``: of the attempts now known."""
 
     weight: float
     losses: Losses
@@ -102,7 +102,7 @@ def _agree(
 ) -> _Verdict:
     """One small sum over the ranks per step. Nobody acts on what only it knows."""
     is_short = sums.shortage is not None
-    known = trail.push(run.progress.attempts, sums.loss, sums.weight)
+    known = trail.push(run.progress.attempts, run.progress.epoch, sums.loss, sums.weight)
     values = (
         sums.weight,
         known.total if known else 0.0,
@@ -113,7 +113,7 @@ def _agree(
     )
     weight, total, terms, short, stop, save = run.gang.council.add(values).wait()
     is_known = known is not None and terms > 0 and not (short and trail.lag == 0)
-    losses = [(known.attempt, total / terms)] if known is not None and is_known else []
+    losses = [known._replace(total=total, weight=terms)] if known is not None and is_known else []
     return _Verdict(weight, losses, short > 0, stop > 0, save > 0)
 
 
@@ -124,7 +124,7 @@ def _flush(run: Training, trail: LossTrail, reporter: Reporter) -> None:
         return
     sums = run.gang.council.add([v for known in rest for v in (known.total, known.weight)]).wait()
     losses = [
-        (known.attempt, total / terms)
+        known._replace(total=total, weight=terms)
         for known, total, terms in zip(rest, sums[::2], sums[1::2], strict=True)
         if terms > 0
     ]
@@ -133,11 +133,11 @@ def _flush(run: Training, trail: LossTrail, reporter: Reporter) -> None:
 
 
 def _check_finite(run: Training, losses: Losses) -> None:
-    for attempt, loss in losses:
-        if not math.isfinite(loss):
+    for loss in losses:
+        if not math.isfinite(loss.mean):
             _finish_writing(run)
-            raise NonFinite.at(run, attempt, loss)
-        run.progress.last_loss = loss
+            raise NonFinite.at(run, loss.attempt, loss.mean)
+        run.progress.add_loss(loss)
 
 
 def _finish_writing(run: Training) -> None:

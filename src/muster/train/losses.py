@@ -9,12 +9,25 @@ import torch
 from torch import Tensor
 
 
-class LossOf(NamedTuple):
-    """One rank's sum of losses and of their weights in one attempt at a step."""
+class StepLoss(NamedTuple):
+    """Sum of losses and of their weights in one attempt at a step, of one rank or of all."""
 
     attempt: int
+    epoch: int
     total: float
     weight: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight
+
+
+class _Waiting(NamedTuple):
+    attempt: int
+    epoch: int
+    total: Tensor | float
+    weight: float
+    event: torch.cuda.Event | None
 
 
 class LossTrail:
@@ -25,24 +38,26 @@ class LossTrail:
 
     def __init__(self, device: torch.device) -> None:
         self.lag = 2 if device.type == "cuda" else 0
-        self._waiting: deque[tuple[int, Tensor | float, float, torch.cuda.Event | None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
-    def push(self, attempt: int, total: Tensor | float, weight: float) -> LossOf | None:
+    def push(
+        self, attempt: int, epoch: int, total: Tensor | float, weight: float
+    ) -> StepLoss | None:
         """The loss that is ``lag`` attempts old; None while there is none.
 
         Every rank pushes once per attempt, with or without samples, so that what the ranks get
         back is of the same attempt.
         """
         if self.lag == 0:
-            return LossOf(attempt, float(total), weight)
+            return StepLoss(attempt, epoch, float(total), weight)
         if isinstance(total, Tensor):
             host = torch.empty((), dtype=total.dtype, pin_memory=True)
             host.copy_(total, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self._waiting.append((attempt, host, weight, event))
+            self._waiting.append(_Waiting(attempt, epoch, host, weight, event))
         else:
-            self._waiting.append((attempt, total, weight, None))
+            self._waiting.append(_Waiting(attempt, epoch, total, weight, None))
         return self._pop() if len(self._waiting) > self.lag else None
 
     def drop(self) -> None:
@@ -50,11 +65,11 @@ class LossTrail:
         if self._waiting:
             self._waiting.pop()
 
-    def flush(self) -> list[LossOf]:
+    def flush(self) -> list[StepLoss]:
         return [self._pop() for _ in range(len(self._waiting))]
 
-    def _pop(self) -> LossOf:
-        attempt, host, weight, event = self._waiting.popleft()
+    def _pop(self) -> StepLoss:
+        attempt, epoch, total, weight, event = self._waiting.popleft()
         if event is not None:
             event.synchronize()
-        return LossOf(attempt, float(host), weight)
+        return StepLoss(attempt, epoch, float(total), weight)

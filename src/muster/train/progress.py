@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.gang.data_order import Position
+from muster.train.losses import StepLoss
 
 
 @dataclass(kw_only=True)
@@ -15,6 +16,7 @@ class Progress:
     """``step``: optimizer steps that were applied; ``attempts``: those and the skipped ones.
 
     ``samples`` counts all samples consumed so far. ``num_bad``: evaluations since the best one.
+    ``loss_sum`` and ``loss_weight`` belong to the epoch ``loss_epoch`` alone.
     """
 
     step: int = 0
@@ -26,6 +28,9 @@ class Progress:
     best_step: int | None = None
     num_bad: int = 0
     last_loss: float | None = None
+    loss_epoch: int = 0
+    loss_sum: float = 0.0
+    loss_weight: float = 0.0
     trained_s: float = 0.0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
@@ -38,6 +43,19 @@ class Progress:
         self.samples += samples
         self.attempts += 1
         self.step += applied
+
+    @property
+    def epoch_loss(self) -> float | None:
+        """The mean over the samples (or other terms) of the epoch whose losses came last."""
+        return self.loss_sum / self.loss_weight if self.loss_weight > 0 else None
+
+    def add_loss(self, loss: StepLoss) -> None:
+        """Take note of an attempt's loss over all ranks; a new epoch begins a new mean."""
+        if loss.epoch != self.loss_epoch:
+            self.loss_epoch, self.loss_sum, self.loss_weight = loss.epoch, 0.0, 0.0
+        self.loss_sum += loss.total
+        self.loss_weight += loss.weight
+        self.last_loss = loss.mean
 
     def judge(self, value: float, *, higher_is_better: bool) -> bool:
         """Take note of a monitored value; True when it is the best so far. NaN never is."""

@@ -11,6 +11,7 @@ from muster.base.errors import UnknownNameError
 from muster.gang.memory import peak_memory_mib
 from muster.gang.meter import Tally
 from muster.gang.record import Record, StepLine
+from muster.train.losses import StepLoss
 from muster.train.setup import Training
 
 _LINE_EVERY_S = 5.0
@@ -41,7 +42,7 @@ class Reporter:
     def step(
         self,
         run: Training,
-        losses: Sequence[tuple[int, float]],
+        losses: Sequence[StepLoss],
         lr_factor: float,
         norm: Any,
         *,
@@ -75,14 +76,14 @@ class Reporter:
             self._line_due_s = now + _LINE_EVERY_S
             self._say(self._line(run, run.meter.take_recent(), loss))
 
-    def losses(self, run: Training, losses: Sequence[tuple[int, float]]) -> None:
+    def losses(self, run: Training, losses: Sequence[StepLoss]) -> None:
         """Write the lines of the attempts whose ``losses`` are now known."""
         if self._record is None:
             return
-        for attempt, loss in losses:
-            line = self._open.pop(attempt, None)
+        for loss in losses:
+            line = self._open.pop(loss.attempt, None)
             if line is not None:
-                self._record.step(line._replace(loss=loss))
+                self._record.step(line._replace(loss=loss.mean))
 
     def evaluate(self, run: Training) -> bool:
         """Evaluate on the validation data, on every rank; True when it is the best so far."""
@@ -101,12 +102,14 @@ class Reporter:
         is_best = progress.judge(value, higher_is_better=task.better == "higher")
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         line = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-        progress.evaluations.append({**line, **numbers})
+        loss = progress.epoch_loss
+        known = numbers if loss is None else {"train_loss": loss, **numbers}
+        progress.evaluations.append({**line, **known})
         if self._record is not None:
             seconds = time.perf_counter() - began
-            self._record.line("evaluation", {**line, **numbers, "seconds": seconds})
+            self._record.line("evaluation", {**line, **known, "seconds": seconds})
             shown = "  ".join(f"{k} {v:.4f}" for k, v in numbers.items())
-            train = "" if progress.last_loss is None else f"train loss {progress.last_loss:.4f}  "
+            train = "" if loss is None else f"train loss {loss:.4f}  "
             self._say(
                 f"epoch {progress.epoch:>3}/{run.limits.epochs}  {train}{shown}"
                 f"{'  *best' if is_best else ''}"

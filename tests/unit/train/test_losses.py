@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from muster.train.losses import LossTrail
+from muster.train.losses import LossTrail, StepLoss
+from muster.train.progress import Progress
 
 
 def test_on_a_cpu_a_loss_is_there_at_once() -> None:
     trail = LossTrail(torch.device("cpu"))
-    assert trail.push(3, torch.tensor(1.5), 2.0) == (3, 1.5, 2.0)
+    assert trail.push(3, 1, torch.tensor(1.5), 2.0) == (3, 1, 1.5, 2.0)
     assert trail.flush() == []
 
 
@@ -23,7 +24,7 @@ def late() -> LossTrail:
 
 def test_later_they_come_in_order_and_the_rest_at_a_flush() -> None:
     trail = late()
-    found = [trail.push(attempt, float(attempt), 1.0) for attempt in range(5)]
+    found = [trail.push(attempt, 0, float(attempt), 1.0) for attempt in range(5)]
     assert [known.attempt if known else None for known in found] == [None, None, 0, 1, 2]
     assert [known.attempt for known in trail.flush()] == [3, 4]
 
@@ -31,8 +32,8 @@ def test_later_they_come_in_order_and_the_rest_at_a_flush() -> None:
 def test_a_rank_without_samples_stays_in_step_with_the_others() -> None:
     ours, theirs = late(), late()
     for attempt in range(6):
-        a = ours.push(attempt, 2.0, 1.0)
-        b = theirs.push(attempt, 0.0, 0.0)
+        a = ours.push(attempt, 0, 2.0, 1.0)
+        b = theirs.push(attempt, 0, 0.0, 0.0)
         assert (a is None) == (b is None)
         assert a is None or b is None or a.attempt == b.attempt
 
@@ -41,11 +42,25 @@ def test_a_rank_without_samples_stays_in_step_with_the_others() -> None:
 def test_an_attempt_that_is_made_again_counts_once(at: int) -> None:
     trail, found = late(), []
     for attempt in range(7):
-        known = trail.push(attempt, 1.0, 1.0)
+        known = trail.push(attempt, 0, 1.0, 1.0)
         found += [known.attempt] if known else []
         if attempt == at:
             trail.drop()
-            known = trail.push(attempt, 1.0, 1.0)
+            known = trail.push(attempt, 0, 1.0, 1.0)
             found += [known.attempt] if known else []
     found += [known.attempt for known in trail.flush()]
     assert found == list(range(7))
+
+
+def test_an_epochs_loss_is_its_mean_over_the_terms_also_where_losses_come_late() -> None:
+    """Epoch 0: 3 x 2.0 and 1 x 6.0; the first of epoch 1 is known before it has been evaluated."""
+    progress = Progress()
+    assert progress.epoch_loss is None
+    progress.add_loss(StepLoss(attempt=0, epoch=0, total=6.0, weight=3.0))
+    progress.add_loss(StepLoss(attempt=1, epoch=0, total=6.0, weight=1.0))
+    assert progress.epoch_loss == 3.0
+    assert progress.last_loss == 6.0
+    again = Progress.from_record(progress.to_record())
+    for each in (progress, again):
+        each.add_loss(StepLoss(attempt=2, epoch=1, total=1.0, weight=4.0))
+        assert each.epoch_loss == 0.25

@@ -124,6 +124,24 @@ def test_float64_losses_are_the_textbooks(name: str, ranks: int, trained: Outcom
         torch.testing.assert_close(final[f"model/{parameter}"], value, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ["plain", "clipped", "accumulated", "uneven", "tiny"])
+def test_the_epochs_loss_is_the_mean_over_its_samples(
+    name: str, ranks: int, trained: Outcomes
+) -> None:
+    task, known, _ = CASES[name]
+    wanted = train_plainly(task, **known)
+    per_epoch = len(wanted.losses) // known["epochs"]
+    means = []
+    for first in range(0, len(wanted.losses), per_epoch):
+        counts = [len(step) for step in wanted.seen[first : first + per_epoch]]
+        losses = wanted.losses[first : first + per_epoch]
+        means.append(sum(n * x for n, x in zip(counts, losses, strict=True)) / sum(counts))
+    found = [line["train_loss"] for line in trained.lines(f"{name}-{ranks}", "evaluation")]
+    assert found == pytest.approx(means, rel=1e-10)
+    assert f"train loss {means[-1]:.4f}" in "\n".join(trained.of(f"{name}-{ranks}").said)
+
+
 def test_float32_losses_agree_over_ranks(trained: Outcomes) -> None:
     one = trained.losses("single-1")
     assert len(one) == 50
