@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -104,3 +105,43 @@ def test_the_shipped_ledger_is_readable_while_the_local_one_is_elsewhere(
     muster.sweep("target.py:f", grid={"i": range(4)}, devices="cpu:1", run_dir="run")
     monkeypatch.delenv("MUSTER_LEDGER_DIR")
     assert muster.Run("run").counts()[TaskState.DONE] == 4
+
+
+SLOW_STAGE = """
+import time
+
+def stage(record):
+    time.sleep(0.004)
+    return {"n2": record["n"] * 2}
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [1, -1, 2, -2, 3])
+def test_a_map_whose_host_dies_while_a_chunk_is_divided_loses_no_row(
+    tmp_path: Path, number: int
+) -> None:
+    rows = 1200
+    (tmp_path / "stage.py").write_text(SLOW_STAGE)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(rows)))
+    words = [
+        "map", "stage.py:stage", "--input", "in.jsonl", "--output", "out.jsonl", "--run-dir", "run",
+        "--devices", "cpu:2", "--chunk-rows", str(rows), "--batch-size", "10", "--quiet",
+        "--monitor-interval", "0",
+    ]  # fmt: skip
+    program = Path(__file__).parents[1] / "programs" / "dies_at.py"
+    first = subprocess.run(
+        [sys.executable, str(program), str(number), *words],
+        cwd=tmp_path, env={**os.environ, "MUSTER_LEDGER_DIR": str(tmp_path / "a")}, check=False,
+    )  # fmt: skip
+    # On a slow machine the second worker may come too late for so many divisions.
+    assert first.returncode in (0, -signal.SIGKILL)
+    if first.returncode:
+        assert not (tmp_path / "out.jsonl").exists()
+        shutil.rmtree(tmp_path / "a")
+        subprocess.run(
+            [sys.executable, "-m", "muster", *words],
+            cwd=tmp_path, env={**os.environ, "MUSTER_LEDGER_DIR": str(tmp_path / "b")}, check=True,
+        )  # fmt: skip
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["n2"] for line in lines] == [2 * n for n in range(rows)]

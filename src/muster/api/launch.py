@@ -114,6 +114,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             chores = Chores(folder, options, settings, slots_of(placement), SystemClock())
             with chores:
                 ending = _coordinate(workload, options, stored, ledger, chores, audience)
+            _check_balance(folder, ending)
             if workload.has_table:
                 refresh_export(folder)
     except OSError as error:
@@ -205,6 +206,16 @@ def _settle(
     if request is None:
         dismiss(folder)
     return left
+
+
+def _check_balance(folder: RunFolder, ending: Ending) -> None:
+    if ending.imbalance is not None:
+        raise SetupError(
+            f"The counts do not balance: {ending.imbalance}. Nothing was published; "
+            f"{folder.path} is left as it is.",
+            hint="the ledger has lost a part of the plan or of the results. Run the same command "
+            "in another --run-dir, and please report it.",
+        )
 
 
 def _check_usable(folder: RunFolder, ending: Ending, options: SweepOptions) -> None:

@@ -15,10 +15,11 @@ from muster.api.lock import hold
 from muster.api.map_cost import cost_line
 from muster.api.map_growing import Growing
 from muster.api.map_job import MapJob, Mapped, MapSettings
-from muster.api.map_plan import check_same, num_rows, open_source, plan_of, workload_of
+from muster.api.map_plan import check_same, open_source, plan_of, workload_of
 from muster.api.map_publish import (
     Published,
     Tally,
+    check_balance,
     check_output,
     publish,
     read_published,
@@ -189,13 +190,15 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         check_same(folder, job, source.describe())
     before = tally(folder)
     workload = workload_of(job, source)
+    shards = [shard.count for shard in source.shards(job.settings.chunk_rows)]
     published = _still_there(folder, job, before)
     if published is not None:
+        check_balance(folder, shards, published)
         check_same_plan(read_stored(folder), workload, options, has_results=True)
         return _mapped(folder, job, published, before, was_done=True)
     with hold(folder):  # not under the hands of another that works on it
         write_plan(folder.map_json, plan_of(job, options, source))
-    count = RecordCount(num_rows(source, job), before.num_in, before.num_rejected)
+    count = RecordCount(sum(shards), before.num_in, before.num_rejected)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 
     def show(view: RunView) -> None:
@@ -213,6 +216,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     is_whole = not (after.num_open or after.num_lost)
     if is_whole and run.ending is not None and not run.ending.cancelled:
         audience.say("writing the output")
+        check_balance(folder, shards)
         with hold(folder):
             published = publish(
                 folder, job.output, after, keep_parts=job.settings.keep_parts,

@@ -138,8 +138,3 @@ def workload_of(job: MapJob, source: Source) -> Workload:
         has_table=False,
         reopens_failed=True,
     )
-
-
-def num_rows(source: Source, job: MapJob) -> int:
-    """Rows that the shards hold."""
-    return sum(shard.count for shard in source.shards(job.settings.chunk_rows))

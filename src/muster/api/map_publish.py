@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.base.records import read_json, write_json
 from muster.base.run_folder import RunFolder
+from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
 from muster.pipeline.sinks.merge import merge
@@ -96,6 +97,30 @@ def _chunks(folder: RunFolder) -> Iterator[tuple[TaskState, dict[str, Any], dict
         for task in ledger.tasks():
             value = json.loads(task.value) if task.value else {}
             yield task.state, json.loads(task.payload), value
+
+
+def check_balance(
+    folder: RunFolder, shards: Sequence[int], published: Published | None = None
+) -> None:
+    """SetupError unless the finished chunks account for every row of every shard, once."""
+    chunks = [
+        ChunkCounts(
+            value["order"], value["start"], value["stop"], value["rows_in"], value["rows_out"],
+            value["dropped"], value["rejected"],
+        )
+        for state, _, value in _chunks(folder)
+        if state is TaskState.DONE
+    ]  # fmt: skip
+    why = imbalance_of_rows(shards, chunks)
+    if why is not None:
+        state = f"Nothing was published; every part is kept in {folder.parts}."
+        if published is not None:
+            state = f"The output {published.output} of an earlier start is not whole."
+        raise SetupError(
+            f"The counts do not balance: {why}. {state}",
+            hint="the ledger has lost a part of the plan or of the results. Begin again in another "
+            "--run-dir (or with --restart, which removes the parts), and please report it.",
+        )
 
 
 def publish(

@@ -17,8 +17,9 @@ from muster.base.clock import Clock
 from muster.base.errors import TargetError
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
+from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Division, Policy
+from muster.farm.decisions import Decisions, Policy
 from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
@@ -82,6 +83,7 @@ class Ending:
     interrupted: bool = False
     cancelled: bool = False
     unusable: str = ""
+    imbalance: str | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -217,7 +219,10 @@ class Coordinator:
         if self._feeding:
             self._feed()
         for division in decisions.divided:
-            self._divide(division)
+            task = division.task
+            given = [(key, payload) for payload, key in division.given]
+            # With the smaller task or not at all, and ahead of its result.
+            self._picture.added(ledger.divide(task, task.payload, given))
         if decisions.done:
             values = [self._store_value(r.task_id, r.finished.value) for r in decisions.done]
             ledger.record_done(decisions.done, values)
@@ -233,13 +238,6 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
-
-    def _divide(self, division: Division) -> None:
-        """The smaller task and the new ones are recorded together, or none of it."""
-        task = division.task
-        self._ledger.set_payload(task.task_id, task.payload)
-        new = [NewTask(key, task.target_id, payload) for payload, key in division.given]
-        self._picture.added(self._ledger.add_tasks(new))
 
     def _record_starts(self, decisions: Decisions) -> None:
         for slot_id, worker_id in decisions.starts:
@@ -362,12 +360,16 @@ class Coordinator:
         usable = scheduler.roster.usable()
         unusable = "" if usable else _reasons([s.quarantined for s in scheduler.roster.slots])
         self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))
+        counts = self._ledger.counts()
+        is_listed = self._ledger.meta("enqueued") == self._plan.plan_id
+        planned = self._plan.total if is_listed else 0
         return Ending(
-            counts=self._ledger.counts(),
+            counts=counts,
             paused=scheduler.paused,
             interrupted=self._interrupted,
             cancelled=self._cancelling,
             unusable=unusable,
+            imbalance=imbalance_of_tasks(planned, counts, self._ledger.num_results()),
             notes=self._picture.notes,
         )
 

@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
 from muster.base.atomic_files import replacing
-from muster.base.errors import MusterError, UsageError
+from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.parent import die_with_parent
 from muster.base.run_folder import RunFolder
 from muster.farm import codec
@@ -206,17 +206,34 @@ def export(folder: RunFolder, target: Path) -> int:
         )
     if suffix == ".jsonl":
         return _export_lines(folder, target)
+    known, count = _num_tasks(folder), 0
     schema, stream = batches(folder)
-    count = 0
     with replacing(target) as beside, _writer(beside, suffix, schema) as write:
         for batch in stream:
             count += batch.num_rows
             write(batch)
+        _check_whole(count, known, target)
     return count
+
+
+def _num_tasks(folder: RunFolder) -> int:
+    with LedgerReader(folder.ledger) as ledger:
+        return ledger.num_tasks()
+
+
+def _check_whole(count: int, known: int, target: Path) -> None:
+    """While a run goes on its plan may grow under the export: more rows are no loss."""
+    if count < known:
+        raise SetupError(
+            f"The counts do not balance: the ledger knows {known:,} tasks, and the table has "
+            f"{count:,} rows. {target} was left as it was.",
+            hint="the ledger is damaged; please report it.",
+        )
 
 
 def refresh(folder: RunFolder) -> None:
     """Renew ``results.parquet`` and ``results.csv`` in one pass."""
+    known, count = _num_tasks(folder), 0
     schema, stream = batches(folder)
     with (
         replacing(folder.results_parquet) as parquet,
@@ -225,16 +242,19 @@ def refresh(folder: RunFolder) -> None:
         _writer(csv, ".csv", schema) as write_csv,
     ):
         for batch in stream:
+            count += batch.num_rows
             write_parquet(batch)
             write_csv(batch)
+        _check_whole(count, known, folder.results_csv)
 
 
 def _export_lines(folder: RunFolder, target: Path) -> int:
-    count = 0
+    known, count = _num_tasks(folder), 0
     with replacing(target) as beside, beside.open("wb") as lines:
         for params, metrics, system in rows(folder):
             lines.write(codec.encode({**params, **metrics, **system}) + b"\n")
             count += 1
+        _check_whole(count, known, target)
     return count
 
 

@@ -72,6 +72,9 @@ class LedgerReader:
         rows[TaskState.DONE.value] = self._all("SELECT count(*) FROM results")[0][0]
         return {state: rows.get(state.value, 0) for state in TaskState}
 
+    def num_tasks(self) -> int:
+        return int(self._all("SELECT count(*) FROM tasks")[0][0])
+
     def num_retried(self) -> int:
         """Attempts that failed and were tried again."""
         sql = (

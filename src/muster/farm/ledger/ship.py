@@ -1,8 +1,9 @@
 """Brings a ledger that lives on a local disk to the run folder on a network file system.
 
 Guarantees
-- What has been committed is in the run folder too before it is acknowledged: as a line of the
-  segment (with a checksum, synced), or in a snapshot.
+- What has been committed is in the run folder too before it is acknowledged or acted upon: as a
+  line of the segment (with a checksum, synced), or in a snapshot. Lines are results, failures and
+  divisions of tasks, in the order in which they happened.
 - A snapshot appears by rename; the segment it makes superfluous is removed afterwards.
 
 Not guaranteed: the list of workers since the last snapshot.
@@ -15,7 +16,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -23,7 +24,26 @@ from muster.base.atomic_files import replacing
 from muster.farm.ledger.connect import explained
 from muster.farm.model import AttemptRecord, Finished, Outcome
 
-DONE, FAILED = "done", "failed"
+DONE, FAILED, DIVIDED = "done", "failed", "divided"
+
+
+class Ended(NamedTuple):
+    """An attempt that ended its task: ``kind`` is DONE or FAILED."""
+
+    kind: str
+    key: bytes
+    record: AttemptRecord
+    value: bytes | None
+    sha256: str | None
+
+
+class Parted(NamedTuple):
+    """A task that goes on with a smaller payload; ``given``: keys and payloads of new tasks."""
+
+    key: bytes
+    payload: bytes
+    target_id: int
+    given: tuple[tuple[bytes, bytes], ...]
 
 
 class Shipper:
@@ -39,7 +59,15 @@ class Shipper:
     ) -> None:
         f = record.finished
         fields = [*f[:8], f.message, f.trace, f.signal, f.files]
-        line = [kind, key.hex(), record.worker_id, fields, (value or b"").decode(), sha]
+        self._add([kind, key.hex(), record.worker_id, fields, (value or b"").decode(), sha])
+
+    def note_division(self, parted: Parted) -> None:
+        """Without it the result of the smaller task would pass for that of the whole one."""
+        given = [[key.hex(), payload.decode()] for key, payload in parted.given]
+        key, payload, target_id, _ = parted
+        self._add([DIVIDED, key.hex(), target_id, given, payload.decode(), None])
+
+    def _add(self, line: list[Any]) -> None:
         text = orjson.dumps(line)
         self._pending.append(b"%08x %s\n" % (zlib.crc32(text), text))
 
@@ -70,7 +98,7 @@ class Shipper:
             copy.close()
         self._segment.unlink(missing_ok=True)
 
-    def lines(self) -> Iterator[tuple[str, bytes, AttemptRecord, bytes | None, str | None]]:
+    def lines(self) -> Iterator[Ended | Parted]:
         """What was shipped after the last snapshot; stops at the first torn line."""
         if not self._segment.exists():
             return
@@ -82,8 +110,11 @@ class Shipper:
                 yield _read(orjson.loads(text))
 
 
-def _read(line: Sequence[Any]) -> tuple[str, bytes, AttemptRecord, bytes | None, str | None]:
+def _read(line: Sequence[Any]) -> Ended | Parted:
     kind, key, worker_id, fields, text, sha = line
+    if kind == DIVIDED:
+        given = tuple((bytes.fromhex(name), payload.encode()) for name, payload in fields)
+        return Parted(bytes.fromhex(key), text.encode(), worker_id, given)
     task_id, token, outcome, started, seconds, start, end, peak, *words = fields
     message, trace, signal, files = words
     value = None if sha else text.encode()
@@ -103,4 +134,5 @@ def _read(line: Sequence[Any]) -> tuple[str, bytes, AttemptRecord, bytes | None,
         False,
         files,
     )
-    return kind, bytes.fromhex(key), AttemptRecord(task_id, token, worker_id, finished), value, sha
+    record = AttemptRecord(task_id, token, worker_id, finished)
+    return Ended(kind, bytes.fromhex(key), record, value, sha)

@@ -20,11 +20,12 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from muster.base.errors import LedgerError
 from muster.farm.failures import fingerprint
 from muster.farm.ledger.connect import create, explained, open_writer
 from muster.farm.ledger.ship import DONE as DONE_LINE
 from muster.farm.ledger.ship import FAILED as FAILED_LINE
-from muster.farm.ledger.ship import Shipper
+from muster.farm.ledger.ship import Ended, Parted, Shipper
 from muster.farm.model import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED = (state.value for state in TaskState)
@@ -73,19 +74,42 @@ class Ledger:
         """The local disk is gone or another: snapshot and segment give everything back."""
         self.begin()
         self.recover()
-        for kind, key, record, value, sha in shipper.lines():
-            changed = self._db.execute(
-                "UPDATE tasks SET state = 1, token = ? WHERE key = ? AND state <> 2",
-                (record.token, key),
-            ).rowcount
-            if not changed:
+        for line in shipper.lines():
+            task_id, is_done = self._known(line.key, shipper)
+            if is_done:
                 continue  # the snapshot has it already
-            if kind == DONE_LINE:
-                self._accept([record], [(value, sha)])
+            if isinstance(line, Parted):
+                self._divide(task_id, line)
             else:
-                self._mark_failed([record])
+                self._end_again(task_id, line)
         self._db.execute("COMMIT")
         self.snapshot()
+
+    def _known(self, key: bytes, shipper: Shipper) -> tuple[int, bool]:
+        """The number of a task that a shipped line names, and whether it is done."""
+        row = self._db.execute("SELECT task_id, state FROM tasks WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            raise LedgerError(
+                f"{shipper.home.with_suffix('.segment')} names a task that {shipper.home} does not "
+                f"know ({key.hex()[:12]}): going on would lose what belongs to it.",
+                hint="go on where the run's own ledger is (the host of its last start), or begin "
+                "again in another --run-dir.",
+            )
+        return int(row[0]), row[1] == DONE
+
+    def _end_again(self, task_id: int, line: Ended) -> None:
+        """By its key: a task that a division has made may have had another number."""
+        _, _, record, value, sha = line
+        record = record._replace(
+            task_id=task_id, finished=record.finished._replace(task_id=task_id)
+        )
+        self._db.execute(
+            "UPDATE tasks SET state = 1, token = ? WHERE task_id = ?", (record.token, task_id)
+        )
+        if line.kind == DONE_LINE:
+            self._accept([record], [(value, sha)])
+        else:
+            self._mark_failed([record])
 
     def begin(self) -> None:
         with explained(self.path, "write"):
@@ -167,10 +191,22 @@ class Ledger:
             )
             return self._db.total_changes - before
 
-    def set_payload(self, task_id: int, payload: bytes) -> None:
-        """A running task does less than it was claimed for; its key stays."""
+    def divide(self, task: Task, payload: bytes, given: Sequence[tuple[bytes, bytes]]) -> int:
+        """A running task does less than it was claimed for, its key stays; the rest, as keys and
+        payloads, become tasks of their own. Returns how many of these are new.
+        """
+        parted = Parted(task.key, payload, task.target_id, tuple(given))
         with explained(self.path, "write"):
-            self._db.execute("UPDATE tasks SET payload = ? WHERE task_id = ?", (payload, task_id))
+            added = self._divide(task.task_id, parted)
+        if self._shipper is not None:
+            self._shipper.note_division(parted)
+        return added
+
+    def _divide(self, task_id: int, parted: Parted) -> int:
+        self._db.execute(
+            "UPDATE tasks SET payload = ? WHERE task_id = ?", (parted.payload, task_id)
+        )
+        return self.add_tasks(NewTask(key, parted.target_id, text) for key, text in parted.given)
 
     def recover(self, *, kept: Collection[tuple[int, int]] = ()) -> int:
         """After a coordinator's death: its claims are void; returns how many there were.
@@ -392,3 +428,7 @@ class Ledger:
         with explained(self.path, "read"):
             rows = self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall()
         return {state: dict(rows).get(state.value, 0) for state in TaskState}
+
+    def num_results(self) -> int:
+        with explained(self.path, "read"):
+            return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
