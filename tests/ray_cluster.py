@@ -56,7 +56,7 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs that join it as drivers."""
+        """For programs that join it as drivers. Its nodes are not guarded."""
         return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
     def add(self, *, cpus: int, gpus: int = 0, hidden: Path | None = None) -> str:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,7 +27,13 @@ from tests.ray_cluster import RayCluster, may_mount, wait_for
 import muster
 from muster.base.errors import SetupError, UsageError
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.ray_session import check_address, check_room, room_for
+from muster.farm.executors.ray_session import (
+    check_address,
+    check_can_authenticate,
+    check_room,
+    guarded_environment,
+    room_for,
+)
 
 pytestmark = pytest.mark.ray
 
@@ -290,6 +297,80 @@ def _mentioning(folder: Path) -> list[psutil.Process]:
         if any(str(folder) in word for word in words) and process.status() != "zombie":
             found.append(process)
     return found
+
+
+@pytest.mark.thorough
+def test_nobody_else_runs_a_task_in_a_cluster_that_is_started_here(tmp_path: Path) -> None:
+    """Neither without authentication nor with a guess; with the token of the run's owner it would
+    work, so that it is the token that keeps the others out.
+    """
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    _write_target(tmp_path)
+    scratch = Path(tempfile.mkdtemp(dir="/tmp", prefix="t-"))
+    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1",
+             "--on", "ray", "--workers", "1", "--monitor-interval", "0"]  # fmt: skip
+    go = tmp_path / "go"
+    try:
+        with subprocess.Popen(
+            words, cwd=tmp_path, env={**os.environ, "TMPDIR": str(scratch)}, text=True,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            try:
+                wait_for(lambda: (tmp_path / "began-1").exists() or process.poll() is not None)
+                (token_path,) = scratch.glob("muster-ray-*/auth_token")
+                assert token_path.stat().st_mode & 0o777 == 0o600
+                assert token_path.parent.stat().st_mode & 0o777 == 0o700
+                address, token = _address_of_head(scratch), token_path.read_text()
+                for shown in _mentioning(scratch):
+                    assert token not in " ".join(shown.cmdline())  # anybody may read it
+                intruders = [
+                    _intrude(address, mode, guess, tmp_path / f"by-{who}")
+                    for who, mode, guess in [
+                        ("nobody", "disabled", ""), ("guess", "token", "0" * 64),
+                        ("owner", "token", token),
+                    ]
+                ]  # fmt: skip
+                codes = [intruder.wait(300) for intruder in intruders]
+                assert codes[0] != 0 and codes[1] != 0 and codes[2] == 0
+                assert [path.name for path in tmp_path.glob("by-*")] == ["by-owner"]
+            finally:
+                go.touch()
+            _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+    finally:
+        for left in _mentioning(scratch):
+            left.kill()
+        shutil.rmtree(scratch)
+
+
+def _address_of_head(scratch: Path) -> str:
+    """As any user of the machine finds it in the list of processes."""
+    for process in _mentioning(scratch):
+        if found := re.search(r"--gcs-address=(127\.0\.0\.2:\d+)", " ".join(process.cmdline())):
+            return found[1]
+    raise AssertionError("no process of Ray names its head")
+
+
+def _intrude(address: str, mode: str, token: str, mark: Path) -> subprocess.Popen[bytes]:
+    program = Path(__file__).parents[1] / "programs" / "ray_intruder.py"
+    words = [sys.executable, str(program), address, mode, token, str(mark)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_token_is_for_its_owner_alone(tmp_path: Path) -> None:
+    environment = guarded_environment(tmp_path)
+    path = Path(environment["RAY_AUTH_TOKEN_PATH"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(path.read_text()) == 64 and path.read_text() not in environment.values()
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_AUTH_TOKEN"] == ""  # or the user's own would come before the path
+
+
+def test_a_ray_that_knows_no_token_is_not_started() -> None:
+    old = SimpleNamespace(__version__="2.51.0", _raylet=SimpleNamespace())
+    with pytest.raises(SetupError, match=r"Ray 2\.51\.0 cannot ask for a token.*\n.*ray>=2\.52"):
+        check_can_authenticate(old)
 
 
 # ------------------------------------------------------------------ what is refused, and how

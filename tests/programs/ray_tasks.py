@@ -28,6 +28,13 @@ def fail(x: int, ctx):
     raise ValueError(f"no {x}")
 
 
+def hold(x: int, ctx):
+    (Path(__file__).parent / f"began-{x}").touch()
+    while not (Path(__file__).parent / "go").exists():
+        time.sleep(0.1)
+    return {"y": x}
+
+
 def slow(x: int, ctx):
     (Path(__file__).parent / f"began-{x}").touch()
     time.sleep(0.3)

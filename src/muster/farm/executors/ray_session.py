@@ -6,6 +6,7 @@ The module ``ray`` comes in as a value: only ``executors/ray.py`` imports it.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from muster.base.errors import SetupError, UsageError
@@ -20,8 +22,6 @@ from muster.base.settings import kept_environment
 from muster.farm.executors.cluster import ClusterRequest
 
 _ANSWER_S = 5.0
-#: For a cluster of our own: nothing is reported to Ray's makers, and nobody else can reach it.
-_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 #: The beginning of every HTTP/2 connection, with an empty settings frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4
@@ -51,6 +51,7 @@ class RaySession:
             self.ray.shutdown()
         self._restore()
         if self._folder is not None:
+            _read_environment_again(self.ray)  # the next cluster has another token
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _connect(self, request: ClusterRequest) -> None:
@@ -61,12 +62,16 @@ class RaySession:
                 self._join(request.address, settings)
             return
         settings |= {"address": "local", "include_dashboard": False}
+        check_can_authenticate(self.ray)
+        self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
         if sys.platform == "linux":
-            # 127.0.0.1 would be replaced by the machine's outer address.
-            self._folder = tempfile.mkdtemp(prefix="muster-ray-", dir=_short_folder())
-            settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": self._folder}
-        with _own_sigterm(), kept_environment(_OWN_CLUSTER):
+            # 127.0.0.1 would be replaced by the machine's outer address. Ray opens its own folder,
+            # with its sockets and logs, to everybody (0777): it lies in one that is closed.
+            inner = str(Path(self._folder) / "r")
+            settings |= {"_node_ip_address": "127.0.0.2", "_temp_dir": inner}
+        with _own_sigterm(), kept_environment(guarded_environment(Path(self._folder))):
             try:
+                _read_environment_again(self.ray)
                 self.ray.init(**settings)
             except Exception as error:
                 raise SetupError(
@@ -82,9 +87,50 @@ class RaySession:
             hint = "this machine must be a node of the cluster: ray status says what it has."
             if "ersion mismatch" in text:
                 hint = "use the same Python and the same Ray here and on all nodes."
+            elif "uthenticat" in text:
+                hint = "set RAY_AUTH_MODE=token here, and RAY_AUTH_TOKEN_PATH to its token's file."
             raise SetupError(f"Cannot join the Ray cluster at {address}: {text}", hint=hint) from (
                 error
             )
+
+
+# ---------------------------------------------------------------- who may use a cluster of ours
+
+
+def check_can_authenticate(ray: Any) -> None:
+    """SetupError for a Ray that would let every user of this machine run code as its owner."""
+    if not hasattr(ray._raylet, "AuthenticationTokenLoader"):
+        raise SetupError(
+            f"Ray {ray.__version__} cannot ask for a token: whoever can log in to this machine "
+            "could run code in a cluster that is started here.",
+            hint="pip install 'ray>=2.52', or give --address of a cluster that runs already.",
+        )
+
+
+def guarded_environment(folder: Path) -> dict[str, str]:
+    """What a cluster is started with that asks everybody for a new token.
+
+    The token is in a file in ``folder`` that only its owner can read; Ray hands the path to its
+    nodes and workers. Ray's servers listen on all interfaces, so the token is what protects them.
+    """
+    path = folder / "auth_token"
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(secrets.token_hex(32))
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to Ray's makers
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(path),
+        "RAY_AUTH_TOKEN": "",  # the user's own would come before the path
+    }
+
+
+def _read_environment_again(ray: Any) -> None:
+    """Ray reads the mode and the token once per process, which may have had another cluster.
+
+    The mode comes first: without its token, a mode that asks for one ends the process.
+    """
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 # ---------------------------------------------------------------- addresses
@@ -183,7 +229,7 @@ def _own_sigterm() -> Iterator[None]:
 def _short_folder() -> str:
     """For temporary files; Ray makes sockets there, whose names have at most 107 bytes."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) < 30 else "/tmp"
+    return usual if len(usual) < 28 else "/tmp"
 
 
 def _silence(ray: Any) -> Callable[[], None]:
