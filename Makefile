@@ -44,6 +44,7 @@ demo: $(STAMP)
 	@echo "The same command again finds everything done; look around with:"
 	@echo "  $(BIN)/muster status runs/demo"
 	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv, and runs/demo-digits/curves.png"
+	@echo "To type just muster: source $(BIN)/activate"
 
 # SLURM and a browser, from Debian's packages, where this is Debian and we may; without them, the
 # tests that need them are skipped and say so.

@@ -268,6 +268,20 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
+def unseen_files(text: str) -> list[str]:
+    """The files of a page whose name no line directly before their block shows to a reader."""
+    unseen, shown, is_inside = [], "", False
+    for line in text.splitlines():
+        if (comment := _COMMENT.match(line)) and not is_inside:
+            if comment["key"] == "file" and f"`{comment['value']}`" not in shown:
+                unseen.append(comment["value"])
+        elif _FENCE.match(line):
+            is_inside = not is_inside
+        elif line.strip() and not is_inside:
+            shown = line
+    return unseen
+
+
 def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -284,3 +298,8 @@ def test_every_command_runs(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_a_reader_sees_the_name_of_every_file(page: Path) -> None:
+    assert unseen_files(page.read_text()) == []

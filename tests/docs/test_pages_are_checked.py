@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_commands import PageError, anchors, blocks, broken_links, links, run_page, script
+from test_commands import (
+    PageError,
+    anchors,
+    blocks,
+    broken_links,
+    links,
+    run_page,
+    script,
+    unseen_files,
+)
 
 GOOD = """\
 # A page
@@ -129,3 +138,10 @@ def test_links(tmp_path: Path) -> None:
         "missing.md: no such file",
         "other.md#no: no such heading",
     ]
+
+
+def test_a_file_whose_name_only_a_comment_tells_is_reported() -> None:
+    block = "<!-- file: a.py -->\n```python\npass\n```\n"
+    assert unseen_files("Text.\n\n" + block) == ["a.py"]
+    assert unseen_files("Save this as `a.py`:\n\n" + block) == []
+    assert unseen_files("`a.py`:\n\n```text\n`a.py`\n```\nText.\n\n" + block) == ["a.py"]
