@@ -18,6 +18,7 @@ from muster.base.clock import SystemClock, iso_utc
 from muster.base.errors import SetupError, UsageError
 from muster.base.settings import Settings
 from muster.devices.inventory import discover
+from muster.devices.model import Device
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
 from muster.plan.calibrate import Calibration, Probe, calibrate
@@ -161,7 +162,7 @@ def known_task(
             task=task,
             flags=tuple(extra),
             num_steps=request.model.calibrate_steps,
-            card="cpu" if on_cpu else cards[0],
+            card="cpu" if on_cpu else cards[0].name,
             threads=settings.omp_num_threads or threads,
         )
         calibration = calibrate(probe, request.training.global_batch, num, say)
@@ -280,10 +281,7 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
         on_gpu=not group.is_cpu,
     )
     found = footprint(need)
-    memory = None
-    if group.card is not None:
-        size = Bytes(float(group.card.memory_gib * 2**30))
-        memory = from_table(size, group.card.source)
+    memory = _memory_of_each(group)
     is_short = memory is not None and not found.fits(memory.value)
     return MemoryPlan(
         need=need,
@@ -293,6 +291,15 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
         remedies=remedies(need, memory.value) if memory is not None and is_short else (),
         most_samples=None if memory is None else largest_micro_batch(need, memory.value),
     )
+
+
+def _memory_of_each(group: Group) -> Figure[Bytes] | None:
+    """What the driver reports, else what the data sheet says."""
+    if group.memory_mib is not None:
+        return measured(Bytes(float(group.memory_mib * 2**20)), "as the driver reports it")
+    if group.card is None:
+        return None
+    return from_table(Bytes(float(group.card.memory_gib * 2**30)), group.card.source)
 
 
 def _micro_batch(request: PlanRequest, group: Group) -> int:
@@ -330,9 +337,8 @@ def _number_of_parameters(what: str) -> Figure[int]:
     raise UsageError(f"{what}: {text!r} is no number of parameters.", hint="write params=7e9.")
 
 
-def _cards_here(settings: Settings) -> tuple[str, ...]:
-    devices = discover(settings).devices
-    return tuple(device.name for device in devices if device.lost is None)
+def _cards_here(settings: Settings) -> tuple[Device, ...]:
+    return tuple(device for device in discover(settings).devices if device.lost is None)
 
 
 def _mixed_record(plan: MixedPlan) -> dict[str, Any]:

@@ -16,25 +16,30 @@ from dataclasses import dataclass
 
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS, Card, find_card
+from muster.devices.model import Device
 
 _MOST = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """``count`` devices of one kind; ``card`` is None for CPU ranks and for unknown GPUs."""
+    """``count`` devices of one kind; ``card`` is None for CPU ranks and for unknown GPUs.
+
+    ``memory_mib``: what the driver reports of each; None where they are not those of this machine.
+    """
 
     name: str
     count: int
     card: Card | None = None
+    memory_mib: int | None = None
 
     @property
     def is_cpu(self) -> bool:
         return self.name == "cpu"
 
 
-def parse_devices(text: str, here: Sequence[str]) -> tuple[Group, ...]:
-    """The groups in ``text``; ``here``: what the driver calls the GPUs of this machine.
+def parse_devices(text: str, here: Sequence[Device]) -> tuple[Group, ...]:
+    """The groups in ``text``; ``here``: the GPUs of this machine.
 
     Raises UsageError for what cannot be meant, UnknownNameError for a card that is not in the
     table, and SetupError for a bare number where there is no GPU to multiply.
@@ -54,7 +59,7 @@ def card_of(name: str) -> Card | None:
     return exact or find_card(name)
 
 
-def _group(part: str, text: str, here: Sequence[str]) -> Group:
+def _group(part: str, text: str, here: Sequence[Device]) -> Group:
     if found := re.fullmatch(r"cpu(?::(\d+))?", part, re.I):
         return Group(name="cpu", count=_count(found[1] or "1", text))
     if part.isdigit():
@@ -67,19 +72,24 @@ def _group(part: str, text: str, here: Sequence[str]) -> Group:
     return Group(name=card.name, count=_count(count, text), card=card)
 
 
-def _of_this_machine(count: int, here: Sequence[str]) -> Group:
+def _of_this_machine(count: int, here: Sequence[Device]) -> Group:
     if not here:
         raise SetupError(
             f"--devices {count}: this machine has no GPU, so it is not known of which card.",
             hint=f'name the card: --devices "H100 SXM x{count}"; or plan CPU ranks: cpu:{count}.',
         )
-    if len(set(here)) > 1:
+    names = sorted({device.name for device in here})
+    if len(names) > 1:
         raise UsageError(
-            f"--devices {count}: this machine has unlike GPUs ({', '.join(sorted(set(here)))}).",
+            f"--devices {count}: this machine has unlike GPUs ({', '.join(names)}).",
             hint='name each: --devices "RTX 4090 x1, RTX 3090 x1".',
         )
-    card = find_card(here[0])
-    return Group(name=card.name if card else here[0], count=count, card=card)
+    reported = [d.memory_total_mib for d in here if d.memory_total_mib is not None]
+    memory_mib = min(reported, default=None)
+    card = find_card(names[0], memory_mib)
+    return Group(
+        name=card.name if card else names[0], count=count, card=card, memory_mib=memory_mib
+    )
 
 
 def _count(digits: str, text: str) -> int:

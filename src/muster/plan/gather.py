@@ -15,7 +15,7 @@ from muster.plan.calibrate import Calibration
 from muster.plan.communication import Fabric
 from muster.plan.compute import ComputeTime, from_flops
 from muster.plan.devices import Group, card_of
-from muster.plan.links import find_link, given_link, usual_link
+from muster.plan.links import find_link, given_link, presumed, usual_link
 from muster.plan.origin import Figure, assumed, from_table, given, weakest
 from muster.plan.prices import PriceList
 from muster.plan.request import MachineRequest, PlanRequest, Precision, TrainingRequest
@@ -74,6 +74,8 @@ def machine_of(request: MachineRequest, group: Group, prices: PriceList) -> Mach
     """How devices of ``group`` are joined and what they cost."""
     name = request.link or usual_link(group.name)
     link = given_link(name, request.link_bandwidth_gb_s, request.link_latency_us)
+    if request.link is None:
+        link = presumed(link)
     nodes = request.devices_per_node
     if nodes is not None and group.count > nodes and request.network is None:
         raise UsageError(

@@ -52,6 +52,8 @@ _ROWS: dict[str, tuple[float, str, float, str]] = {
     "nvlink5": (3.4, _NCCL, 900.0, "NVIDIA HGX B200 data sheet: 1,800 GB/s both ways"),
     "infinity-fabric": (3.4, _NCCL + " for NVLink", 448.0,
                         "AMD Instinct MI300X data sheet: 7 links x 128 GB/s both ways"),
+    "infinity-fabric2": (3.4, _NCCL + " for NVLink", 100.0,
+                         "AMD CDNA 2: 50 GB/s of a link each way; two links of a die at work"),
     "net10": (14.0, _NCCL, 1.25, _IB),
     "net25": (14.0, _NCCL, 3.125, _IB),
     "net50": (14.0, _NCCL, 6.25, _IB),
@@ -60,7 +62,8 @@ _ROWS: dict[str, tuple[float, str, float, str]] = {
     "net400": (14.0, _NCCL, 50.0, _IB),
     "gloo-loopback": (100.0, _GUESS, 1.0, _GUESS),
 }  # fmt: skip
-_ASSUMED_ROWS = ("gloo-loopback",)
+#: How many links of a die a ring uses is the machine's affair, and gloo's figures are a guess.
+_ASSUMED_ROWS = ("gloo-loopback", "infinity-fabric2")
 _SHARE = assumed(0.8, "what large collectives reach of a link")
 
 #: A card's name → the link its kind usually has, which a machine need not have.
@@ -71,8 +74,9 @@ _USUAL: tuple[tuple[str, str], ...] = (
     (r"A100.*SXM", "nvlink3"),
     (r"V100.*SXM", "nvlink2"),
     (r"MI3\d\dX", "infinity-fabric"),
-    (r"RTX 50[89]0", "pcie5"),
-    (r"V100|T4|MI2\d", "pcie3"),
+    (r"MI2\d0", "infinity-fabric2"),
+    (r"RTX 50[89]0|GH200", "pcie5"),
+    (r"V100|T4", "pcie3"),
 )
 
 
@@ -86,7 +90,7 @@ def find_link(name: str) -> Link:
         name=name,
         alpha=make(Seconds(alpha_us * 1e-6), alpha_source),
         bandwidth=make(BytesPerSecond(gb_s * 1e9), source),
-        share=assumed(1.0, "part of the guess") if name in _ASSUMED_ROWS else _SHARE,
+        share=assumed(1.0, "part of the guess") if name == "gloo-loopback" else _SHARE,
     )
 
 
@@ -109,6 +113,18 @@ def given_link(name: str, bandwidth_gb_s: float | None, latency_us: float | None
         bandwidth = given(BytesPerSecond(bandwidth_gb_s * 1e9), "--link-bandwidth-gb-s")
         share = given(1.0, "the bandwidth is one that was reached")
     return Link(name=name, alpha=alpha, bandwidth=bandwidth, share=share)
+
+
+def presumed(link: Link) -> Link:
+    """``link`` where nobody has said that the machine has it."""
+
+    def weaker(figure: Figure[Any]) -> Figure[Any]:
+        if figure.origin != "table":
+            return figure
+        return assumed(figure.value, f"{figure.source}; that these cards have it: see --link")
+
+    alpha, bandwidth, share = (weaker(figure) for figure in link.figures)
+    return Link(name=link.name, alpha=alpha, bandwidth=bandwidth, share=share)
 
 
 def usual_link(card_name: str) -> str:

@@ -16,7 +16,7 @@ from muster.plan.communication import (
     sharded_sum,
     tree_all_reduce,
 )
-from muster.plan.links import Link, find_link, given_link, link_names, usual_link
+from muster.plan.links import Link, find_link, given_link, link_names, presumed, usual_link
 from muster.plan.origin import given as as_given
 from muster.plan.units import Bytes, BytesPerSecond, Seconds
 
@@ -133,6 +133,21 @@ def test_a_measured_link_replaces_the_table() -> None:
     assert only_latency.bandwidth == find_link("pcie4").bandwidth
 
 
+def test_a_link_that_nobody_has_named_is_assumed() -> None:
+    found = presumed(find_link("nvlink3"))
+    assert {figure.origin for figure in found.figures} == {"assumed"}
+    assert "600 GB/s both ways; that these cards have it: see --link" in found.bandwidth.source
+    assert found.beta == find_link("nvlink3").beta
+    measured_here = presumed(given_link("pcie4", 12.0, 20.0))
+    assert {figure.origin for figure in measured_here.figures} == {"given"}
+
+
+def test_dies_of_mi200_are_joined_by_infinity_fabric() -> None:
+    found = find_link("infinity-fabric2")
+    assert found.bandwidth.value == BytesPerSecond(100e9)
+    assert found.bandwidth.origin == "assumed"  # how many links a ring uses is the machine's affair
+
+
 def test_wrong_links_are_told() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'nvlink4'"):
         find_link("nvlink-4")
@@ -151,6 +166,14 @@ def test_wrong_links_are_told() -> None:
         ("A100 80GB SXM", "nvlink3"),
         ("A100 80GB PCIe", "pcie4"),
         ("MI300X", "infinity-fabric"),
+        ("MI325X", "infinity-fabric"),
+        ("MI250X (one die)", "infinity-fabric2"),
+        ("MI250 (one die)", "infinity-fabric2"),
+        ("MI210", "infinity-fabric2"),
+        ("V100 32GB SXM", "nvlink2"),
+        ("V100 32GB PCIe", "pcie3"),
+        ("V100S", "pcie3"),
+        ("GH200 96GB", "pcie5"),
         ("RTX 4090", "pcie4"),
         ("RTX 5090", "pcie5"),
         ("cpu", "gloo-loopback"),

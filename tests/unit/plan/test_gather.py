@@ -96,6 +96,9 @@ def test_power_link_and_price_of_a_card() -> None:
     machine = machine_of(MachineRequest(), group("H100 SXM x8"), PRICES)
     assert machine.power is not None and machine.power.value == Watts(700.0)
     assert machine.fabric.link.name == "nvlink4" and machine.fabric.overlaps
+    assert machine.fabric.link.bandwidth.origin == "assumed"  # nobody has said that they have it
+    named = machine_of(MachineRequest(link="nvlink4"), group("H100 SXM x8"), PRICES)
+    assert named.fabric.link.bandwidth.origin == "table"
     assert machine.price is not None and machine.price.per_hour == 3.0
     assert machine_of(MachineRequest(), group("T4"), PRICES).price is None
     owned = machine_of(MachineRequest(owned=True, power_w=50.0), group("T4"), PRICES)

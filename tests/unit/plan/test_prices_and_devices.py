@@ -7,6 +7,7 @@ import pytest
 
 from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS
+from muster.devices.model import Device
 from muster.plan.devices import card_of, parse_devices
 from muster.plan.origin import measured
 from muster.plan.prices import DEFAULT_PRICES, parse_prices, read_prices, write_prices
@@ -117,10 +118,35 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         ("RTX 4090 x1, RTX 3090 x2", (), [("RTX 4090", 1), ("RTX 3090", 2)]),
         ("8", ("NVIDIA L40S",), [("L40S", 8)]),
         ("2", ("Some GPU", "Some GPU"), [("Some GPU", 2)]),
+        ("2", ("NVIDIA A100-SXM4-40GB MIG 3g.20gb",), [("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 2)]),
     ],
 )
 def test_devices(text: str, here: tuple[str, ...], groups: list[tuple[str, int]]) -> None:
-    assert [(group.name, group.count) for group in parse_devices(text, here)] == groups
+    assert [(group.name, group.count) for group in parse_devices(text, gpus(here))] == groups
+
+
+def gpus(names: tuple[str, ...], memory_mib: int | None = None) -> list[Device]:
+    return [
+        Device(index=index, uuid=f"GPU-{index}", name=name, memory_total_mib=memory_mib)
+        for index, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_mib", "card"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40960, "A100 40GB SXM"),
+        ("NVIDIA GH200 480GB", 97871, "GH200 96GB"),
+        ("NVIDIA GeForce RTX 3080", 12288, None),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968, None),
+    ],
+)
+def test_the_memory_of_the_cards_here_is_what_their_driver_reports(
+    name: str, memory_mib: int, card: str | None
+) -> None:
+    (group,) = parse_devices("1", gpus((name,), memory_mib))
+    assert group.memory_mib == memory_mib
+    assert (group.card.name if group.card else None) == card
 
 
 @pytest.mark.parametrize(
@@ -132,13 +158,14 @@ def test_devices(text: str, here: tuple[str, ...], groups: list[tuple[str, int]]
         ("cpu:2, L4", (), UsageError, "do not form one gang"),
         ("L4, L4 x2", (), UsageError, "names a card twice"),
         ("RTX 4190 x2", (), UnknownNameError, "did you mean 'RTX 4090'"),
+        ("A100 x8", (), UnknownNameError, "A100 80GB SXM"),
     ],
 )
 def test_wrong_devices(
     text: str, here: tuple[str, ...], error: type[MusterError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        parse_devices(text, here)
+        parse_devices(text, gpus(here))
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

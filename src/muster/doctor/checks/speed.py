@@ -117,10 +117,10 @@ def _against_sheet(facts: Facts, rates: list[MatmulRate]) -> Iterator[Finding]:
 
 
 def _peak_tflops(rate: MatmulRate) -> float | None:
-    """The data sheet's; None for an unknown card and for a MIG instance, which is a share."""
+    """The data sheet's; None for an unknown card, such as a MIG instance, which is a share."""
     card, precision = find_card(rate.name), _PRECISIONS.get(rate.precision)
     peak = None if card is None or precision is None else card.peak_flops(precision)
-    return None if peak is None or "MIG" in rate.name else peak / 1e12
+    return None if peak is None else peak / 1e12
 
 
 def _against_equals(facts: Facts, rates: list[MatmulRate]) -> Iterator[Finding]:
