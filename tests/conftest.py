@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -99,7 +99,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 class MusterCli(Protocol):
-    """Runs ``python -m muster`` with ``args`` in the test's ``tmp_path`` and waits for its end."""
+    """Runs ``muster`` with ``args`` in the test's ``tmp_path`` and waits for its end."""
 
     def __call__(self, *args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]: ...
 
@@ -136,15 +136,15 @@ def muster_cli(tmp_path: Path) -> MusterCli:
 @pytest.fixture
 def muster_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+) -> MusterCli:
     """``muster ARGS`` in this process and in ``tmp_path``: for what starts no work of its own.
 
     Refusals, help, dry runs and looking at folders need no process of their own, which costs
-    seconds wherever torch is imported.
+    seconds wherever torch is imported. There is no time limit but that of the test.
     """
     from muster.cli.main import main
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)
         capfd.readouterr()
         try:

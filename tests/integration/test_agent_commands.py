@@ -86,15 +86,15 @@ def test_any_gymnasium_environment(muster_cli: MusterCli, tmp_path: Path) -> Non
     ],
 )
 def test_mistakes_are_told_without_a_traceback(
-    muster_cli: MusterCli, words: tuple[str, ...], said: str
+    muster_main: MusterCli, words: tuple[str, ...], said: str
 ) -> None:
-    done = muster_cli("train", *words, "--devices", "cpu")
+    done = muster_main("train", *words, "--devices", "cpu")
     assert done.returncode in (2, 3), done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_what_does_not_fit_an_agent_is_refused(muster_cli: MusterCli) -> None:
+def test_what_does_not_fit_an_agent_is_refused(muster_main: MusterCli) -> None:
     for command, said in (("verify", "learns by acting"), ("plan", "learns by acting")):
-        done = muster_cli(command, "ppo")
+        done = muster_main(command, "ppo")
         assert done.returncode == 2, done.stderr
         assert said in done.stderr and "Traceback" not in done.stderr

@@ -152,7 +152,7 @@ def test_a_models_memory_is_shown_beside_the_findings(muster_cli: MusterCli) -> 
     assert re.search(r"optimizer +7\.45 GiB", shown)
 
 
-def test_flags_about_a_model_need_one(muster_cli: MusterCli) -> None:
-    done = muster_cli("doctor", "--quick", "--batch-size", "3")
+def test_flags_about_a_model_need_one(muster_main: MusterCli) -> None:
+    done = muster_main("doctor", "--quick", "--batch-size", "3")
     assert done.returncode == 2
     assert "--batch-size" in done.stderr and "--model" in done.stderr

@@ -99,18 +99,18 @@ def test_a_wrong_answer_is_told_at_once_and_ctrl_c_starts_nothing(tmp_path: Path
     assert child.exitstatus == 130
 
 
-def test_without_a_terminal_flags_are_enough(muster_cli: MusterCli) -> None:
-    done = muster_cli(
+def test_without_a_terminal_flags_are_enough(muster_main: MusterCli) -> None:
+    done = muster_main(
         "launch", "--kind", "train", "--target", "digits", "--devices", "cpu:1", "--print"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("muster train digits --devices cpu:1 --batch-size ")
 
 
-def test_without_a_terminal_what_is_missing_is_named(muster_cli: MusterCli) -> None:
-    done = muster_cli("launch", "--kind", "sweep", "--print")
+def test_without_a_terminal_what_is_missing_is_named(muster_main: MusterCli) -> None:
+    done = muster_main("launch", "--kind", "sweep", "--print")
     assert done.returncode == 2
     assert "--target" in done.stderr and "Traceback" not in done.stderr
-    done = muster_cli("launch", "--kind", "train", "--devices", "cpu:1")
+    done = muster_main("launch", "--kind", "train", "--devices", "cpu:1")
     assert done.returncode == 2
     assert "--yes" in done.stderr

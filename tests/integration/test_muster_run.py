@@ -509,31 +509,31 @@ def test_the_error_of_an_entry_is_told(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(
-    tmp_path: Path, muster_cli: MusterCli, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = muster_cli("run", "--devices", "cpu:2", "nothing.py")
+    done = muster_main("run", "--devices", "cpu:2", "nothing.py")
     assert done.returncode == 2 and "There is no script nothing.py" in done.stderr
-    done = muster_cli("run", "--devices", "cpu:2")
+    done = muster_main("run", "--devices", "cpu:2")
     assert done.returncode == 2 and "There is no script to run" in done.stderr
     write(tmp_path, "")
-    done = muster_cli("run", "--nodes", "2", "train.py")
+    done = muster_main("run", "--nodes", "2", "train.py")
     assert done.returncode == 2 and "--nodes 2 needs a place to meet" in done.stderr
-    done = muster_cli("run", "--gpus", "2", "train.py")
+    done = muster_main("run", "--gpus", "2", "train.py")
     assert done.returncode == 3 and "Cannot place" in done.stderr
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    done = muster_cli("run", "train.py")
+    done = muster_main("run", "train.py")
     assert done.returncode == 2 and "RANK=0 and WORLD_SIZE=1 are set, but" in done.stderr
     for name, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    done = muster_cli("run", "train.py")
+    done = muster_main("run", "train.py")
     assert done.returncode == 2 and "This is rank 0 of 1 of a gang" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_shows_and_starts_nothing(tmp_path: Path, muster_cli: MusterCli) -> None:
+def test_a_dry_run_shows_and_starts_nothing(tmp_path: Path, muster_main: MusterCli) -> None:
     write(tmp_path, "")
-    done = muster_cli("run", "--devices", "cpu:3", "--dry-run", "train.py", "--json")
+    done = muster_main("run", "--devices", "cpu:3", "--dry-run", "train.py", "--json")
     assert done.returncode == 0
     assert "3 ranks: cpu:0, cpu:1, cpu:2" in done.stdout
     assert "train.py --json" in done.stdout

@@ -129,9 +129,9 @@ def test_what_is_missing_is_named_and_failures_are_told(
     ],
 )
 def test_an_array_that_makes_no_sense_is_refused(
-    target: Path, muster_cli: MusterCli, words: tuple[str, ...], says: str
+    target: Path, muster_main: MusterCli, words: tuple[str, ...], says: str
 ) -> None:
-    done = muster_cli("sweep", f"{target}:square", "--grid", "x=1", *words)
+    done = muster_main("sweep", f"{target}:square", "--grid", "x=1", *words)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
 

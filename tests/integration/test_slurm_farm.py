@@ -388,10 +388,10 @@ def test_what_sbatch_refuses_is_told_in_its_words(
 
 
 def test_without_slurm_the_error_says_so(
-    target: Path, muster_cli: MusterCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = muster_cli("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm")
+    done = muster_main("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm")
     assert done.returncode == 3
     assert "there is no command squeue" in done.stderr
     assert "login node" in done.stderr
@@ -408,8 +408,8 @@ def test_without_slurm_the_error_says_so(
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(
-    target: Path, muster_cli: MusterCli, words: tuple[str, ...], says: str
+    target: Path, muster_main: MusterCli, words: tuple[str, ...], says: str
 ) -> None:
-    done = muster_cli("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", *words)
+    done = muster_main("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", *words)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr

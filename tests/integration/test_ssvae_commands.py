@@ -42,8 +42,8 @@ def test_on_several_devices_with_loaders(muster_cli: MusterCli, tmp_path: Path) 
     assert isinstance(evaluations, list) and [line["epoch"] for line in evaluations] == [1, 2]
 
 
-def test_gpus_that_are_not_there_are_named(muster_cli: MusterCli) -> None:
-    done = muster_cli(
+def test_gpus_that_are_not_there_are_named(muster_main: MusterCli) -> None:
+    done = muster_main(
         "train", "ssvae", "--num_epochs", "1", "--gpu_ids", "90,91,92,93", "--num_workers", "8",
         "--eval_frequency", "5", *FEW,
     )  # fmt: skip
@@ -87,7 +87,7 @@ def test_other_ways_to_train(muster_cli: MusterCli, tmp_path: Path, words: tuple
         (("--precision", "bf16", "--devices", "cpu"), "16 bits"),
     ],
 )
-def test_mistakes_are_told(muster_cli: MusterCli, words: tuple[str, ...], text: str) -> None:
-    done = muster_cli("train", "ssvae", "--num-epochs", "1", *words)
+def test_mistakes_are_told(muster_main: MusterCli, words: tuple[str, ...], text: str) -> None:
+    done = muster_main("train", "ssvae", "--num-epochs", "1", *words)
     assert done.returncode == 2, done.stderr
     assert text in done.stderr and "Traceback" not in done.stdout + done.stderr

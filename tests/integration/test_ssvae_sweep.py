@@ -105,7 +105,7 @@ def test_a_set_that_is_not_there_says_both_ways(
     assert "Traceback" not in done.stderr
 
 
-def test_a_misspelt_recipe_is_named_before_its_flags(muster_cli: MusterCli) -> None:
-    done = muster_cli("sweep", "ssvaee", "--n-labels", "100")
+def test_a_misspelt_recipe_is_named_before_its_flags(muster_main: MusterCli) -> None:
+    done = muster_main("sweep", "ssvaee", "--n-labels", "100")
     assert done.returncode == 2
     assert "Unknown recipe 'ssvaee'" in done.stderr and "did you mean 'ssvae'" in done.stderr

@@ -47,8 +47,8 @@ def test_dp_says_what_it_is_and_means_the_same_batch(muster_cli: MusterCli) -> N
     assert "2 ranks x 32 per rank x 1 accumulation = global batch 64" in done.stdout
 
 
-def test_gpus_that_are_not_there_are_a_clear_error(muster_cli: MusterCli) -> None:
-    done = muster_cli("train", "har", "--multi-gpu", "dp", "--gpu-ids", "91,92")
+def test_gpus_that_are_not_there_are_a_clear_error(muster_main: MusterCli) -> None:
+    done = muster_main("train", "har", "--multi-gpu", "dp", "--gpu-ids", "91,92")
     assert done.returncode == 3
     assert "91" in done.stderr and "Traceback" not in done.stderr
 
@@ -94,9 +94,9 @@ def test_inside_a_launcher_a_dry_run_trains_nothing_and_json_is_json(tmp_path: P
     ],
 )
 def test_mistakes_are_told_without_a_traceback(
-    muster_cli: MusterCli, words: tuple[str, ...], code: int, text: str
+    muster_main: MusterCli, words: tuple[str, ...], code: int, text: str
 ) -> None:
-    done = muster_cli(*words)
+    done = muster_main(*words)
     assert done.returncode == code, done.stdout + done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr + done.stdout

@@ -72,31 +72,31 @@ def test_the_program_keeps_flags_that_look_like_ours(
     ],
 )
 def test_flags_without_effect_are_refused(
-    words: list[str], message: str, muster_cli: MusterCli
+    words: list[str], message: str, muster_main: MusterCli
 ) -> None:
-    done = muster_cli("train", "digits", *words)
+    done = muster_main("train", "digits", *words)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_machine_without_slurm(muster_cli: MusterCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm(muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    done = muster_cli("train", "digits", "--on", "slurm", "--devices", "cpu:1")
+    done = muster_main("train", "digits", "--on", "slurm", "--devices", "cpu:1")
     assert done.returncode == 3 and "There is no sbatch on this machine." in done.stderr
 
 
-def test_the_script_can_be_had_as_a_file(muster_cli: MusterCli, tmp_path: Path) -> None:
+def test_the_script_can_be_had_as_a_file(muster_main: MusterCli, tmp_path: Path) -> None:
     words = ("train", "digits", "--devices", "cpu:2", "--nodes", "2", "--time", "10")
-    shown = muster_cli(*words, "--on", "slurm", "--dry-run")
-    printed = muster_cli("slurm-script", *words)
-    written = muster_cli("slurm-script", "--output", "job.sh", *words)
+    shown = muster_main(*words, "--on", "slurm", "--dry-run")
+    printed = muster_main("slurm-script", *words)
+    written = muster_main("slurm-script", "--output", "job.sh", *words)
     assert shown.returncode == printed.returncode == written.returncode == 0
     assert shown.stdout == printed.stdout == (tmp_path / "job.sh").read_text()
     assert "#SBATCH --nodes=2\n" in shown.stdout and "#SBATCH --time=10\n" in shown.stdout
-    behind = muster_cli("slurm-script", *words, "--output=behind.sh")
+    behind = muster_main("slurm-script", *words, "--output=behind.sh")
     assert behind.returncode == 0, behind.stderr
     assert (tmp_path / "behind.sh").read_text() == shown.stdout
-    wrong = muster_cli("slurm-script", "trian", "digits")
+    wrong = muster_main("slurm-script", "trian", "digits")
     assert wrong.returncode == 2 and "did you mean 'train'?" in wrong.stderr
 
 
