@@ -17,8 +17,7 @@ an Enum as their values, and all NaN are one NaN.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import re
 from enum import Enum
 from typing import Any
 
@@ -26,15 +25,12 @@ import orjson
 
 from muster.base.errors import TargetError
 
-#: What one task returned: field name to value.
-Result = dict[str, Any]
-
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MIN = -(2**63)
 _INT_MAX = 2**64 - 1
 _INFINITY = float("inf")
 #: orjson gives up at 254 levels, and a tagged dict takes three of them.
-_MAX_DEPTH = 80
+MAX_DEPTH = 80
 #: Without these orjson would write dataclasses and dates as something that does not come back.
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _CANONICAL = _OPTIONS | orjson.OPT_SORT_KEYS
@@ -73,31 +69,6 @@ def decode(data: bytes) -> Any:
     return _untag(value) if b'"$' in data else value
 
 
-def check_result(value: object) -> Result:
-    """What a task function returned, as a dict that `encode` takes.
-
-    Accepted: None (no fields), a mapping with string keys, or a dataclass instance. Field values
-    are numbers, strings, booleans, None, and lists or tuples of those; scalars of numpy and
-    tensors without dimensions become Python numbers. Everything else is a TargetError that names
-    the field. A dict that needs no change is returned itself, not copied.
-    """
-    result: Mapping[Any, object]
-    if type(value) is dict:
-        result = value
-    elif value is None:
-        return {}
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        result = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    elif isinstance(value, Mapping):
-        result = dict(value)
-    else:
-        raise _not_a_result(value)
-    for name, item in result.items():
-        if type(item) not in _PLAIN or type(name) is not str:
-            return {_field(key): _plain(entry, f'result["{key}"]') for key, entry in result.items()}
-    return dict(result) if type(result) is not dict else result
-
-
 def unwrap_scalar(value: object) -> object:
     """A numpy scalar or a 0-dimensional tensor as its Python value; others unchanged.
 
@@ -113,7 +84,7 @@ def unwrap_scalar(value: object) -> object:
 
 def plain_scalar(value: object) -> object:
     """A subclass instance of str, int or float as the plain type; others unchanged."""
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     if isinstance(value, str):
         return str.__str__(value)
@@ -124,14 +95,39 @@ def plain_scalar(value: object) -> object:
     return value
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2}))")
+_LOOKS_ESCAPED = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
+
+
+def escape_surrogates(text: str) -> str:
+    """``text`` as Unicode that every table can hold: lone surrogates (bytes of odd file names)
+    become ``\\udcff``, and in such a text ``\\`` is doubled. Other texts stay as they are, unless
+    they hold what looks like it.
+    """
+    if _is_unicode(text) and "\\ud" not in text:
+        return text
+    if not _SURROGATE.search(text) and not _LOOKS_ESCAPED.search(text):
+        return text
+    doubled = text.replace("\\", "\\\\")
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", doubled)
+
+
+def unescape_surrogates(text: str) -> str:
+    """The text of which `escape_surrogates` made ``text``."""
+    if not _LOOKS_ESCAPED.search(text):
+        return text
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)
+
+
 def _encode_tagged(value: object, option: int) -> bytes:
     return orjson.dumps(_tag(value, "value", option == _CANONICAL, 0), None, option)
 
 
 def _tag(value: object, path: str, canonical: bool, depth: int) -> object:
-    if type(value) is dict and depth < _MAX_DEPTH:
+    if type(value) is dict and depth < MAX_DEPTH:
         return _tag_dict(value, path, canonical, depth)
-    if type(value) not in _PLAIN:
+    if type(value) not in PLAIN:
         value = plain_scalar(value.value if isinstance(value, Enum) else value)
     if value is None or value is True or value is False:
         return value
@@ -144,14 +140,14 @@ def _tag(value: object, path: str, canonical: bool, depth: int) -> object:
         return value if _INT_MIN <= value <= _INT_MAX else {"$int": hex(value)}
     if isinstance(value, str):
         return value if _is_unicode(value) else {"$str": value.encode(errors="surrogatepass").hex()}
-    if depth >= _MAX_DEPTH:
-        raise _too_deep(path)
+    if depth >= MAX_DEPTH:
+        raise too_deep(path)
     if isinstance(value, list | tuple):
         return [_tag(item, f"{path}[{i}]", canonical, depth + 1) for i, item in enumerate(value)]
     if isinstance(value, dict):
         return _tag_dict(value, path, canonical, depth)
     raise TargetError(
-        f"Cannot store {path}: {_shown(value)} has no JSON form.",
+        f"Cannot store {path}: {shown_type(value)} has no JSON form.",
         hint="use numbers, strings, booleans, None, and lists or dicts of those.",
     )
 
@@ -213,36 +209,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _field(name: object) -> str:
-    if isinstance(name, str):
-        return str.__str__(name)
-    raise TargetError(
-        f"The task returned a mapping with the key {name!r} of type {type(name).__name__}: "
-        "field names are strings, they become columns.",
-        hint=f"return {{str(key): value}}, here {str(name)!r}.",
-    )
-
-
-def _plain(value: object, path: str, depth: int = 0) -> object:
-    value = plain_scalar(unwrap_scalar(value))
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, list | tuple):
-        if depth >= _MAX_DEPTH:
-            raise _too_deep(path)
-        if _PLAIN.issuperset(map(type, value)):
-            return list(value)
-        return [
-            item if type(item) in _PLAIN else _plain(item, f"{path}[{i}]", depth + 1)
-            for i, item in enumerate(value)
-        ]
-    raise TargetError(
-        f"The task returned {path} = {_shown(value)}, which cannot be stored as a result.",
-        hint=_remedy(value),
-    )
-
-
-def _shown(value: object) -> str:
+def shown_type(value: object) -> str:
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     shape = getattr(value, "shape", None)
@@ -250,29 +217,9 @@ def _shown(value: object) -> str:
     return f"a value of type {name}{size}"
 
 
-def _remedy(value: object) -> str:
-    if callable(getattr(value, "tolist", None)):
-        return ".tolist() turns a small one into a list; save a large one under ctx.folder."
-    if isinstance(value, Mapping):
-        return "lift its entries to the top level, each under its own name."
-    if isinstance(value, set | frozenset):
-        return "return sorted(...) of it, a list."
-    if isinstance(value, complex):
-        return "return its .real and .imag as two fields."
-    return "return numbers, strings, or lists of them; save anything else under ctx.folder."
-
-
-def _not_a_result(value: object) -> TargetError:
+def too_deep(path: str) -> TargetError:
     return TargetError(
-        f"The task returned {_shown(value)}; a result is a mapping or a dataclass, "
-        "so that each value has a name.",
-        hint='return {"value": x}.',
-    )
-
-
-def _too_deep(path: str) -> TargetError:
-    return TargetError(
-        f"Cannot store {path[:60]}...: it is nested deeper than {_MAX_DEPTH} levels, "
+        f"Cannot store {path[:60]}...: it is nested deeper than {MAX_DEPTH} levels, "
         "or it contains itself.",
         hint="return a flatter value, or save it under ctx.folder.",
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
@@ -25,8 +26,11 @@ from muster.farm import codec
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS
 from muster.farm.model import Outcome, TaskState
+from muster.farm.template import is_command_of, is_number, to_number
 
 _CHUNK = 20_000
+#: What a spreadsheet takes for the start of something to compute.
+_FORMULA = r"^[=+\-@\t\r]"
 
 #: What muster says about every task, after the parameters and the metrics.
 SYSTEM = {
@@ -49,9 +53,34 @@ _PARTS = {"param": 0, "metric": 1, "system": 2}
 
 def rows(folder: RunFolder) -> Iterator[Row]:
     """Every task in the order of the plan."""
+    numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
-            yield codec.decode(row.payload), _metrics(folder, row), _system(folder, row)
+            yield _params(row, numbers), _metrics(folder, row), _system(folder, row)
+
+
+def _numbers(folder: RunFolder) -> frozenset[str]:
+    """Parameters of commands, which are texts, all of whose values are numbers."""
+    found: dict[str, bool] = {}
+    with LedgerReader(folder.ledger) as ledger:
+        for row in ledger.tasks():
+            params = codec.decode(row.payload)
+            if not is_command_of(row.target, params):
+                continue
+            for name, value in params.items():
+                if isinstance(value, str):
+                    found[name] = found.get(name, True) and is_number(value)
+    return frozenset(name for name, is_one in found.items() if is_one)
+
+
+def _params(row: TaskRow, numbers: frozenset[str]) -> dict[str, Any]:
+    params: dict[str, Any] = codec.decode(row.payload)
+    if not numbers or not is_command_of(row.target, params):
+        return params
+    return {
+        name: to_number(value) if name in numbers and isinstance(value, str) else value
+        for name, value in params.items()
+    }
 
 
 def _metrics(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
@@ -89,10 +118,11 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     A metric or parameter whose name another part has already taken gets a prefix.
     """
     seen: dict[tuple[str, str], pa.DataType | None] = {}
+    numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
             for part, values in (
-                ("param", codec.decode(row.payload)),
+                ("param", _params(row, numbers)),
                 ("metric", _metrics(folder, row)),
             ):
                 for name, value in values.items():
@@ -101,8 +131,10 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     for part in ("param", "metric"):
         for (owner, name), kind in seen.items():
             if owner == part:
-                taken = name in table or name in SYSTEM
-                table[f"{part}_{name}" if taken else name] = (part, name, kind or pa.string())
+                column = codec.escape_surrogates(name)
+                while column in table or column in SYSTEM:
+                    column = f"{part}_{column}"
+                table[column] = (part, name, kind or pa.string())
     for name, kind in SYSTEM.items():
         table[name] = ("system", name, kind)
     return table
@@ -166,7 +198,7 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
 def _text(value: Any) -> str:
     """A value in a column of texts: whole numbers beyond 64 bits in full, the rest as JSON."""
     if isinstance(value, str):
-        return value
+        return codec.escape_surrogates(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
     return codec.encode(value).decode()
@@ -191,9 +223,12 @@ def _column(chunk: Sequence[Row], part: str, name: str, kind: pa.DataType) -> pa
     index = _PARTS[part]
     values = [row[index].get(name) for row in chunk]
     try:
-        return pa.array(values, type=kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
-        return pa.array([_fit(value, kind) for value in values], type=kind)
+        column = pa.array(values, type=kind)
+        if not (kind == _TEXT and pc.any(pc.match_substring(column, "\\ud")).as_py()):
+            return column
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, UnicodeEncodeError):
+        pass
+    return pa.array([_fit(value, kind) for value in values], type=kind)
 
 
 def export(folder: RunFolder, target: Path) -> int:
@@ -250,9 +285,11 @@ def refresh(folder: RunFolder) -> None:
 
 def _export_lines(folder: RunFolder, target: Path) -> int:
     known, count = _num_tasks(folder), 0
+    sources = [(column, _PARTS[part], name) for column, (part, name, _) in columns(folder).items()]
     with replacing(target) as beside, beside.open("wb") as lines:
-        for params, metrics, system in rows(folder):
-            lines.write(codec.encode({**params, **metrics, **system}) + b"\n")
+        for row in rows(folder):
+            cells = {column: row[i][name] for column, i, name in sources if name in row[i]}
+            lines.write(codec.encode(cells) + b"\n")
             count += 1
         _check_whole(count, known, target)
     return count
@@ -267,7 +304,7 @@ def _writer(
         with pa_parquet.ParquetWriter(path, schema) as parquet:
             yield parquet.write_batch
         return
-    flat = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
+    flat = pa.schema([(_cell(field.name), _flat_type(field.type)) for field in schema])
     options = pa_csv.WriteOptions(quoting_style="needed")
     with pa_csv.CSVWriter(path, flat, write_options=options) as csv:
         yield lambda batch: csv.write_batch(_flatten(batch, flat))
@@ -279,16 +316,32 @@ def _flat_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [
-        column
-        if field.type == column.type
-        else pa.array(
-            [None if v is None else codec.encode(v).decode() for v in column.to_pylist()],
-            type=field.type,
-        )
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
+    arrays = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        if field.type != column.type:
+            values = column.to_pylist()
+            column = pa.array(
+                [None if v is None else codec.encode(v).decode() for v in values], type=field.type
+            )
+        elif field.type == _TEXT and pc.any(pc.match_substring_regex(column, _FORMULA)).as_py():
+            cells = [None if v is None else _cell(v) for v in column.to_pylist()]
+            column = pa.array(cells, type=field.type)
+        arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cell(text: str) -> str:
+    """A spreadsheet computes what begins like this: an apostrophe in front makes it a text.
+
+    Numbers stay as they are, in columns of texts too.
+    """
+    if not text or text[0] not in "=+-@\t\r":
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 if __name__ == "__main__":

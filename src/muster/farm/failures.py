@@ -11,6 +11,12 @@ from muster.farm.lifecycle import REASONS
 from muster.farm.model import Finished, Outcome
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+#: How the words that name an error end; ranks and loggers may put something in front of them.
+_ERRORS = ("Error", "Exception", "Interrupt", "Exit")
+_DEVICE_OOM = re.compile(
+    r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|HIP out of memory"
+    r"|RESOURCE_EXHAUSTED: Out of memory"
+)
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -24,6 +30,17 @@ def fingerprint(finished: Finished) -> str:
     message = _NUMBER.sub("#", _ADDRESS.sub("0x", finished.message))
     text = "\n".join([finished.outcome.value, *(_ADDRESS.sub("0x", f) for f in frames), message])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def ends_in_device_oom(output: str) -> bool:
+    """Whether the last error that a program printed is that its device has no memory left."""
+    errors = [
+        line
+        for line in output.splitlines()
+        if _DEVICE_OOM.search(line)
+        or any(word.rstrip(":").endswith(_ERRORS) for word in line.split(maxsplit=5)[:5])
+    ]
+    return bool(errors) and _DEVICE_OOM.search(errors[-1]) is not None
 
 
 def signal_name(number: int) -> str:

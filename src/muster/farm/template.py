@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from muster.base.errors import UnknownNameError, UsageError
 
-_PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+#: ``{lr}`` and, as Hydra and others name their settings, ``{model.width}``. What stands behind a
+#: dollar sign belongs to a shell or to OmegaConf.
+_PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][\w./-]*)\}")
+#: The same values in the environment of every command.
+_VARIABLE = re.compile(r"\$\{?MUSTER_(SEED|PARAMS|TASK_DIR)\b")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?|-?\.[0-9]+([eE][+-]?[0-9]+)?")
 
 #: Filled by muster, not by the user's parameters.
 BUILT_IN = frozenset({"dir"})
@@ -18,6 +23,27 @@ BUILT_IN = frozenset({"dir"})
 def names_in(part: str) -> set[str]:
     """The places of one argument; ``{{`` and JSON braces are left alone."""
     return set(_PLACE.findall(part))
+
+
+def is_command_of(target: str, names: Collection[str]) -> bool:
+    """Whether ``target`` is the line of a command that ``names`` are filled into."""
+    if not names:
+        return False
+    variables = set(_VARIABLE.findall(target))
+    places = names_in(target) | {name.lower() for name in variables}
+    return "PARAMS" in variables or places.issuperset(names)
+
+
+def is_number(text: str) -> bool:
+    """Whether a command's value, a text, is a number to everybody: ``007`` and ``1_0`` are not."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def to_number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def fill(part: str, values: Mapping[str, Any]) -> str:
@@ -46,8 +72,9 @@ def check_places(argv: Sequence[str], names: Sequence[str]) -> None:
     known = set(names) | BUILT_IN
     for place in sorted(places - known):
         raise UnknownNameError("place in the command", place, known)
+    line = " ".join(argv)
     for name in names:
-        if name not in places:
+        if not is_command_of(line, [name]):
             raise UsageError(
                 f"Parameter {name!r} does not appear in the command: all its values would run "
                 "the same thing.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import pickle
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ import pytest
 
 import muster
 from muster.base.errors import UsageError
+from muster.farm.codec import decode, escape_surrogates, unescape_surrogates
 
 TARGET = """
 import math
@@ -91,3 +94,84 @@ def test_an_unknown_format_is_refused(run: muster.Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.xlsx is not a known format"):
         run.export(tmp_path / "table.xlsx")
     assert list(tmp_path.iterdir()) == []
+
+
+COMMAND = """
+import json, os, sys
+json.dump({"loss": float(sys.argv[1])}, open(os.path.join(sys.argv[2], "result.json"), "w"))
+"""
+
+ODD = """
+import pathlib
+import muster
+
+def f(kind: str, ctx: muster.Context):
+    return {
+        "float": 1.5,
+        "pair": (1, {"acc": 0.5}),
+        "nested": {"a": {"b": 1}, "rows": [{"x": 1}]},
+        "set": {"ok": 2, "these": {1, 2}},
+        "twice": {1: 1, "1": 2},
+        "surrogate": {"file": "a\\udcff", "\\udcfe": 1, "paths": ["\\udcfd"], "like": r"\\udcff"},
+        "formula": {"=key": 1, "text": "=1+1", "minus": "-1", "at": "@x", "": 2, "nul": "a\\0b"},
+    }[kind]
+"""
+
+
+def test_whatever_is_returned_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "odd.py"
+    target.write_text(ODD)
+    kinds = ["float", "pair", "nested", "set", "twice", "surrogate", "formula"]
+    run = muster.sweep(
+        f"{target}:f",
+        grid={"kind": kinds},
+        devices="cpu:1",
+        run_dir=tmp_path / "run",
+        keep_going=True,
+        monitor_interval_s=0,
+    )
+    rows = {row["kind"]: row for row in run.results().to_pylist()}
+    assert rows["float"]["value"] == 1.5
+    assert (rows["pair"]["value_0"], rows["pair"]["value_1.acc"]) == (1, 0.5)
+    assert (rows["nested"]["a.b"], rows["nested"]["rows"]) == (1, ['{"x":1}'])
+    assert rows["set"]["ok"] == 2
+    kept = run.path / rows["set"]["folder"] / rows["set"]["these"]
+    assert pickle.loads(kept.read_bytes()) == {1, 2}
+    assert rows["twice"]["state"] == "failed"
+    assert "both named" in rows["twice"]["error"]
+    [whole] = run.path.glob("attempts/*/result.pickle")
+    assert pickle.loads(whole.read_bytes()) == {1: 1, "1": 2}
+    odd = rows["surrogate"]
+    assert unescape_surrogates(odd["file"]) == "a\udcff"
+    assert unescape_surrogates(odd["paths"][0]) == "\udcfd"
+    assert unescape_surrogates(odd["like"]) == r"\udcff"
+    assert odd[escape_surrogates("\udcfe")] == 1
+    with run.folder.results_csv.open(newline="") as file:
+        cells = {row["kind"]: row for row in csv.DictReader(file)}["formula"]
+    assert cells["'=key"] == "1"
+    assert (cells["text"], cells["minus"], cells["at"]) == ("'=1+1", "-1", "'@x")
+    assert pq.read_table(run.folder.results_parquet)["text"].to_pylist()[-1] == "=1+1"
+    run.export(tmp_path / "table.jsonl")
+    lines = [decode(line) for line in (tmp_path / "table.jsonl").read_bytes().splitlines()]
+    assert lines[5]["file"] == "a\udcff"
+    assert lines[6]["nul"] == "a\0b"
+
+
+def test_values_of_commands_are_numbers_where_all_of_them_are(tmp_path: Path) -> None:
+    program = tmp_path / "c.py"
+    program.write_text(COMMAND)
+    run = muster.sweep(
+        [sys.executable, str(program), "{lr}", "{dir}", "{tag}", "{model.width}"],
+        rows=[
+            {"lr": "1e-3", "tag": "007", "model.width": "64"},
+            {"lr": "2", "tag": "8", "model.width": "128"},
+        ],
+        devices="cpu:1",
+        run_dir=tmp_path / "run",
+        monitor_interval_s=0,
+    )
+    rows = run.results().to_pylist()
+    assert [row["lr"] for row in rows] == [0.001, 2.0]
+    assert [row["loss"] for row in rows] == [0.001, 2.0]
+    assert [row["tag"] for row in rows] == ["007", "8"]
+    assert [row["model.width"] for row in rows] == [64, 128]

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import OrderedDict, namedtuple
-from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -12,7 +9,13 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.base.errors import TargetError
-from muster.farm.codec import check_result, decode, encode, encode_canonical
+from muster.farm.codec import (
+    decode,
+    encode,
+    encode_canonical,
+    escape_surrogates,
+    unescape_surrogates,
+)
 
 keys = st.one_of(st.text(), st.text().map("$".__add__), st.sampled_from(["$float", "$dict"]))
 scalars = st.one_of(
@@ -113,8 +116,6 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     loop.append(loop)
     with pytest.raises(TargetError, match="nested deeper than 80 levels, or it contains itself"):
         encode(loop)
-    with pytest.raises(TargetError, match="nested deeper than 80 levels, or it contains itself"):
-        check_result({"x": loop})
 
 
 def test_a_tag_of_a_newer_version_is_refused() -> None:
@@ -122,127 +123,15 @@ def test_a_tag_of_a_newer_version_is_refused() -> None:
         decode(b'{"$new":1}')
 
 
-class Scalar:
-    """Stands for a numpy scalar or a tensor without dimensions."""
-
-    ndim = 0
-    shape = ()
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def item(self) -> object:
-        return self.value
+@examples(300)
+@given(st.text(alphabet=st.one_of(st.sampled_from("\\ud8cf\udcff\ud83d\ude00"), st.characters())))
+def test_any_text_can_be_written_as_unicode_and_read_back(text: str) -> None:
+    written = escape_surrogates(text)
+    assert written.encode().decode() == written
+    assert unescape_surrogates(written) == text
 
 
-class Array:
-    ndim = 2
-    shape = (3, 4)
-
-    def tolist(self) -> list[object]:
-        return []
-
-
-@dataclasses.dataclass
-class Metrics:
-    loss: float
-    curve: list[float]
-
-
-class Color(StrEnum):
-    RED = "red"
-
-
-Point = namedtuple("Point", "x y")
-
-
-@pytest.mark.parametrize(
-    ("returned", "result"),
-    [
-        (None, {}),
-        ({}, {}),
-        ({"loss": 0.5, "n": 3, "ok": True, "s": "x", "none": None}, None),
-        ({"curve": [1.0, [2, "a"]]}, None),
-        (Metrics(0.5, [1.0]), {"loss": 0.5, "curve": [1.0]}),
-        (OrderedDict(a=1), {"a": 1}),
-        ({"t": (1, (2.0, "b"))}, {"t": [1, [2.0, "b"]]}),
-        ({"p": Point(1, 2)}, {"p": [1, 2]}),
-        ({"x": Scalar(1.5), "y": [Scalar(2)]}, {"x": 1.5, "y": [2]}),
-        ({"c": Color.RED}, {"c": "red"}),
-        ({Color.RED: 1}, {"red": 1}),
-    ],
-)
-def test_results_that_are_accepted(returned: object, result: dict[str, object] | None) -> None:
-    expected = returned if result is None else result
-    got = check_result(returned)
-    assert same(got, expected)
-    assert same(decode(encode(got)), expected)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (
-            0.5,
-            "The task returned a value of type float; a result is a mapping or a dataclass, "
-            'so that each value has a name.\nHint: return {"value": x}.',
-        ),
-        (
-            Metrics,
-            "The task returned a value of type type; a result is a mapping or a dataclass, "
-            'so that each value has a name.\nHint: return {"value": x}.',
-        ),
-        (
-            {"loss": [1, 2, 3, {4}]},
-            'The task returned result["loss"][3] = a value of type set, which cannot be stored '
-            "as a result.\nHint: return sorted(...) of it, a list.",
-        ),
-        (
-            {"w": Array()},
-            f'The task returned result["w"] = a value of type {__name__}.Array of shape (3, 4), '
-            "which cannot be stored as a result.\n"
-            "Hint: .tolist() turns a small one into a list; save a large one under ctx.folder.",
-        ),
-        (
-            {"a": {"b": 1}},
-            'The task returned result["a"] = a value of type dict, which cannot be stored as a '
-            "result.\nHint: lift its entries to the top level, each under its own name.",
-        ),
-        (
-            {"z": 1j},
-            'The task returned result["z"] = a value of type complex, which cannot be stored as a '
-            "result.\nHint: return its .real and .imag as two fields.",
-        ),
-        (
-            {"o": [object()]},
-            'The task returned result["o"][0] = a value of type object, which cannot be stored as '
-            "a result.\nHint: return numbers, strings, or lists of them; save anything else under "
-            "ctx.folder.",
-        ),
-        (
-            {1: 2.0},
-            "The task returned a mapping with the key 1 of type int: field names are strings, "
-            "they become columns.\nHint: return {str(key): value}, here '1'.",
-        ),
-    ],
-)
-def test_results_that_are_refused(returned: object, message: str) -> None:
-    with pytest.raises(TargetError) as caught:
-        check_result(returned)
-    assert str(caught.value) == message
-
-
-def test_numpy_scalars_become_python_numbers() -> None:
-    numpy = pytest.importorskip("numpy")
-    returned = {
-        "a": numpy.float64(0.5),
-        "b": numpy.float32(0.25),
-        "c": numpy.int64(3),
-        "d": numpy.bool_(True),
-        "e": numpy.array(1.5),
-        "f": [numpy.float64(math.nan)],
-    }
-    expected = {"a": 0.5, "b": 0.25, "c": 3, "d": True, "e": 1.5, "f": [math.nan]}
-    assert same(check_result(returned), expected)
-    with pytest.raises(TargetError, match=r'result\["g"\] = .*numpy.ndarray of shape \(2,\)'):
-        check_result({"g": numpy.zeros(2)})
+def test_ordinary_texts_are_written_as_they_are() -> None:
+    for text in ("", "C:\\users\\data", "\\frac{1}{2}", "é 日本", "\\udots"):
+        assert escape_surrogates(text) == text
+    assert escape_surrogates("a\udcff.txt") == "a\\udcff.txt"

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.farm.events import WorkerDied
-from muster.farm.failures import death_as_finished, fingerprint, signal_name
+from muster.farm.failures import (
+    death_as_finished,
+    ends_in_device_oom,
+    fingerprint,
+    signal_name,
+)
 from muster.farm.lifecycle import MAY_FOLLOW, REASONS, RetryPolicy, may_follow
 from muster.farm.model import Finished, Outcome, TaskState
 
@@ -97,3 +102,25 @@ def test_final_states_are_left_by_a_retry_only() -> None:
         if state.is_final:
             assert MAY_FOLLOW[state] <= {TaskState.READY}
     assert not any(may_follow(TaskState.DONE, state) for state in TaskState)
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
+
+
+@pytest.mark.parametrize(
+    ("output", "is_oom"),
+    [
+        (f"Traceback (most recent call last):\n  x = torch.empty(n)\n{OOM}\n", True),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory.\n", True),
+        ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be reported\n", True),
+        (f"[rank0]: {OOM}\n[W1122 ProcessGroup.cpp] Warning: destroy_process_group()\n", True),
+        ("jax.errors.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying\n", True),
+        ("RuntimeError: HIP out of memory. Tried to allocate\n", True),
+        (f"{OOM}\nsmaller batch\nValueError: no batch left\n", False),
+        ("ValueError: bad\n", False),
+        ("y" * 4096, False),
+        ("", False),
+    ],
+)
+def test_a_program_that_ended_without_memory_on_its_device(output: str, is_oom: bool) -> None:
+    assert ends_in_device_oom(output) == is_oom

@@ -15,10 +15,14 @@ from muster.base.settings import child_environment
 from muster.farm import codec
 from muster.farm.failures import signal_name
 from muster.farm.model import TargetSpec
+from muster.farm.results import check_result
 from muster.farm.template import fill, names_in
 from muster.farm.worker.context import Context
+from muster.farm.worker.memory import wait_for
 
 RESULT_FILE = "result.json"
+#: Linux takes no longer string in an environment.
+_MOST_ENVIRONMENT = 100_000
 #: Ignored signals stay ignored across exec: a pipeline's writer would never end.
 _IGNORED_BY_PYTHON = [
     getattr(signals, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signals, name)
@@ -28,52 +32,74 @@ _IGNORED_BY_PYTHON = [
 class CommandFailed(Exception):
     """The command could not be started, or ended with another code than 0."""
 
-    def __init__(self, message: str, signal: int | None = None) -> None:
+    def __init__(self, message: str, signal: int | None = None, code: int = 0) -> None:
         super().__init__(message)
         self.signal = signal
+        self.code = code
 
 
 def run_command(spec: TargetSpec, params: Mapping[str, Any], context: Context) -> bytes:
     """Run it to its end and return its encoded metrics.
 
-    ``{name}`` in an argument becomes the parameter's value, ``{dir}`` the attempt's folder. A
-    command reports metrics by writing a JSON object to ``{dir}/result.json``.
+    ``{name}`` in an argument becomes the parameter's value, ``{dir}`` the attempt's folder; the
+    environment says the same. A command reports metrics by writing a JSON object to
+    ``result.json`` in that folder.
     """
-    values = dict(params)
+    folder = context.folder
     uses_folder = any("dir" in names_in(part) for part in spec.argv)
-    if uses_folder:
-        values["dir"] = str(context.folder)
+    values = {**params, "dir": str(folder)} if uses_folder else params
     argv = [fill(part, values) for part in spec.argv]
     if spec.shell:
         argv = ["/bin/sh", "-c", argv[0]]
-    code = _spawn_and_wait(argv)
-    if code < 0:
-        raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
-    if code > 0:
-        raise CommandFailed(f"{argv[0]} ended with exit code {code}")
-    return _read_metrics(context.folder / RESULT_FILE) if uses_folder else b"{}"
+    try:
+        code = _spawn_and_wait(argv, _environment(params, context), context)
+        if code < 0:
+            raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
+        if code > 0:
+            raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
+        return _read_metrics(folder / RESULT_FILE)
+    finally:
+        if not uses_folder:
+            context.drop_empty_folder()
 
 
-def _spawn_and_wait(argv: list[str]) -> int:
+def _spawn_and_wait(argv: list[str], environment: dict[str, str], context: Context) -> int:
     """Exit code, or minus the signal. The command stays in the worker's session and group."""
     try:
         if sys.platform == "win32":
-            return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
+            return subprocess.run(
+                argv, stdin=subprocess.DEVNULL, check=False, env=environment
+            ).returncode
         # posix_spawn does not copy this process's page tables: 2-3 times subprocess's rate.
-        pid = os.posix_spawnp(argv[0], argv, _environment(), setsigdef=_IGNORED_BY_PYTHON)
-    except (FileNotFoundError, PermissionError, OSError) as error:
+        pid = os.posix_spawnp(argv[0], argv, environment, setsigdef=_IGNORED_BY_PYTHON)
+    except OSError as error:
         raise CommandFailed(f"cannot start {argv[0]!r}: {error.strerror}") from None
-    _, status = os.waitpid(pid, 0)
+    except ValueError as error:  # a zero byte in an argument
+        raise CommandFailed(f"cannot start {argv[0]!r}: {error}") from None
+    status, context.command_peak_mib = wait_for(pid)
     return os.waitstatus_to_exitcode(status)
 
 
 _ENVIRONMENT: dict[str, str] = {}
 
 
-def _environment() -> dict[str, str]:
+def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
+    """The worker's, and the task in ``MUSTER_…``: for programs that take no arguments of ours."""
     if not _ENVIRONMENT:
         _ENVIRONMENT.update(child_environment({}))
-    return _ENVIRONMENT
+    values = {
+        "MUSTER_TASK_DIR": str(context.folder),
+        "MUSTER_RUN": context.run,
+        "MUSTER_TASK": context.task,
+        "MUSTER_ATTEMPT": str(context.attempt),
+        "MUSTER_DEVICE": context.device,
+    }
+    if context.seed is not None:
+        values["MUSTER_SEED"] = str(context.seed)
+    text = json.dumps(dict(params))
+    if len(text) < _MOST_ENVIRONMENT:
+        values["MUSTER_PARAMS"] = text
+    return {**_ENVIRONMENT, **values}
 
 
 def _read_metrics(path: Path) -> bytes:
@@ -85,6 +111,4 @@ def _read_metrics(path: Path) -> bytes:
         value = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"the command wrote {path.name}, but it is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CommandFailed(f"{path.name} holds a {type(value).__name__}; write a JSON object")
-    return codec.encode(codec.check_result(value))
+    return codec.encode(check_result(value))

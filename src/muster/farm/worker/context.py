@@ -7,12 +7,14 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import write_atomic
 from muster.base.run_folder import RunFolder
 from muster.farm import codec
+from muster.farm.results import plain
 from muster.farm.worker.line import Line
 from muster.farm.worker.logs import task_logger
 
@@ -60,13 +62,14 @@ class Context:
         self.tries = tries
         self._run_folder = folder
         self._key = key
-        self._attempt_folder = folder.attempt(key, token)
         self._has_files = False
         self._task_id = task_id
         self._token = token
         self._line = line
         self._reported_s = 0.0
         self._is_retiring = False
+        #: Of the processes of a command, for its row.
+        self.command_peak_mib: float | None = None
 
     @property
     def folder(self) -> Path:
@@ -75,10 +78,17 @@ class Context:
         It is published by rename under ``artifacts/`` when the result has been accepted, so
         that nobody ever sees the files of a task that did not finish.
         """
+        path = self._run_folder.attempt(self._key, self._token)
         if not self._has_files:
-            self._attempt_folder.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
             self._has_files = True
-        return self._attempt_folder
+        return path
+
+    def drop_empty_folder(self) -> None:
+        """Have no files after all, if nothing was written."""
+        with suppress(OSError):
+            self.folder.rmdir()
+            self._has_files = False
 
     @property
     def has_files(self) -> bool:
@@ -168,7 +178,7 @@ class Context:
             torch.save(dict(state), buffer)
             write_atomic(path, _TORCH + buffer.getvalue())
         else:
-            write_atomic(path, _JSON + codec.encode(codec.check_result(state)))
+            write_atomic(path, _JSON + codec.encode(plain(state, "state")))
         if self.should_stop:
             raise MadeRoom
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 #: A task keeps this much of its output, from both ends, once the log is bounded.
 TASK_CAP = 1 << 20
@@ -24,12 +26,15 @@ class TaskLog:
         where output goes to the user's screen and must not be measured or cut.
         """
         self._path = path
+        self._streams = (sys.stdout, sys.stderr)
+        # A task may close or redirect its output; the next one's goes into the log again.
+        self._kept = (os.dup(1), os.dup(2)) if path is not None else ()
         self.start = self.position()
 
     def position(self) -> int:
         if self._path is None:
             return 0
-        return os.fstat(1).st_size
+        return os.fstat(self._kept[0]).st_size
 
     def begin(self) -> int:
         self.start = self.position()
@@ -37,14 +42,17 @@ class TaskLog:
 
     def end(self) -> int:
         """Flush, bound the task's share of the file, and return where its output ends."""
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+        self._restore()
         end = self.position()
         cap = TASK_CAP if end < LOG_CAP else SMALL_TASK_CAP
         if end - self.start > cap:
             end = self._cut_middle(end, cap)
         return end
+
+    def say(self, line: str) -> None:
+        """A line of our own, whatever the task has done to its output."""
+        self._restore()
+        os.write(self._kept[0] if self._kept else 1, f"{line}\n".encode("utf-8", "replace"))
 
     def tail(self) -> str:
         """The end of what the task has printed, for a failure report."""
@@ -53,6 +61,22 @@ class TaskLog:
         end = self.position()
         size = min(_TAIL_FOR_TRACE, end - self.start)
         return self._read(end - size, size).decode("utf-8", "replace")
+
+    def _restore(self) -> None:
+        for number, kept in enumerate(self._kept, 1):
+            try:
+                is_ours = os.path.sameopenfile(number, kept)
+            except OSError:
+                is_ours = False
+            if not is_ours:
+                os.dup2(kept, number)
+        for name, stream in zip(("stdout", "stderr"), self._streams, strict=True):
+            with suppress(Exception):  # anything may stand there by now
+                getattr(sys, name).flush()
+            if stream is not None and stream.closed:
+                stream = _reopened(1 if name == "stdout" else 2)
+            setattr(sys, name, stream)
+        self._streams = (sys.stdout, sys.stderr)
 
     def _read(self, start: int, size: int) -> bytes:
         assert self._path is not None
@@ -67,6 +91,28 @@ class TaskLog:
         os.write(1, f"\n... {end - self.start - cap} bytes cut ...\n".encode())
         os.write(1, tail)
         return self.position()
+
+
+class Place:
+    """The working folder and the mask of new files, which tasks may change for themselves only."""
+
+    def __init__(self) -> None:
+        self._folder = Path.cwd()
+        self._mask = os.umask(0o077)
+        os.umask(self._mask)
+
+    def restore(self) -> None:
+        os.umask(self._mask)
+        try:
+            is_here = Path.cwd() == self._folder
+        except OSError:  # the folder it is in was removed
+            is_here = False
+        if not is_here:
+            os.chdir(self._folder)
+
+
+def _reopened(number: int) -> TextIO:
+    return open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def task_logger(run: str, task: str, attempt: int) -> logging.Logger:

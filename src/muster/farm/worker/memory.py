@@ -1,18 +1,31 @@
-"""How much memory this worker has used at its peak, without importing anything for it."""
+"""How much memory a task has used at its peak, without importing anything for it."""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 if sys.platform != "win32":
     import resource
 
+_FIRST_LOOK_S, _LONGEST_S = 0.01, 0.5
+_SELF = Path("/proc/self")
+
+
+def begin_peak() -> None:
+    """What is asked for next is the peak from here on, where the kernel can forget the last one."""
+    with suppress(OSError):
+        (_SELF / "clear_refs").write_text("5")
+
 
 def peak_mib() -> float | None:
-    """Peak device memory where CUDA is in use, else the process's peak resident set, in MiB.
+    """Peak device memory where CUDA is in use, else this process's peak resident set, in MiB.
 
-    ``None`` where neither is known. The resident peak is of the whole process so far, hence an
-    upper bound for the task.
+    Since ``begin_peak``; without Linux's ``/proc/self/clear_refs`` of the whole process so far,
+    which is an upper bound. ``None`` where neither is known.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -21,5 +34,72 @@ def peak_mib() -> float | None:
         return peak
     if sys.platform == "win32":
         return None
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used / 2**20 if sys.platform == "darwin" else used / 2**10
+    _, highest = _resident_mib("self")
+    return highest or _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def wait_for(pid: int) -> tuple[int, float | None]:
+    """Reap a child: its wait status, and the peak resident memory of it and all below it in MiB.
+
+    The tree is looked at every half a second, early on more often; pages that its processes share
+    count in each. Where there is no /proc it is the largest single process.
+    """
+    sampled = 0.0
+    if hasattr(os, "pidfd_open") and _SELF.exists():
+        with suppress(OSError):
+            sampled = _watch(pid)
+    _, status, usage = os.wait4(pid, 0)
+    largest = _mib(usage.ru_maxrss)
+    # Between fork and exec a child counts as large as this process was.
+    own = _resident_mib("self")[1]
+    return status, max(sampled, largest) if largest > own or not sampled else sampled
+
+
+def _watch(pid: int) -> float:
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        highest, wait_s = 0.0, _FIRST_LOOK_S
+        while not poll.poll(1000 * wait_s):
+            highest = max(highest, _tree_mib(pid))
+            wait_s = min(2 * wait_s, _LONGEST_S)
+        return highest
+    finally:
+        os.close(descriptor)
+
+
+def _tree_mib(pid: int) -> float:
+    """The sum over the tree now, or what its largest process had at its peak."""
+    total = largest = 0.0
+    for member in _tree(pid):
+        now, highest = _resident_mib(str(member))
+        total += now
+        largest = max(largest, highest)
+    return max(total, largest)
+
+
+def _tree(pid: int) -> list[int]:
+    """``pid`` and its descendants."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError, ValueError):
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += [int(word) for word in children.read_text().split()]
+    return found
+
+
+def _resident_mib(process: str) -> tuple[float, float]:
+    """Now, and at the peak; 0 where it is not known."""
+    values = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmRSS", "VmHWM"):
+                values[name] = int(value.split()[0]) / 2**10
+    return values.get("VmRSS", 0.0), values.get("VmHWM", 0.0)
+
+
+def _mib(maxrss: int) -> float:
+    """``ru_maxrss`` is in bytes on macOS and in KiB elsewhere."""
+    return maxrss / 2**20 if sys.platform == "darwin" else maxrss / 2**10

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from muster.base.run_folder import RunFolder
 from muster.base.target import TargetRef, load
 from muster.farm import codec
 from muster.farm.batched import batch_spec_of
+from muster.farm.failures import ends_in_device_oom
 from muster.farm.model import Finished, Outcome, TargetSpec
 from muster.farm.parameters import Signature, signature_of, to_call
+from muster.farm.results import check_result, keep_beside
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
 from muster.farm.worker.line import Line
-from muster.farm.worker.logs import TaskLog
-from muster.farm.worker.memory import peak_mib
+from muster.farm.worker.logs import Place, TaskLog
+from muster.farm.worker.memory import begin_peak, peak_mib
 
 _TRACE_LIMIT = 20_000
 
@@ -64,30 +66,32 @@ class Performer:
     ) -> None:
         self._folder = folder
         self._device = device
-        self._log = TaskLog(log)
         self._line = line
         self._targets = {number: _load(spec) for number, spec in targets.items()}
+        # After the targets: what they set on import is theirs to keep.
+        self._log = TaskLog(log)
+        self._place = Place()
 
     def run(self, order: Order) -> Finished:
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
+        begin_peak()
         context: Context | None = None
         value, message, trace, sig, poisoned = b"{}", "", "", None, False
         outcome = Outcome.OK
+        loaded = self._targets[order.target_id]
+        is_command = loaded.function is None
         try:
             params = codec.decode(order.payload)
             _seed_everything(order.key)
-            loaded = self._targets[order.target_id]
+            context = self._context(order, params)
             if loaded.function is None:
-                context = self._context(order, params)
                 value = run_command(loaded.spec, params, context)
             else:
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
-                    context = self._context(order, params)
                     call = {**call, "ctx": context}
-                returned = loaded.function(**call)
-                value = codec.encode(codec.check_result(returned))
+                value = _store(loaded.function(**call), context, self._log)
         except BaseException as error:  # user code may raise anything; only its task fails
             outcome, message, trace, sig, poisoned = _explain(error, self._log)
         return Finished(
@@ -97,8 +101,8 @@ class Performer:
             started,
             time.perf_counter() - begin,
             log_start,
-            self._log.end(),
-            peak_mib(),
+            self._end(),
+            peak_mib() if context is None or not is_command else context.command_peak_mib,
             value,
             message,
             trace,
@@ -116,13 +120,12 @@ class Performer:
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
-        context: Context | None = None
+        begin_peak()
         try:
             params = [codec.decode(order.payload) for order in orders]
             _seed_everything(orders[0].key)
-            call: dict[str, Any] = {}
-            if loaded.wants_context:
-                context = call["ctx"] = self._context(orders[0], params[0])
+            context = self._context(orders[0], params[0])
+            call = {"ctx": context} if loaded.wants_context else {}
             returned = loaded.function(params, **call)
             values = _check_batch(returned, len(orders))
         except BaseException as error:
@@ -131,7 +134,7 @@ class Performer:
                 half = len(orders) // 2
                 return self.run_together(orders[:half]) + self.run_together(orders[half:])
             seconds = (time.perf_counter() - begin) / len(orders)
-            log_end = self._log.end()
+            log_end = self._end()
             return [
                 Finished(
                     o.task_id, o.token, outcome, started, seconds, log_start, log_end, peak_mib(),
@@ -140,25 +143,32 @@ class Performer:
                 for o in orders
             ]  # fmt: skip
         seconds = (time.perf_counter() - begin) / len(orders)
-        log_end = self._log.end()
+        log_end = self._end()
         peak = peak_mib()
         finished = []
-        for order, item in zip(orders, values, strict=True):
+        for order, own, item in zip(orders, params, values, strict=True):
             outcome, message, trace, sig, poisoned, value = Outcome.OK, "", "", None, False, b"{}"
+            # What the call wrote into its folder belongs to the first of its tasks.
+            mine = context if order is orders[0] else self._context(order, own)
             try:
                 if isinstance(item, Exception):
                     raise item
-                value = codec.encode(codec.check_result(item))
+                value = _store(item, mine, self._log)
             except Exception as error:
                 outcome, message, trace, sig, poisoned = _explain(error, self._log)
             finished.append(
                 Finished(
                     order.task_id, order.token, outcome, started, seconds, log_start, log_end,
                     peak, value, message, trace, sig, poisoned,
-                    files=order is orders[0] and context is not None and context.has_files,
+                    files=mine.has_files,
                 )
             )  # fmt: skip
         return finished
+
+    def _end(self) -> int:
+        """Where the task's output ends; the next one finds folder and output as this one did."""
+        self._place.restore()
+        return self._log.end()
 
     def is_batched(self, target_id: int) -> bool:
         return self._targets[target_id].spec.is_batched
@@ -188,6 +198,23 @@ def _load(spec: TargetSpec) -> _Loaded:
     if batch_spec_of(function) is not None:
         return _Loaded(spec, function, None, wants)
     return _Loaded(spec, function, signature_of(function), wants)
+
+
+def _store(returned: object, context: Context, log: TaskLog) -> bytes:
+    """The encoded fields; what has no column, or as a whole no fields, is kept in a file."""
+
+    def keep(name: str, value: object) -> str:
+        file = keep_beside(context.folder, name, value)
+        log.say(f"muster: {codec.shown_type(value)} has no column: {name} is the file {file}")
+        return file
+
+    try:
+        return codec.encode(check_result(returned, keep))
+    except TargetError as error:
+        if isinstance(returned, Generator | Coroutine):
+            raise
+        file = context.folder / keep("result", returned)
+        raise TargetError(f"{error}\nWhat it returned is in {file}.") from error
 
 
 def _check_batch(returned: Any, expected: int) -> list[Any]:
@@ -221,8 +248,11 @@ def _explain(error: BaseException, log: TaskLog) -> tuple[Outcome, str, str, int
     if isinstance(error, MadeRoom):
         return Outcome.PREEMPTED, "it saved its state to make room for another job", "", None, True
     if isinstance(error, CommandFailed):
+        tail = log.tail()
+        if error.code and ends_in_device_oom(tail):
+            return Outcome.DEVICE_OOM, f"{error}: CUDA out of memory", tail, None, False
         outcome = Outcome.CRASH if error.signal else Outcome.EXCEPTION
-        return outcome, str(error), log.tail(), error.signal, False
+        return outcome, str(error), tail, error.signal, False
     if isinstance(error, TargetError):
         return Outcome.BAD_RESULT, str(error), "", None, False
     names = {base.__name__ for base in type(error).__mro__}

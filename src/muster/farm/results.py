@@ -1,0 +1,197 @@
+"""What a task returned, as fields: each becomes a column, and nothing is lost after the work.
+
+===============================  ===================================================
+returned                         fields
+===============================  ===================================================
+a mapping, dataclass, namedtuple its entries by name; nested ones as ``a.b``
+a tuple                          ``value_0``, ``value_1``, …
+a list, number, text, 0-d tensor ``value``
+None                             none
+===============================  ===================================================
+
+A field holds a number, text, boolean, None, or a list of those. Dates and paths become text. What
+is none of it (a tensor with dimensions, a set, an object) goes into a file beside the row, and
+the field holds that file's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from datetime import date, time
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any
+
+from muster.base.errors import TargetError
+from muster.farm.codec import (
+    MAX_DEPTH,
+    PLAIN,
+    plain_scalar,
+    shown_type,
+    too_deep,
+    unwrap_scalar,
+)
+
+#: Field name to value.
+Result = dict[str, Any]
+#: Stores what has no column under the field's name; returns what stands in the cell.
+Keep = Callable[[str, object], str]
+
+_VALUE = "value"
+#: Types in an annotation that do not become columns as they are.
+_BESIDE = re.compile(
+    r"\b(set|frozenset|complex|bytes|bytearray|ndarray|Tensor|DataFrame|Series|Module|Figure)\b"
+)
+
+
+def check_result(value: object, keep: Keep | None = None) -> Result:
+    """The fields of what a task returned, as `codec.encode` takes them.
+
+    Without ``keep`` a value that has no column is a TargetError that names the field. Always one:
+    a generator, and two fields of the same name. A dict that needs no change is returned itself.
+    """
+    if type(value) is dict and all(
+        type(item) in PLAIN and type(name) is str for name, item in value.items()
+    ):
+        return value
+    if isinstance(value, Generator | Coroutine):
+        raise TargetError(
+            f"The task returned {shown_type(value)}: nothing of its body has run.",
+            hint="call it to its end and return what it made.",
+        )
+    fields: Result = {}
+    if value is None:
+        return fields
+    entries = _entries(value)
+    if entries is None and type(value) is tuple and value:
+        entries = {f"{_VALUE}_{index}": item for index, item in enumerate(value)}
+    _add(fields, "", {_VALUE: value} if entries is None else entries, keep, 0)
+    return fields
+
+
+def plain(value: object, path: str, depth: int = 0) -> object:
+    """``value`` of numbers, texts, lists and dicts, without the types of libraries around it."""
+    value = plain_scalar(unwrap_scalar(value.value if isinstance(value, Enum) else value))
+    if type(value) in PLAIN:
+        return value
+    if depth >= MAX_DEPTH:
+        raise too_deep(path)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    entries = _entries(value)
+    if entries is not None:
+        inner: Result = {}
+        for key, item in entries.items():
+            if not isinstance(key, str):
+                raise _not_a_name(key, path)
+            inner[str.__str__(key)] = plain(item, f'{path}["{key}"]', depth + 1)
+        return inner
+    if isinstance(value, list | tuple):
+        if PLAIN.issuperset(map(type, value)):
+            return list(value)
+        return [
+            item if type(item) in PLAIN else plain(item, f"{path}[{i}]", depth + 1)
+            for i, item in enumerate(value)
+        ]
+    raise TargetError(
+        f"The task returned {path} = {shown_type(value)}, which cannot be stored as a result.",
+        hint=_remedy(value),
+    )
+
+
+def keep_beside(folder: Path, name: str, value: object) -> str:
+    """Write ``value`` into a file of ``folder``, pickled, or as text; returns the file's name."""
+    stem = re.sub(r"[^\w.-]+", "-", name)[:80].strip("-.") or _VALUE
+    taken = {path.stem for path in folder.iterdir()}
+    stem = next(s for s in (stem, *(f"{stem}-{i}" for i in range(2, 10**6))) if s not in taken)
+    try:
+        data, suffix = pickle.dumps(value), "pickle"
+    except Exception:  # an object may raise anything when it is pickled, or printed
+        try:
+            data, suffix = repr(value).encode("utf-8", "backslashreplace"), "txt"
+        except Exception:
+            data, suffix = shown_type(value).encode("utf-8", "backslashreplace"), "txt"
+    path = folder / f"{stem}.{suffix}"
+    path.write_bytes(data)
+    return path.name
+
+
+def note_on(annotation: str) -> str:
+    """What to know before the work about a function annotated to return ``annotation``."""
+    beside = _BESIDE.search(annotation)
+    if beside is None:
+        return ""
+    return (
+        f"it returns {annotation}: a single number becomes a column, any other "
+        f"{beside[0]} a pickled file beside its row"
+    )
+
+
+def _entries(value: object) -> Mapping[Any, object] | None:
+    """By name, of what has names; None for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: Mapping[Any, object] = value._asdict()
+        return named
+    return None
+
+
+def _add(
+    fields: Result, prefix: str, entries: Mapping[Any, object], keep: Keep | None, depth: int
+) -> None:
+    if depth >= MAX_DEPTH:
+        raise too_deep(f"result[{prefix!r}]")
+    for key, item in entries.items():
+        name = prefix + _name(key, f"result[{prefix!r}]" if prefix else "result")
+        inner = _entries(item) if type(item) not in PLAIN else None
+        if inner:
+            _add(fields, f"{name}.", inner, keep, depth + 1)
+            continue
+        try:
+            _put(fields, name, plain(item, f'result["{name}"]'))
+        except TargetError:
+            if keep is None or name in fields:
+                raise
+            fields[name] = keep(name, item)
+
+
+def _put(fields: Result, name: str, value: object) -> None:
+    if name in fields:
+        raise TargetError(
+            f"The task returned two fields that are both named {name!r}.",
+            hint="give one of them another name.",
+        )
+    fields[name] = value
+
+
+def _name(key: object, path: str) -> str:
+    key = plain_scalar(unwrap_scalar(key.value if isinstance(key, Enum) else key))
+    if type(key) in PLAIN:
+        return str(key)
+    raise _not_a_name(key, path)
+
+
+def _not_a_name(key: object, path: str) -> TargetError:
+    return TargetError(
+        f"The task returned {path} with the key {key!r} of type {type(key).__name__}: "
+        "names of fields are texts or numbers, they become columns.",
+        hint=f"return {{str(key): value}}, here {str(key)!r}.",
+    )
+
+
+def _remedy(value: object) -> str:
+    if callable(getattr(value, "tolist", None)):
+        return ".tolist() turns a small one into a list; save a large one under ctx.folder."
+    if isinstance(value, set | frozenset):
+        return "return sorted(...) of it, a list."
+    if isinstance(value, complex):
+        return "return its .real and .imag as two fields."
+    return "return numbers, strings, or lists of them; save anything else under ctx.folder."
