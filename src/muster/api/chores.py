@@ -1,15 +1,12 @@
-"""What is done beside the loop of a sweep: signals, requests, the status file, exports, packing."""
+"""What is done beside the loop of a sweep: requests to end, the status file, exports, packing."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
-from contextlib import suppress
-from types import FrameType
-from typing import Any, Self
+from contextlib import ExitStack, suppress
+from typing import Self
 
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
@@ -18,19 +15,17 @@ from muster.base.clock import Clock
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings, child_environment
+from muster.base.signals import Requests
 from muster.farm.coordinator import Wish
 from muster.farm.events import Event
 from muster.farm.model import SlotSpec
 from muster.farm.view import RunView
 
 _STATUS_EVERY_S = 1.0
-_SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
 
 
 class Chores:
-    """A context: inside it the first Ctrl-C drains and the second stops."""
+    """A context: inside it the first request to end drains and the second stops."""
 
     def __init__(
         self,
@@ -39,15 +34,16 @@ class Chores:
         settings: Settings,
         slots: tuple[SlotSpec, ...],
         clock: Clock,
+        requests: Requests,
     ) -> None:
         self.folder = folder
         self.settings = settings
         self.slots = slots
         self.clock = clock
         self._interval_s = options.checkpoint_interval_s
-        self._signals = 0
-        self._answered = 0
-        self._before: dict[Any, Any] = {}
+        self._requests = requests
+        self._is_draining = False
+        self._context = ExitStack()
         self._status_due_s = 0.0
         self._export_due_s = clock.monotonic_s() + self._interval_s
         self._exporter: subprocess.Popen[bytes] | None = None
@@ -55,28 +51,24 @@ class Chores:
         self._packing = PerGpuAuto(settings, slots) if is_packing else None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._before[number] = signal.signal(number, self._on_signal)
+        self._context.enter_context(self._requests.watched())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
+        self._context.close()
         self.folder.status_json.unlink(missing_ok=True)
         if self._exporter is not None:
             self._exporter.wait()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-
     def wishes(self) -> list[Wish]:
-        """Asked every turn: only looks at a counter."""
-        if self._signals == self._answered:
+        """Asked every turn: only looks at a list."""
+        if not self._requests.heard:
             return []
-        self._answered += 1
-        return [Wish.DRAIN if self._answered == 1 else Wish.STOP]
+        wishes = []
+        for _ in self._requests.take():
+            wishes.append(Wish.STOP if self._is_draining else Wish.DRAIN)
+            self._is_draining = True
+        return wishes
 
     def do(self, view: RunView) -> tuple[list[Event], list[Wish]]:
         """Twice a second: requests of other processes, status, export, packing."""

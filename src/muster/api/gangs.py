@@ -23,6 +23,7 @@ from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.journal import Journal, read_journal
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings, read_settings
+from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
 from muster.devices.inventory import discover
 from muster.devices.leases import Lease, place_and_lease
@@ -186,7 +187,7 @@ def run_gang(
     Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
     another launcher.
     """
-    with ExitStack() as stack:
+    with listening(), ExitStack() as stack:
         if agent is not None:
             stack.callback(agent.close)
         _refuse_inside()

@@ -23,6 +23,7 @@ from muster.base.errors import SetupError, UnknownNameError
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
+from muster.base.signals import listening
 from muster.devices.placement import Placement
 from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
@@ -97,7 +98,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     settings = read_settings()
     folder = choose_folder(workload, options)
     try:
-        with ExitStack() as stack:
+        with listening() as requests, ExitStack() as stack:
             placement, leases = take_devices(options, folder.name, settings)
             for lease in leases:
                 stack.enter_context(lease)
@@ -111,10 +112,11 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
             interval_s = options.monitor_interval_s
             stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.say))
-            chores = Chores(folder, options, settings, slots_of(placement), SystemClock())
+            chores = Chores(folder, options, settings, slots_of(placement), SystemClock(), requests)
             with chores:
                 ending = _coordinate(workload, options, stored, ledger, chores, audience)
             _check_balance(folder, ending)
+            ending.stop_signal = requests.reason
             if workload.has_table:
                 refresh_export(folder)
     except OSError as error:

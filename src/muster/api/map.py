@@ -34,6 +34,7 @@ from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UnknownNameError
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
+from muster.base.signals import Requests, listening
 from muster.devices.inventory import discover
 from muster.devices.placement import Placement
 from muster.farm.identity import name_with_hash
@@ -142,9 +143,10 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     if job.settings.restart and folder.path.exists():
         job = _begun_again(job, folder)
     try:
-        if job.settings.stage_by_stage and len(job.stages) > 1:
-            return _run_stages(job, options, audience, folder)
-        return _run_once(job, options, audience, folder)
+        with listening() as requests:
+            if job.settings.stage_by_stage and len(job.stages) > 1:
+                return _run_stages(job, options, audience, folder, requests)
+            return _run_once(job, options, audience, folder)
     except OSError as error:
         raise explain_os_error(error, "write", folder.path) from error
 
@@ -231,7 +233,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     return _mapped(
         folder, job, published, after, seconds=seconds, numbers=numbers,
         is_interrupted=is_cut and not is_whole,
-        was_signalled=is_cut,
+        stop_signal=0 if run.ending is None else run.ending.stop_signal,
         causes=[group.message for group in run.failures() if group.num_failed],
         cost=cost,
     )  # fmt: skip
@@ -245,7 +247,7 @@ def _mapped(
     *,
     was_done: bool = False,
     is_interrupted: bool = False,
-    was_signalled: bool = False,
+    stop_signal: int = 0,
     seconds: float = 0.0,
     numbers: Mapping[str, float] | None = None,
     causes: Sequence[str] = (),
@@ -262,7 +264,7 @@ def _mapped(
         num_dropped=counts.num_dropped,
         num_lost=counts.num_lost,
         is_interrupted=is_interrupted,
-        was_signalled=was_signalled,
+        stop_signal=stop_signal,
         was_done=was_done,
         seconds=seconds,
         numbers=dict(numbers or {}),
@@ -273,7 +275,7 @@ def _mapped(
 
 
 def _run_stages(
-    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder
+    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder, requests: Requests
 ) -> Mapped:
     """A run per stage, each on the output of the one before; the last has the job's own folder."""
     check_output(folder, job.output, overwrite=job.settings.overwrite)
@@ -293,8 +295,10 @@ def _run_stages(
         done = _run_once(part, dataclasses.replace(options, run_dir=home.path), audience, home)
         if done.output is None:
             return done
-        if number < last and done.was_signalled:
-            return dataclasses.replace(done, output=None, is_interrupted=True)
+        if number < last and requests.reason:
+            return dataclasses.replace(
+                done, output=None, is_interrupted=True, stop_signal=requests.reason
+            )
         if number < last:
             earlier.append(done)
             source, selection, input_options = str(done.output), Selection(), InputOptions()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.signals import stop_code
 from muster.pipeline.plan import StageSpec
 from muster.pipeline.sinks.model import SinkSpec
 from muster.pipeline.sources.model import Selection
@@ -92,7 +93,7 @@ class Mapped:
     num_dropped: int
     num_lost: int = 0
     is_interrupted: bool = False
-    was_signalled: bool = False
+    stop_signal: int = 0
     was_done: bool = False
     seconds: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -103,6 +104,6 @@ class Mapped:
     @property
     def exit_code(self) -> int:
         if self.is_interrupted:
-            return EXIT_INTERRUPTED
+            return stop_code(self.stop_signal)
         is_good = self.output is not None and not self.num_rejected and not self.num_lost
         return EXIT_OK if is_good else EXIT_SOME_FAILED

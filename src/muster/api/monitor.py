@@ -14,6 +14,7 @@ from muster.api.runs import open_run
 from muster.base.clock import Clock, SystemClock
 from muster.base.errors import EXIT_OK, MusterError, SetupError, TargetError, UsageError
 from muster.base.settings import read_settings
+from muster.base.signals import ENDING
 from muster.devices.nvml_usage import usage_source
 from muster.monitor.files import SUFFIXES, read_rows
 from muster.monitor.sample import Row, Sample, rows
@@ -21,7 +22,7 @@ from muster.monitor.sampler import Sampler
 from muster.monitor.sinks import Sink, open_sink
 from muster.monitor.summary import DeviceSummary, Summary
 from muster.monitor.ticker import Ticker, check_interval
-from muster.monitor.waiting import ENDING, PASSED_ON, TYPED, Waiter, is_at_terminal
+from muster.monitor.waiting import PASSED_ON, TYPED, Waiter, is_at_terminal
 
 #: The end of a child wakes us up by a signal; where there is none, it is looked at this often.
 _CHILD_S = 1.0

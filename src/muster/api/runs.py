@@ -18,6 +18,7 @@ from muster.api.stored import StoredRun, read_stored
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.base.settings import child_environment, read_settings
+from muster.base.signals import stop_code
 from muster.farm.coordinator import Ending
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.model import TaskState
@@ -69,9 +70,13 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """0 all good, 1 some tasks failed or the run paused, 130 interrupted or cancelled."""
-        if self.ending is not None and (self.ending.interrupted or self.ending.cancelled):
+        """0 all good, 1 some tasks failed or the run paused, 130 interrupted or cancelled, 75 ended
+        by TERM, HUP or USR1 with tasks left.
+        """
+        if self.ending is not None and self.ending.cancelled:
             return EXIT_INTERRUPTED
+        if self.ending is not None and self.ending.interrupted:
+            return stop_code(self.ending.stop_signal)
         counts = self.counts()
         if counts[TaskState.FAILED] or counts[TaskState.CANCELLED]:
             return EXIT_SOME_FAILED

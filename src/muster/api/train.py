@@ -29,6 +29,7 @@ from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.records import read_json, to_json
 from muster.base.run_folder import RunFolder
+from muster.base.signals import listening
 from muster.base.target import parse_target, ref_of
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
@@ -152,26 +153,27 @@ def run_training(
     check_job(job)
     folder = job.folder
     options = _options_for(job, options)
-    for _ in range(_MOST_STARTS):
-        plan = plan_gang(folder, job.entry(1), options)
-        with suppress(OSError):
-            folder.ending_json.unlink(missing_ok=True)
-        entry = job.entry(len(plan.slots) if options.one_process else 1)
-        ending = run_gang(
-            folder, entry, options, audience, kind=job.kind, about=_about(job), agent=agent
-        )
-        agent = None
-        word = _last_word(folder)
-        if word.get("ending") != "restart":
-            break
-        audience.say(str(word.get("message", "starting again")))
-    if word.get("ending") == "refused":
-        raise _Refused(word)
-    results = _results(folder) if ending.exit_code == EXIT_OK else None
-    if results is not None and folder.plan_json.is_file():
-        from muster.plan.stored import write_comparison
+    with listening():
+        for _ in range(_MOST_STARTS):
+            plan = plan_gang(folder, job.entry(1), options)
+            with suppress(OSError):
+                folder.ending_json.unlink(missing_ok=True)
+            entry = job.entry(len(plan.slots) if options.one_process else 1)
+            ending = run_gang(
+                folder, entry, options, audience, kind=job.kind, about=_about(job), agent=agent
+            )
+            agent = None
+            word = _last_word(folder)
+            if word.get("ending") != "restart" or ending.stopped_by:
+                break
+            audience.say(str(word.get("message", "starting again")))
+        if word.get("ending") == "refused":
+            raise _Refused(word)
+        results = _results(folder) if ending.exit_code == EXIT_OK else None
+        if results is not None and folder.plan_json.is_file():
+            from muster.plan.stored import write_comparison
 
-        write_comparison(folder)
+            write_comparison(folder)
     return Trained(folder=folder, exit_code=ending.exit_code, ending=ending, results=results)
 
 

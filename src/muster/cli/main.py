@@ -6,8 +6,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, MusterError, UnknownNameError
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MusterError, UnknownNameError
+from muster.base.signals import Interrupted, listening, stop_code
 from muster.cli import output
+from muster.cli.streams import ReaderGone, steady
 
 #: name → ("module:function", what it does). The function takes the arguments and returns the
 #: exit code.
@@ -59,6 +61,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "devices": ("muster.cli.commands.devices:main", "the GPUs of this machine and who uses them"),
 }
 
+#: What is all about what it prints; the others do something, and go on when nobody reads them.
+_LOOKING = {"list", "status", "logs", "errors", "plan", "devices", "monitor"}
+
+#: What goes on when the same command is given again.
+_GOES_ON = ("sweep", "map", "train", "resume", "retry")
+
 _USAGE = """\
 Usage: muster COMMAND [OPTIONS]
 
@@ -83,25 +91,37 @@ asking to be started again, 130 interrupted (what is finished is saved; the same
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``muster`` program; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Behind `--` is a command that `monitor` runs.
+    only_looks = (
+        not words or words[0] not in COMMANDS or (words[0] in _LOOKING and "--" not in words)
+    )
+    with steady(is_vital=only_looks):
+        try:
+            if not words or words[0] not in (*_GOES_ON, "run"):
+                return _obey(words)
+            with listening(may_wait=False):
+                return _obey(words)
+        except MusterError as error:
+            output.complain(str(error))
+            return error.exit_code
+        except KeyboardInterrupt as error:
+            output.complain("Interrupted; everything finished is saved.")
+            goes_on = isinstance(error, Interrupted) and words[0] in _GOES_ON
+            return stop_code(error.number) if goes_on else EXIT_INTERRUPTED
+        except ReaderGone:
+            return EXIT_OK
+
+
+def _obey(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         output.say(_usage())
-        return 0 if words else EXIT_USAGE
+        return EXIT_OK if words else EXIT_USAGE
     if words[0] in ("-V", "--version"):
         from muster import __version__
 
         output.say(f"muster {__version__}")
-        return 0
-    try:
-        return _run(words[0], words[1:])
-    except MusterError as error:
-        output.complain(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        output.complain("Interrupted; everything finished is saved.")
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        output.hang_up()
-        return 0
+        return EXIT_OK
+    return _run(words[0], words[1:])
 
 
 def _run(command: str, rest: list[str]) -> int:

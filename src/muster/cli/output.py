@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -50,11 +49,6 @@ def _print(text: str, stream: TextIO) -> None:
     except UnicodeEncodeError:
         encoding = stream.encoding
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-
-
-def hang_up() -> None:
-    """Whoever read our output is gone (``muster list | head``): end without a traceback."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

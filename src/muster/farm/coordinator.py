@@ -76,11 +76,16 @@ class Hooks:
 
 @dataclass
 class Ending:
-    """How the loop ended; the counts are the ledger's."""
+    """How the loop ended; the counts are the ledger's.
+
+    ``interrupted``: it was asked to end and has left something undone. ``stop_signal``: the first
+    signal that asked, also where nothing was left to do; 0 without one.
+    """
 
     counts: dict[TaskState, int]
     paused: str = ""
     interrupted: bool = False
+    stop_signal: int = 0
     cancelled: bool = False
     unusable: str = ""
     imbalance: str | None = None
@@ -363,10 +368,11 @@ class Coordinator:
         counts = self._ledger.counts()
         is_listed = self._ledger.meta("enqueued") == self._plan.plan_id
         planned = self._plan.total if is_listed else 0
+        is_left = not is_listed or any(n for state, n in counts.items() if not state.is_final)
         return Ending(
             counts=counts,
             paused=scheduler.paused,
-            interrupted=self._interrupted,
+            interrupted=self._interrupted and is_left,
             cancelled=self._cancelling,
             unusable=unusable,
             imbalance=imbalance_of_tasks(planned, counts, self._ledger.num_results()),

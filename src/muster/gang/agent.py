@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from muster.base.parent import die_with_parent
+from muster.base.signals import ENDING, WARNING, handled
 from muster.gang.spec import Entry, GangSpec
 
 #: torch's own default for the ranks of several nodes to come together.
@@ -96,11 +97,9 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
             stopping.append(number)
             raise SignalException(f"signal {number}", sigval=signal.Signals(number))
 
-    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), stop)
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, lambda number, _: agent.forward(number))
+    taking = contextlib.ExitStack()
+    taking.enter_context(handled(ENDING, stop, always=("SIGTERM",)))
+    taking.enter_context(handled((), lambda number, _: agent.forward(number), always=(WARNING,)))
     try:
         result = agent.run()
     except SignalException:

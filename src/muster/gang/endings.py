@@ -42,6 +42,12 @@ def leave_word(folder: RunFolder, gang: Gang, step: int) -> None:
     gang.council.meet()
 
 
+def tell_finished(folder: RunFolder, gang: Gang) -> None:
+    """Everything is written: a signal that comes from now on has nothing to interrupt."""
+    if gang.is_first:
+        write_json(folder.ending_json, {"ending": "finished"})
+
+
 def forget_word(folder: RunFolder, gang: Gang) -> None:
     """The word of a start that was ended and started again is not this one's."""
     if gang.is_first:

@@ -18,11 +18,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import IO, Any
 
 from muster.base import processes
@@ -37,6 +35,7 @@ from muster.base.errors import (
 from muster.base.guard import Guard
 from muster.base.records import read_json
 from muster.base.settings import RUN_MARKER, child_environment
+from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.gang.blame import RankEnd, RankError, find_culprit, report
 from muster.gang.rank_errors import read_rank_error
 from muster.gang.spec import Entry, GangSpec, Script
@@ -131,19 +130,19 @@ def supervise(handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say) -> Gang
     first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
     kills at once; USR1 goes to the ranks. The handle is closed at the end.
     """
-    with handle, _signals() as heard:
-        return _Supervision(handle, spec, hear, say, heard).run()
+    with listening() as requests, handle, requests.watched():
+        return _Supervision(handle, spec, hear, say, requests).run()
 
 
 class _Supervision:
     def __init__(
-        self, handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say, heard: list[int]
+        self, handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say, requests: Requests
     ) -> None:
         self._handle = handle
         self._spec = spec
         self._hear = hear
         self._say = say
-        self._heard = heard
+        self._requests = requests
         self._tails: dict[int, Tail] = {}
         self._world_size = spec.world_size
         self._report: tuple[str, ...] = ()
@@ -236,10 +235,9 @@ class _Supervision:
     # ------------------------------------------------------------------ ending
 
     def _obey_signals(self) -> None:
-        while self._heard:
-            number = self._heard.pop(0)
+        for number in self._requests.take():
             process = self._handle.process
-            if number == getattr(signal, "SIGUSR1", None):
+            if number == getattr(signal, WARNING, None):
                 processes.send_signal(process.pid, number)
             elif not self._stopped_by:
                 self._stopped_by = number
@@ -253,6 +251,8 @@ class _Supervision:
                 self._kill_at_s = time.monotonic() + grace_s + _AGENT_S
             else:
                 self._kill_at_s = 0.0
+                if number == signal.SIGINT:
+                    self._stopped_by = number
 
     def _note_failure(self, ends: list[dict[str, Any]]) -> None:
         folder = self._spec.folder
@@ -308,7 +308,7 @@ class _Supervision:
         folder = self._spec.folder
         state = self._done.get("state", "")
         if self._stopped_by:
-            report_lines, code = (), EXIT_INTERRUPTED
+            report_lines, code = (), self._code_of_stop()
         elif broken or state == "broken":
             words = broken or self._done["message"]
             log = folder.agent_log(self._spec.node_rank)
@@ -317,9 +317,7 @@ class _Supervision:
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
             report_lines = report_lines or self._stall_report()
-        # Who pressed Ctrl-C does not want it to be started again at once, saved or not.
-        wants_an_end = self._stopped_by == signal.SIGINT
-        if code in (EXIT_OK, EXIT_INTERRUPTED) and not wants_an_end and _asks_for_more(self._spec):
+        if code == EXIT_OK and not self._stopped_by and self._last_word() == "requeue":
             code = EXIT_REQUEUE
         return GangEnding(
             exit_code=code,
@@ -328,6 +326,22 @@ class _Supervision:
             stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
             stall=self._stall,
         )
+
+    def _code_of_stop(self) -> int:
+        """A training goes on when it is started again; of other programs only what says so."""
+        word = self._last_word()
+        if word == "finished":  # before it heard of the signal
+            return EXIT_OK
+        can_go_on = word == "requeue" or isinstance(self._spec.program, Entry)
+        return stop_code(self._stopped_by) if can_go_on else EXIT_INTERRUPTED
+
+    def _last_word(self) -> str:
+        """What the ranks have left to say about the ending; "" for nothing."""
+        with contextlib.suppress(MusterError):
+            if self._spec.folder.ending_json.exists():
+                record = read_json(self._spec.folder.ending_json, "ending.json")
+                return str(record.get("ending")) if isinstance(record, dict) else ""
+        return ""
 
     def _stall_report(self) -> tuple[str, ...]:
         if not self._stall:
@@ -339,37 +353,3 @@ class _Supervision:
             f"  {line}"
             for line in last_lines(self._spec.folder.agent_log(self._spec.node_rank), _TAIL_LINES)
         )
-
-
-def _asks_for_more(spec: GangSpec) -> bool:
-    if not spec.folder.ending_json.exists():
-        return False
-    try:
-        record = read_json(spec.folder.ending_json, "ending.json")
-    except MusterError:
-        return False
-    return isinstance(record, dict) and record.get("ending") == "requeue"
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Signals as numbers in a list, instead of exceptions anywhere; only in the main thread."""
-    heard: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    before = {number: signal.getsignal(number) for number in numbers}
-    # nohup has said that a hang-up does not matter.
-    taken = [number for number in numbers if before[number] is not signal.SIG_IGN]
-    for number in taken:
-        signal.signal(number, note)
-    try:
-        yield heard
-    finally:
-        for number in taken:
-            signal.signal(number, before[number])

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
-_ASKING = [
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
-    if hasattr(signal, name)
-]
-
+from muster.base.signals import ENDING, handled
 
 #: A batch system signals all processes, and the launcher passes the same signal on.
 _ECHO_S = 3.0
@@ -27,18 +22,16 @@ class StopFlag:
         self.is_set = False
         self.name = ""
         self._since_s = 0.0
-        self._before: dict[Any, Any] = {}
+        self._context = ExitStack()
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in _ASKING:
-                self._before[number] = signal.signal(number, self._on_signal)
+        # TERM and USR1 come from our launcher, whatever its own caller has ignored.
+        taken = handled(ENDING, self._on_signal, always=("SIGTERM", "SIGUSR1"))
+        self._context.enter_context(taken)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
+        self._context.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()

@@ -6,12 +6,13 @@ import os
 import select
 import signal
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
-#: Asked to end; and what a command may want to hear although we do not.
-ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+from muster.base.signals import handled
+
+#: What a command may want to hear although we do not.
 PASSED_ON = ("SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: Ctrl-C and Ctrl-\.
 TYPED = ("SIGINT", "SIGQUIT")
@@ -26,26 +27,21 @@ class Waiter:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.heard: list[int] = []
-        self._numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-        self._child = getattr(signal, "SIGCHLD", None)
-        self._before: dict[int, Any] = {}
+        self._names = names
+        self._context = ExitStack()
         self._ours, self._theirs = socket.socketpair()
 
     def __enter__(self) -> Self:
         for end in (self._ours, self._theirs):
             end.setblocking(False)
         self._descriptor = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        for number in self._numbers:
-            # nohup has said that a hang-up does not matter.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
-        if self._child is not None:
-            self._before[self._child] = signal.signal(self._child, lambda number, frame: None)
+        self._context.enter_context(handled(self._names, self._note))
+        child = handled((), lambda number, frame: None, always=("SIGCHLD",))
+        self._context.enter_context(child)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._context.close()
         signal.set_wakeup_fd(self._descriptor)
         self._ours.close()
         self._theirs.close()

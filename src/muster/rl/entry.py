@@ -12,7 +12,7 @@ import torch
 from muster.base.records import from_record
 from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
-from muster.gang.endings import forget_word, leave_word, refusals_told
+from muster.gang.endings import forget_word, leave_word, refusals_told, tell_finished
 from muster.gang.interval import Interval
 from muster.gang.memory import is_out_of_memory
 from muster.gang.process_group import joined
@@ -94,6 +94,7 @@ def train_agent(
             return None
         BEACON.phase = "finish"
         results = sum_up(run, ending.why)
+        tell_finished(folder, gang)
         _say_results(results, speak)
         return results
 

@@ -10,7 +10,13 @@ from muster.base.errors import MusterError
 from muster.base.records import from_record, write_json
 from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
-from muster.gang.endings import StartAgain, forget_word, leave_word, refusals_told
+from muster.gang.endings import (
+    StartAgain,
+    forget_word,
+    leave_word,
+    refusals_told,
+    tell_finished,
+)
 from muster.gang.interval import Interval
 from muster.gang.memory import is_out_of_memory, remember_micro_batch
 from muster.gang.process_group import joined
@@ -119,6 +125,7 @@ def train(
             return None
         BEACON.phase = "finish"
         results = sum_up(run, ending.why)
+        tell_finished(folder, gang)
         _say_results(results, speak)
         return results
 

@@ -1,0 +1,91 @@
+"""Standard streams that a run outlives: ``| head``, a full disk, a terminal that is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+from muster.base.errors import EXIT_SOME_FAILED, MusterError
+
+
+class OutputLost(MusterError):
+    """A command that only shows something could not show it."""
+
+    exit_code = EXIT_SOME_FAILED
+
+
+class ReaderGone(Exception):
+    """Whoever read our output has had enough (``muster list | head``)."""
+
+
+@contextmanager
+def steady(*, is_vital: bool) -> Iterator[None]:
+    """A context in which writing to standard output and error never ends what is running.
+
+    What cannot be written any more is dropped; runs keep their own logs. ``is_vital``: standard
+    output is all that the command is for, so it ends with ReaderGone or OutputLost instead.
+    """
+    _open_closed_ones()
+    before = sys.stdout, sys.stderr
+    sys.stdout = cast(TextIO, _Steady(sys.stdout, is_vital=is_vital))
+    sys.stderr = cast(TextIO, _Steady(sys.stderr, is_vital=False))
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OutputLost, ReaderGone):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+class _Steady:
+    """A text stream; anything but writing is the real one's."""
+
+    def __init__(self, stream: TextIO, *, is_vital: bool) -> None:
+        self._stream = stream
+        self._is_vital = is_vital
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Into nowhere from here on, the rest of the buffer as well, also when Python ends."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        if not self._is_vital:
+            return
+        if error.errno in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+            raise ReaderGone from None
+        raise OutputLost(f"The output cannot be written: {error.strerror}.") from None
+
+
+def _open_closed_ones() -> None:
+    """Descriptors 0 to 2, where the caller closed them: the next file opened would be one."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115

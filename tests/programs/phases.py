@@ -1,0 +1,29 @@
+"""Work that says in files how far it is, and goes on when the file ``go`` appears."""
+
+import os
+import time
+from pathlib import Path
+
+HERE = Path(os.environ["PHASES"])
+
+
+def reach(phase):
+    (HERE / phase).touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.02)
+
+
+def f(x: int):
+    reach("middle")
+    if x < 0 and not (HERE / "mended").exists():
+        raise ValueError(x)
+    return {"y": x}
+
+
+def double(record):
+    reach("middle")
+    return {"y": 2 * record["x"]}
+
+
+if __name__ == "__main__":
+    reach("middle")

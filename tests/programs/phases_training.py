@@ -1,0 +1,75 @@
+"""A model and an agent that say in files how far they are."""
+
+import phases
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import muster
+from muster.agents import (
+    ActorCritic,
+    AgentTask,
+    BatchedEnv,
+    Change,
+    Discrete,
+    Entry,
+    EnvSpec,
+)
+
+
+class Model(muster.Task):
+    defaults = {"batch_size": 8, "epochs": 3, "eval_frequency": 1}
+
+    def model(self):
+        self.calls = 0
+        return nn.Linear(4, 1)
+
+    def dataset(self, split):
+        x = torch.randn(64, 4)
+        return TensorDataset(x, x.sum(1)) if split == "train" else None
+
+    def loss(self, model, batch):
+        self.calls += 1
+        if self.calls == 10:
+            phases.reach("middle")
+        return (model(batch[0])[:, 0] - batch[1]).square()
+
+    def finish(self, model, folder):
+        phases.reach("finishing")
+
+
+class Steps(BatchedEnv):
+    def __init__(self, place):
+        seen = {"observation": Entry((1,))}
+        spec = EnvSpec(
+            name="steps", num_envs=place.num_envs, actions=Discrete(2), observation=seen
+        )
+        super().__init__(spec, place)
+
+    def fresh(self):
+        return {"left": torch.full_like(self.index, 5)}
+
+    def observe(self):
+        return {"observation": self.rows["left"][:, None].float()}
+
+    def advance(self, actions):
+        left = self.rows["left"] - 1
+        if self.place.split == "train" and self.rows["left"][0] == 1:
+            phases.reach("middle")
+        self.rows = {"left": left}
+        over = left == 0
+        return Change(actions.float(), over, torch.zeros_like(over), {})
+
+
+class Agent(AgentTask):
+    defaults = {"num_envs": 2, "rollout_steps": 16, "batch_size": 2, "num_steps": 512}
+
+    def environments(self, split, place):
+        self.split = split
+        return Steps(place)
+
+    def policy(self, spec):
+        return ActorCritic(spec, layers=(8,))
+
+    def finish(self, policy, device, seed, figures):
+        phases.reach("finishing")
