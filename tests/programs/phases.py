@@ -1,4 +1,4 @@
-"""Work that says in files how far it is, and goes on when the file ``go`` appears."""
+"""Work that says in files how far it is, and goes on in a phase when it is let go."""
 
 import os
 import time
@@ -9,14 +9,12 @@ HERE = Path(os.environ["PHASES"])
 
 def reach(phase):
     (HERE / phase).touch()
-    while not (HERE / "go").exists():
+    while not (HERE / f"go-{phase}").exists():
         time.sleep(0.02)
 
 
 def f(x: int):
     reach("middle")
-    if x < 0 and not (HERE / "mended").exists():
-        raise ValueError(x)
     return {"y": x}
 
 

@@ -1,0 +1,175 @@
+"""Each long command, at each phase, ended by each signal: the exit code, and what status says.
+
+The phases are found in files, not by the clock: run.json is there, a task or a step has begun,
+the last step is done, the journal has said that all tasks have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals of POSIX")
+
+MusterMain = Callable[..., subprocess.CompletedProcess[str]]
+PROGRAMS = Path(__file__).parents[1] / "programs"
+TASKS = "phases.py:f --grid x=1,2,3,4,5,6 --devices cpu:1"
+TRAINING = "--devices cpu:1 --no-tensorboard --grace 60"
+
+#: What is typed. ``resume`` and ``retry`` go on with a sweep that was interrupted before.
+COMMANDS = {
+    "sweep": f"sweep {TASKS} --run-dir run",
+    "map": "map phases.py:double --input in.jsonl --output out.jsonl --chunk-rows 1 "
+    "--devices cpu:1 --run-dir run",
+    "run": "run --devices cpu:1 --run-dir run phases.py",
+    "train": f"train phases_training.py:Model {TRAINING} --run-dir run",
+    "agent": f"train phases_training.py:Agent {TRAINING} --run-dir run",
+    "resume": "resume run",
+    "retry": "retry run",
+}
+#: Phase → the files of which one says that it is reached.
+BEGUN, MIDDLE, FINISHING, EXPORTING = "begun", "middle", "finishing", "exporting"
+PHASES = {
+    "sweep": (BEGUN, MIDDLE, EXPORTING),
+    "map": (BEGUN, MIDDLE, EXPORTING),
+    "run": (BEGUN, MIDDLE),
+    "train": (BEGUN, MIDDLE, FINISHING),
+    "agent": (BEGUN, MIDDLE, FINISHING),
+    "resume": (MIDDLE, EXPORTING),
+    "retry": (MIDDLE, EXPORTING),
+}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CASES = [
+    pytest.param(command, phase, number, id=f"{command}-{phase}-{number.name}")
+    for command, phases in PHASES.items()
+    for phase in phases
+    for number in SIGNALS
+    if number != signal.SIGHUP or phase == MIDDLE
+]
+
+
+def expected(command: str, phase: str, number: int) -> tuple[int, set[str]]:
+    """Exit code, and the states of which ``muster status`` may name one."""
+    if phase in (FINISHING, EXPORTING):
+        return 0, {"done"}
+    code = 130 if number == signal.SIGINT or command == "run" else 75
+    if command not in ("train", "agent") or phase == BEGUN:
+        return code, {"stopped", "saved"} if command in ("train", "agent") else {"stopped"}
+    return code, {"stopped"} if number == signal.SIGINT else {"saved"}
+
+
+class Case:
+    """A command in a folder of its own, and the files that say how far it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        self.errors = folder / "stderr.txt"
+        for name in ("phases.py", "phases_training.py"):
+            shutil.copy(PROGRAMS / name, folder)
+        lines = [json.dumps({"x": i}) + "\n" for i in range(6)]
+        (folder / "in.jsonl").write_text("".join(lines))
+
+    def start(self, words: str) -> subprocess.Popen[bytes]:
+        def restore() -> None:  # a suite in the background would hand "ignored" down
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+
+        with self.errors.open("ab") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", "muster", *words.split()],
+                cwd=self.folder,
+                env={**os.environ, "PHASES": str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                preexec_fn=restore,
+            )
+
+    def until(self, process: subprocess.Popen[bytes], found: Callable[[], bool]) -> None:
+        """As soon as ``found``, or the process has ended."""
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not found():
+            assert time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.002)
+
+    def has_event(self, name: str) -> bool:
+        path = self.run / "events.jsonl"
+        return path.exists() and f'"event": "{name}"' in path.read_text()
+
+    def has_reached(self, phase: str) -> bool:
+        if phase == BEGUN:
+            return (self.run / "run.json").exists()
+        if phase == EXPORTING:
+            return self.has_event("end")
+        return (self.folder / phase).exists()
+
+    def has_been_heard(self) -> bool:
+        return self.has_event("wish") or "asked to end" in self.errors.read_text()
+
+    def go(self, phase: str) -> None:
+        (self.folder / f"go-{phase}").touch()
+
+    def interrupted_before(self) -> None:
+        """A sweep with some tasks done and the others open."""
+        process = self.start(COMMANDS["sweep"])
+        self.until(process, lambda: self.has_reached(MIDDLE))
+        process.send_signal(signal.SIGTERM)
+        self.until(process, self.has_been_heard)
+        self.go(MIDDLE)
+        assert process.wait(120) == 75, self.errors.read_text()
+        for name in ("go-middle", "middle", "stderr.txt", "run/events.jsonl"):
+            (self.folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("command", "phase", "number"),
+    [
+        pytest.param("sweep", MIDDLE, signal.SIGTERM, id="sweep-middle"),
+        pytest.param("train", FINISHING, signal.SIGTERM, id="train-finishing"),
+    ],
+)
+def test_a_signal_ends_in_the_code_that_is_documented(
+    command: str, phase: str, number: int, tmp_path: Path, muster_main: MusterMain
+) -> None:
+    check(tmp_path, muster_main, command, phase, number)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("command", "phase", "number"), CASES)
+def test_every_command_at_every_phase(
+    command: str, phase: str, number: int, tmp_path: Path, muster_main: MusterMain
+) -> None:
+    check(tmp_path, muster_main, command, phase, number)
+
+
+def check(folder: Path, muster_main: MusterMain, command: str, phase: str, number: int) -> None:
+    case = Case(folder)
+    if command in ("resume", "retry"):
+        case.interrupted_before()
+    if phase in (FINISHING, EXPORTING):
+        case.go(MIDDLE)
+    process = case.start(COMMANDS[command])
+    try:
+        case.until(process, lambda: case.has_reached(phase))
+        assert process.poll() is None, case.errors.read_text()
+        process.send_signal(number)
+        case.until(process, case.has_been_heard)
+        for name in (MIDDLE, FINISHING):
+            case.go(name)
+        code = process.wait(120)
+    finally:
+        process.kill()
+    wanted, states = expected(command, phase, number)
+    assert code == wanted, case.errors.read_text()
+    said = muster_main("status", "run").stdout
+    assert said.splitlines()[0].removeprefix("run: ") in states, said
