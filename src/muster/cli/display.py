@@ -9,7 +9,7 @@ from rich.text import Text
 
 from muster.base.clock import human_duration
 from muster.base.terminal import one_line
-from muster.cli.wording import counts_text, eta_text, rate_text
+from muster.cli.wording import counts_text, left_text, rate_text
 from muster.farm.view import RunView, WorkerLine
 
 _STYLES = {
@@ -39,7 +39,7 @@ def render(view: RunView, height: int) -> RenderableType:
 def _head(view: RunView) -> Text:
     text = Text(one_line(view.name), style="bold")
     elapsed = human_duration(view.elapsed_s)
-    rest = [elapsed, rate_text(view.rate), eta_text(view.eta)]
+    rest = [elapsed, rate_text(view.rate), left_text(view)]
     if view.phase == "ending" or view.num_ended >= view.total:
         rest = [elapsed, rate_text(view.rate)]
     text.append("  " + "  ".join(part for part in rest if part), style="cyan")

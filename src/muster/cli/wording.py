@@ -29,6 +29,16 @@ def eta_text(eta: Interval | None) -> str:
     return f"left {low}" if low == high else f"left {low} to {high}"
 
 
+def left_text(view: RunView) -> str:
+    """``left 2.0 h to 3.1 h with 3 of 1,000 workers``: how many it is, where others still wait."""
+    states = [line.state for line in view.workers]
+    text, num_waiting = eta_text(view.eta), states.count("starting")
+    if not text or not num_waiting:
+        return text
+    num_at_work = states.count("running") + states.count("idle")
+    return f"{text} with {num_at_work:,} of {num_at_work + num_waiting:,} workers"
+
+
 def counts_text(view: RunView) -> str:
     parts = [f"{view.num_done:,} done"]
     if view.num_failed:
@@ -47,7 +57,7 @@ def plain_line(view: RunView) -> str:
         f"{view.name}: {view.num_ended:,}/{view.total:,} ({share:.0f} %)",
         counts_text(view),
         rate_text(view.rate),
-        eta_text(view.eta) if view.num_ended < view.total else "",
+        left_text(view) if view.num_ended < view.total else "",
         "" if view.phase in ("running", "ending") else view.phase,
     ]
     return ", ".join(part for part in parts if part)

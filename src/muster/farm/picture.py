@@ -78,7 +78,7 @@ class Picture:
         total = max(self._planned, self._known)
         waiting = max(0, total - self._ended - len(running))
         elapsed = [now - worker.head_since for worker in running]
-        num_workers = len(scheduler.roster.usable())
+        num_workers = scheduler.roster.num_at_work()
         return RunView(
             name=self._name,
             total=total,

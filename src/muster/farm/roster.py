@@ -75,6 +75,11 @@ class Roster:
     def usable(self) -> list[Slot]:
         return [slot for slot in self.slots if not slot.quarantined]
 
+    def num_at_work(self) -> int:
+        """Workers that take tasks now: one that waits in a cluster's queue does not."""
+        usable = [w for w in self.workers.values() if w.ready and not w.stopping]
+        return sum(not worker.slot.quarantined for worker in usable)
+
     def waiting(self, now: float) -> list[Slot]:
         """Slots that may not start before a time to come, after a start that failed."""
         return [s for s in self.usable() if s.worker_id is None and s.start_after > now]
