@@ -13,8 +13,10 @@ rename a file over one of another user.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,6 +34,8 @@ from muster.devices.model import Inventory
 from muster.devices.placement import Placement, Skipped, Slot, place
 
 _CLOCK = SystemClock()
+#: Of a holder's text, which anybody may write, as much as is read.
+_MOST_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,24 +228,36 @@ def _make_shared_folder(folder: Path) -> None:
 
 
 def _write_in_place(path: Path, data: bytes) -> None:
-    # A link planted in a folder that all may write to must not lead us to another file.
-    flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
     try:
         # No O_CREAT here: Linux refuses it in sticky folders for files of other users.
-        handle = os.open(path, flags | os.O_TRUNC)
+        handle = _open_regular(path, os.O_WRONLY)
     except FileNotFoundError:
-        handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         if hasattr(os, "fchmod"):
             os.fchmod(handle, 0o666)
     with os.fdopen(handle, "wb") as file:
+        file.truncate()
         file.write(data)
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    """Open a file in a folder that everybody may write to; OSError for what is no regular file.
+
+    A link would lead to another file, and a planted FIFO would make the opening wait for ever.
+    """
+    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
 
 
 def _read_holder(uuid: str, sidecar: Path) -> LeaseHeld:
     """What the holder wrote; a missing, torn or foreign text leaves everything unknown."""
     try:
-        record = json.loads(sidecar.read_bytes())
-    except (OSError, ValueError):
+        with os.fdopen(_open_regular(sidecar, os.O_RDONLY), "rb") as file:
+            record = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return LeaseHeld(uuid=uuid)
     if not isinstance(record, dict):
         return LeaseHeld(uuid=uuid)
@@ -256,4 +272,7 @@ def _read_holder(uuid: str, sidecar: Path) -> LeaseHeld:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """What another user wrote is shown on a terminal: one short line of printable characters."""
+    if not isinstance(value, str):
+        return None
+    return "".join(c if c.isprintable() else "?" for c in value)[:200]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -172,6 +173,67 @@ def test_a_planted_link_is_not_followed(settings: Settings, tmp_path: Path) -> N
     (settings.lease_folder / "GPU-a.json").symlink_to(victim)
     with _leased("GPU-a", settings):
         assert victim.read_text() == "precious"
+
+
+def _plant(path: Path, what: str) -> None:
+    """What another user may have put where everybody may write."""
+    path.parent.mkdir(exist_ok=True)
+    match what:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "dangling link":
+            path.symlink_to(path.parent / "nowhere")
+        case "link to a device":
+            path.symlink_to("/dev/zero")
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(str(path))
+        case "large":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        case "deep":
+            path.write_text("[" * 100_000)
+        case "escapes":
+            path.write_text(json.dumps({"user": "\x1b[2Jm\n", "run": "r" * 10_000, "pid": 1}))
+
+
+PLANTED = [
+    "fifo", "folder", "dangling link", "link to a device", "socket", "large", "deep", "escapes",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", PLANTED)
+def test_nothing_planted_beside_a_lock_stops_anybody(settings: Settings, what: str) -> None:
+    """Neither who takes the lease nor who asks who has it waits, or reads without end."""
+    sidecar = settings.lease_folder / "GPU-a.json"
+    _plant(sidecar, what)
+    with _leased("GPU-a", settings):
+        if what in ("large", "deep", "escapes"):
+            assert json.loads(sidecar.read_text())["user"] == "bob"
+            sidecar.unlink()
+            _plant(sidecar, what)
+        held = acquire("GPU-a", "again", settings)
+        assert isinstance(held, LeaseHeld)
+        assert str(held).isprintable() and len(str(held)) < 500
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", PLANTED)
+def test_nothing_planted_in_place_of_a_lock_makes_anybody_wait(
+    settings: Settings, what: str
+) -> None:
+    _plant(settings.lease_folder / "GPU-a.lock", what)
+    try:
+        lease = acquire("GPU-a", "mine", settings)
+    except SetupError as error:
+        assert "Cannot lease GPU GPU-a" in str(error)
+    else:
+        assert isinstance(lease, Lease)
+        assert isinstance(acquire("GPU-a", "again", settings), LeaseHeld)
+        lease.release()
 
 
 def test_a_folder_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
