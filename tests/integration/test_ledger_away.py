@@ -72,13 +72,14 @@ def test_what_was_shipped_survives_the_loss_of_the_local_disk(
     )
     first = subprocess.Popen([sys.executable, "-c", call])
     segment = Path("run/ledger.segment")
-    while not segment.exists() or segment.read_bytes().count(b"\n") < 8:
+    while not segment.exists() or segment.read_bytes().count(b'["done"') < 8:
         time.sleep(0.02)
     first.send_signal(signal.SIGKILL)
     first.wait()
     with segment.open("ab") as file:
         file.write(b"0123 a torn line")
-    shipped = segment.read_bytes().count(b"\n")
+    shipped = segment.read_bytes().count(b'["done"')
+    assert muster.Run("run").counts()[TaskState.DONE] >= 8, "looking sees what was shipped"
     shutil.rmtree(local)
     time.sleep(0.5)
     before = len(Path("executions").read_text().split())

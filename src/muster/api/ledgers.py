@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
+from muster.farm.ledger.away import AwayLedger, open_at_home
 from muster.farm.ledger.place import choose_place
-from muster.farm.ledger.ship import Shipper
 from muster.farm.ledger.store import Ledger
 
 
@@ -15,4 +15,4 @@ def open_ledger(folder: RunFolder, run_id: str, settings: Settings) -> Ledger:
     The caller holds the run's lock.
     """
     place = choose_place(folder, run_id, settings)
-    return Ledger(place.path, Shipper(folder.ledger) if place.is_away else None)
+    return AwayLedger(place.path, folder.ledger) if place.is_away else open_at_home(folder.ledger)

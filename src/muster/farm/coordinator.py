@@ -327,6 +327,7 @@ class Coordinator:
         self._ledger.begin()
         reopened = self._ledger.reopen([TaskState.FAILED])
         self._ledger.commit()
+        self._ledger.snapshot()  # no line of the segment says so
         self._picture.reopened(reopened)
         self._scheduler.exhausted = False
 

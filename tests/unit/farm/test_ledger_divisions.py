@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muster.base.errors import LedgerError
+from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.ship import Shipper
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import NewTask
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 
 ROWS, CHUNK = 40, 20
@@ -37,7 +37,7 @@ class Host:
     def __init__(self, home: Path, local: Path) -> None:
         home.mkdir(exist_ok=True)
         self.segment = home / "ledger.segment"
-        self.ledger = Ledger(local / "ledger.sqlite", Shipper(home / "ledger.sqlite"))
+        self.ledger = AwayLedger(local / "ledger.sqlite", home / "ledger.sqlite")
         self.running: list[Task] = []
         self.acknowledged: set[tuple[int, int]] = set()
         self.ledger.begin()

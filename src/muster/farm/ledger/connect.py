@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from muster.base.atomic_files import sync_folder
 from muster.base.errors import LedgerError, MusterError
 from muster.farm.ledger.schema import SCHEMA_VERSION, TABLES
 
@@ -17,15 +18,42 @@ def create(path: Path) -> None:
         return
     beside = path.with_name(f".{path.name}.new")
     with explained(path, "create"):
-        for leftover in (beside, Path(f"{beside}-wal"), Path(f"{beside}-shm")):
-            leftover.unlink(missing_ok=True)
+        remove(beside)
         database = sqlite3.connect(beside, isolation_level=None)
         database.execute("PRAGMA page_size = 8192")
         # Not WAL yet: a full disk would let `close` fail in silence to move the log into the
         # file, and what is renamed below would be empty. With a rollback journal COMMIT says so.
         database.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         database.close()
-        beside.rename(path)
+        put_in_place(beside, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a database and the side files of its log, the database first."""
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
+        name.unlink(missing_ok=True)
+
+
+def put_in_place(beside: Path, path: Path) -> None:
+    """Rename a closed database to ``path``; what is there goes, and its log with it.
+
+    A log that stayed would be taken for the new database's own and written into it.
+    """
+    remove(path)
+    beside.rename(path)
+    sync_folder(path.parent)
+
+
+def fold_log(path: Path) -> None:
+    """Bring the log of a database that a killed writer has left into the file itself.
+
+    Before the file is replaced: the log would be read as that of the new one.
+    """
+    if not Path(f"{path}-wal").exists():
+        return
+    with explained(path, "open"), closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")  # no shared memory over a network
+        database.execute("PRAGMA journal_mode = DELETE")
 
 
 def open_writer(path: Path) -> sqlite3.Connection:

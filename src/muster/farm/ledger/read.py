@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.farm.ledger.connect import explained, open_reader
+from muster.farm.ledger.away import open_whole
+from muster.farm.ledger.connect import explained
 from muster.farm.model import TaskState
 
 _FETCH = 2000
@@ -57,7 +58,7 @@ class FailureGroup(NamedTuple):
 class LedgerReader:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._db = open_reader(path)
+        self._db = open_whole(path)
 
     def __enter__(self) -> LedgerReader:
         return self

@@ -2,11 +2,12 @@
 
 Guarantees
 - What has been committed is in the run folder too before it is acknowledged or acted upon: as a
-  line of the segment (with a checksum, synced), or in a snapshot. Lines are results, failures and
-  divisions of tasks, in the order in which they happened.
+  line of the segment (with a checksum, synced), or in a snapshot. Lines are attempts, divisions
+  of tasks and started workers, in the order in which they happened.
 - A snapshot appears by rename; the segment it makes superfluous is removed afterwards.
+- A commit is one numbered shipment, which counts only when all of its lines are there.
 
-Not guaranteed: the list of workers since the last snapshot.
+Not guaranteed: how workers ended, and results that came late, since the last snapshot.
 """
 
 from __future__ import annotations
@@ -14,27 +15,34 @@ from __future__ import annotations
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from muster.base.atomic_files import replacing
+from muster.base.atomic_files import replacing, sync_folder
 from muster.farm.ledger.connect import explained
-from muster.farm.model import AttemptRecord, Finished, Outcome
+from muster.farm.ledger.home import Mark, Shipment
+from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec
 
-DONE, FAILED, DIVIDED = "done", "failed", "divided"
+DONE, FAILED, TRIED, DIVIDED, WORKER = "done", "failed", "tried", "divided", "worker"
+_SHIPMENT = "shipment"
 
 
 class Ended(NamedTuple):
-    """An attempt that ended its task: ``kind`` is DONE or FAILED."""
+    """An attempt that has ended: ``kind`` is DONE, FAILED or TRIED.
+
+    ``value`` and ``sha256`` are those of a result; ``tries`` those of a task that is tried again.
+    """
 
     kind: str
     key: bytes
     record: AttemptRecord
-    value: bytes | None
-    sha256: str | None
+    value: bytes | None = None
+    sha256: str | None = None
+    tries: int = 0
 
 
 class Parted(NamedTuple):
@@ -46,6 +54,18 @@ class Parted(NamedTuple):
     given: tuple[tuple[bytes, bytes], ...]
 
 
+class Started(NamedTuple):
+    """A worker: what its attempts are exported with."""
+
+    worker_id: int
+    slot: SlotSpec
+    host: str
+    log: str
+
+
+Line = Ended | Parted | Started
+
+
 class Shipper:
     """Writes ``ledger.sqlite`` (snapshots) and ``ledger.segment`` (what came after) at home."""
 
@@ -54,34 +74,31 @@ class Shipper:
         self._segment = home.with_suffix(".segment")
         self._pending: list[bytes] = []
 
-    def note(
-        self, kind: str, key: bytes, record: AttemptRecord, value: bytes | None, sha: str | None
-    ) -> None:
-        f = record.finished
-        fields = [*f[:8], f.message, f.trace, f.signal, f.files]
-        self._add([kind, key.hex(), record.worker_id, fields, (value or b"").decode(), sha])
+    def note(self, line: Line) -> None:
+        """To be shipped with the next commit."""
+        self._pending.append(_encode(_write(line)))
 
-    def note_division(self, parted: Parted) -> None:
-        """Without it the result of the smaller task would pass for that of the whole one."""
-        given = [[key.hex(), payload.decode()] for key, payload in parted.given]
-        key, payload, target_id, _ = parted
-        self._add([DIVIDED, key.hex(), target_id, given, payload.decode(), None])
+    @property
+    def has_lines(self) -> bool:
+        return bool(self._pending)
 
-    def _add(self, line: list[Any]) -> None:
-        text = orjson.dumps(line)
-        self._pending.append(b"%08x %s\n" % (zlib.crc32(text), text))
-
-    def ship(self) -> None:
-        """Append what was noted since, and wait until it is on the file system."""
+    def ship(self, mark: Mark) -> None:
+        """Append what was noted as the shipment that ``mark`` numbers, and sync it."""
         if not self._pending:
             return
+        stamp = _encode([_SHIPMENT, mark.branch, mark.shipments, len(self._pending)])
         with explained(self._segment, "write"):
-            handle = os.open(self._segment, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            is_new = not self._segment.exists()
+            handle = os.open(self._segment, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                os.write(handle, b"".join(self._pending))
+                rest = memoryview(b"".join([stamp, *self._pending]))
+                while rest:  # a disk that is nearly full takes a part
+                    rest = rest[os.write(handle, rest) :]
                 os.fsync(handle)
             finally:
                 os.close(handle)
+            if is_new:
+                sync_folder(self._segment.parent)
         self._pending.clear()
 
     def forget(self) -> None:
@@ -90,28 +107,71 @@ class Shipper:
 
     def snapshot(self, database: sqlite3.Connection) -> None:
         """Copy the whole ledger home with SQLite's backup API."""
-        with explained(self.home, "write"), replacing(self.home) as beside:
-            copy = sqlite3.connect(beside)
+        with (
+            explained(self.home, "write"),
+            replacing(self.home) as beside,
+            closing(sqlite3.connect(beside)) as copy,
+        ):
             database.backup(copy)
             # Readers open the copy where WAL's side files may not be possible.
             copy.execute("PRAGMA journal_mode = DELETE")
-            copy.close()
-        self._segment.unlink(missing_ok=True)
+        with explained(self._segment, "remove"):
+            self._segment.unlink(missing_ok=True)
 
-    def lines(self) -> Iterator[Ended | Parted]:
-        """What was shipped after the last snapshot; stops at the first torn line."""
-        if not self._segment.exists():
-            return
-        with self._segment.open("rb") as file:
-            for line in file:
-                check, _, text = line.rstrip(b"\n").partition(b" ")
-                if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(text):
-                    return
-                yield _read(orjson.loads(text))
+    def has_segment(self) -> bool:
+        return self._segment.exists()
 
 
-def _read(line: Sequence[Any]) -> Ended | Parted:
-    kind, key, worker_id, fields, text, sha = line
+def read_segment(home: Path) -> list[Shipment]:
+    """The whole shipments that came after some snapshot of ``home``; a torn one ends them."""
+    shipments: list[Shipment] = []
+    stamp: tuple[str, int] = ("", 0)
+    lines: list[Line] = []
+    due = 0
+    path = home.with_suffix(".segment")
+    if not path.exists():
+        return []
+    with explained(path, "read"), path.open("rb") as file:
+        for text in file:
+            check, _, content = text.rstrip(b"\n").partition(b" ")
+            if not text.endswith(b"\n") or check != b"%08x" % zlib.crc32(content):
+                break
+            line = orjson.loads(content)
+            if line[0] == _SHIPMENT:
+                _, branch, number, due = line
+                stamp, lines = (branch, number), []
+                continue
+            lines.append(_read(line))
+            if len(lines) >= due:
+                shipments.append(Shipment(*stamp, tuple(lines)))
+                stamp, lines, due = ("", 0), [], 0
+    return shipments
+
+
+def _encode(line: list[Any]) -> bytes:
+    text = orjson.dumps(line)
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _write(line: Line) -> list[Any]:
+    match line:
+        case Ended(kind, key, record, value, sha, tries):
+            f = record.finished
+            fields = [*f[:8], f.message, f.trace, f.signal, f.files]
+            return [kind, key.hex(), record.worker_id, fields, (value or b"").decode(), sha, tries]
+        case Parted(key, payload, target_id, given):
+            parts = [[part.hex(), text.decode()] for part, text in given]
+            return [DIVIDED, key.hex(), target_id, parts, payload.decode(), None]
+        case Started(worker_id, slot, host, log):
+            return [WORKER, worker_id, slot.slot_id, slot.label, slot.devices, host, log]
+
+
+def _read(line: Sequence[Any]) -> Line:
+    if line[0] == WORKER:
+        _, worker_id, slot_id, label, devices, host, log = line
+        slot = SlotSpec(slot_id=slot_id, label=label, devices=tuple(devices))
+        return Started(worker_id, slot, host, log)
+    kind, key, worker_id, fields, text, sha, *tries = line
     if kind == DIVIDED:
         given = tuple((bytes.fromhex(name), payload.encode()) for name, payload in fields)
         return Parted(bytes.fromhex(key), text.encode(), worker_id, given)
@@ -135,4 +195,4 @@ def _read(line: Sequence[Any]) -> Ended | Parted:
         files,
     )
     record = AttemptRecord(task_id, token, worker_id, finished)
-    return Ended(kind, bytes.fromhex(key), record, value, sha)
+    return Ended(kind, bytes.fromhex(key), record, value, sha, *tries)

@@ -13,19 +13,14 @@ Not guaranteed
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.errors import LedgerError
 from muster.farm.failures import fingerprint
 from muster.farm.ledger.connect import create, explained, open_writer
-from muster.farm.ledger.ship import DONE as DONE_LINE
-from muster.farm.ledger.ship import FAILED as FAILED_LINE
-from muster.farm.ledger.ship import Ended, Parted, Shipper
 from muster.farm.model import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED = (state.value for state in TaskState)
@@ -42,74 +37,25 @@ class NewTask(NamedTuple):
 class Ledger:
     """The writer's side. Use it from one process and one thread."""
 
-    def __init__(self, path: Path, shipper: Shipper | None = None) -> None:
-        """``shipper``: set when the ledger lives away from its run folder (see ``place``)."""
-        self._shipper = shipper
+    #: Whether the ledger lives on another disk than its run folder (see ``away``).
+    is_away = False
+
+    def __init__(self, path: Path, database: sqlite3.Connection | None = None) -> None:
+        """``database``: a copy that is open already, in memory."""
         self.path = path
-        with explained(path, "create"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        is_lost = shipper is not None and not path.exists() and shipper.home.exists()
-        if is_lost and shipper is not None:
-            shutil.copyfile(shipper.home, path)
-        create(path)
-        self._db = open_writer(path)
         self._failure_ids: dict[str, int] = {}
-        if is_lost and shipper is not None:
-            self._replay(shipper)
+        if database is None:
+            with explained(path, "create"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            create(path)
+            database = open_writer(path)
+        self._db = database
 
     def close(self) -> None:
-        self.snapshot()
         self._db.close()
-
-    @property
-    def is_away(self) -> bool:
-        return self._shipper is not None
 
     def snapshot(self) -> None:
         """Bring a copy to the run folder; nothing to do when the ledger lives there."""
-        if self._shipper is not None and not self._db.in_transaction:
-            self._shipper.snapshot(self._db)
-
-    def _replay(self, shipper: Shipper) -> None:
-        """The local disk is gone or another: snapshot and segment give everything back."""
-        self.begin()
-        self.recover()
-        for line in shipper.lines():
-            task_id, is_done = self._known(line.key, shipper)
-            if is_done:
-                continue  # the snapshot has it already
-            if isinstance(line, Parted):
-                self._divide(task_id, line)
-            else:
-                self._end_again(task_id, line)
-        self._db.execute("COMMIT")
-        self.snapshot()
-
-    def _known(self, key: bytes, shipper: Shipper) -> tuple[int, bool]:
-        """The number of a task that a shipped line names, and whether it is done."""
-        row = self._db.execute("SELECT task_id, state FROM tasks WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            raise LedgerError(
-                f"{shipper.home.with_suffix('.segment')} names a task that {shipper.home} does not "
-                f"know ({key.hex()[:12]}): going on would lose what belongs to it.",
-                hint="go on where the run's own ledger is (the host of its last start), or begin "
-                "again in another --run-dir.",
-            )
-        return int(row[0]), row[1] == DONE
-
-    def _end_again(self, task_id: int, line: Ended) -> None:
-        """By its key: a task that a division has made may have had another number."""
-        _, _, record, value, sha = line
-        record = record._replace(
-            task_id=task_id, finished=record.finished._replace(task_id=task_id)
-        )
-        self._db.execute(
-            "UPDATE tasks SET state = 1, token = ? WHERE task_id = ?", (record.token, task_id)
-        )
-        if line.kind == DONE_LINE:
-            self._accept([record], [(value, sha)])
-        else:
-            self._mark_failed([record])
 
     def begin(self) -> None:
         with explained(self.path, "write"):
@@ -118,14 +64,10 @@ class Ledger:
     def commit(self) -> None:
         with explained(self.path, "write"):
             self._db.execute("COMMIT")
-        if self._shipper is not None:
-            self._shipper.ship()
 
     def roll_back(self) -> None:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
-        if self._shipper is not None:
-            self._shipper.forget()
 
     # ------------------------------------------------------------------ the plan
 
@@ -142,6 +84,16 @@ class Ledger:
         with explained(self.path, "read"):
             row = self._db.execute("SELECT key FROM tasks WHERE task_id = ?", (task_id,))
             return bytes(row.fetchone()[0])
+
+    def find(self, key: bytes) -> tuple[Task, bool] | None:
+        """The task of this key as it is, and whether it is done."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT task_id, key, target_id, payload, grp, token, tries, state FROM tasks "
+                "WHERE key = ?",
+                (key,),
+            ).fetchone()
+        return None if row is None else (Task(*row[:-1]), row[-1] == DONE)
 
     def accepted(self, key_hex: str) -> tuple[str, int | None]:
         """The task's state ("done", "failed", "claimed", "open" or "unknown") and the token of its
@@ -195,18 +147,11 @@ class Ledger:
         """A running task does less than it was claimed for, its key stays; the rest, as keys and
         payloads, become tasks of their own. Returns how many of these are new.
         """
-        parted = Parted(task.key, payload, task.target_id, tuple(given))
         with explained(self.path, "write"):
-            added = self._divide(task.task_id, parted)
-        if self._shipper is not None:
-            self._shipper.note_division(parted)
-        return added
-
-    def _divide(self, task_id: int, parted: Parted) -> int:
-        self._db.execute(
-            "UPDATE tasks SET payload = ? WHERE task_id = ?", (parted.payload, task_id)
-        )
-        return self.add_tasks(NewTask(key, parted.target_id, text) for key, text in parted.given)
+            self._db.execute(
+                "UPDATE tasks SET payload = ? WHERE task_id = ?", (payload, task.task_id)
+            )
+            return self.add_tasks(NewTask(key, task.target_id, text) for key, text in given)
 
     def recover(self, *, kept: Collection[tuple[int, int]] = ()) -> int:
         """After a coordinator's death: its claims are void; returns how many there were.
@@ -310,14 +255,6 @@ class Ledger:
 
         The token in the UPDATE is the fence: a result for an old token changes no row.
         """
-        self._accept(records, values)
-        if self._shipper is not None:
-            for record, (value, sha) in zip(records, values, strict=True):
-                self._shipper.note(DONE_LINE, self.key_of(record.task_id), record, value, sha)
-
-    def _accept(
-        self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]
-    ) -> None:
         with explained(self.path, "write"):
             changed = self._db.executemany(
                 "UPDATE tasks SET state = 2 WHERE task_id = ? AND token = ? AND state = 1",
@@ -341,13 +278,6 @@ class Ledger:
         )
 
     def record_failed(self, records: Sequence[AttemptRecord]) -> None:
-        self._mark_failed(records)
-        if self._shipper is not None:
-            for record in records:
-                key = self.key_of(record.task_id)
-                self._shipper.note(FAILED_LINE, key, record, None, None)
-
-    def _mark_failed(self, records: Sequence[AttemptRecord]) -> None:
         with explained(self.path, "write"):
             self._db.executemany(
                 "UPDATE tasks SET state = 3, tries = tries + 1 WHERE task_id = ? AND token = ?",
