@@ -10,7 +10,7 @@ from typing import Self
 
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
-from muster.api.requests import take_requests
+from muster.api.requests import Session
 from muster.base.clock import Clock
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
@@ -48,10 +48,12 @@ class Chores:
         self._export_due_s = clock.monotonic_s() + self._interval_s
         self._exporter: subprocess.Popen[bytes] | None = None
         is_packing = options.per_gpu == "auto" and any(slot.devices for slot in slots)
+        self._session = Session(folder)
         self._packing = PerGpuAuto(settings, slots) if is_packing else None
 
     def __enter__(self) -> Self:
         self._context.enter_context(self._requests.watched())
+        self._context.enter_context(self._session)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,7 +81,7 @@ class Chores:
         if now >= self._export_due_s:
             self._export_due_s = now + self._interval_s
             self._start_export()
-        wishes = [Wish(what) for what in take_requests(self.folder)]
+        wishes = [Wish.CANCEL] if self._session.is_cancelled() else []
         events: list[Event] = self._packing.sample(view) if self._packing else []
         return events, wishes
 

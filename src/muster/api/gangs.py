@@ -16,11 +16,12 @@ from muster.api.lock import hold
 from muster.api.placing import device_request, remarks
 from muster.api.plans import environment
 from muster.api.recording import record_run
+from muster.api.requests import Session
 from muster.api.stored import Kind, StoredRun, read_stored, typed_for_job, write_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.journal import Journal, read_journal
+from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
@@ -192,6 +193,7 @@ def run_gang(
             stack.callback(agent.close)
         _refuse_inside()
         settings = read_settings()
+        is_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
         try:
             placement, leases = _take(options, folder.name, settings)
             for lease in leases:
@@ -200,6 +202,7 @@ def run_gang(
             folder.create()
             if options.node_rank == 0:  # nodes may share the folder
                 stack.enter_context(hold(folder))
+                is_cancelled = stack.enter_context(Session(folder)).is_cancelled
                 typed = typed_for_job(folder, settings.slurm_job_id)
                 words = typed or audience.argv
                 write_run_json(folder, program, options, kind, about or {}, words)
@@ -218,11 +221,15 @@ def run_gang(
                 agent.close()
             agent = start_agent(forks=forks)
             stack.callback(agent.close)
-        return _supervise(plan, program, agent, audience)
+        return _supervise(plan, program, agent, audience, is_cancelled)
 
 
 def _supervise(
-    plan: GangPlan, program: Script | Entry, agent: AgentHandle, audience: GangAudience
+    plan: GangPlan,
+    program: Script | Entry,
+    agent: AgentHandle,
+    audience: GangAudience,
+    is_cancelled: Callable[[], bool],
 ) -> GangEnding:
     folder, options = plan.folder, plan.options
     spec = GangSpec(
@@ -245,7 +252,7 @@ def _supervise(
     journal = Journal(folder.events, SystemClock())
     try:
         journal.write("start", ranks=[slot.label for slot in plan.slots], node=options.node_rank)
-        ending = supervise(agent, spec, audience.hear, audience.say)
+        ending = supervise(agent, spec, audience.hear, audience.say, is_cancelled)
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
         journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})
     finally:
@@ -363,9 +370,3 @@ def new_folder(name: str, node_rank: int = 0) -> RunFolder:
             return RunFolder(path)
         except FileExistsError:
             number += 1
-
-
-def last_ending(folder: RunFolder) -> int | None:
-    """The exit code of the last gang in this folder; None where none has ended there."""
-    codes = [line["exit_code"] for line in read_journal(folder.events) if line["event"] == "end"]
-    return int(codes[-1]) if codes else None

@@ -1,11 +1,13 @@
-"""Samples of the host and of a run's GPUs in the run's own folder, while it runs."""
+"""What is written down of a run while it runs: samples of its devices, its begin and its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from muster.base.clock import SystemClock
+from muster.base.errors import EXIT_INTERRUPTED, EXIT_SOME_FAILED, MusterError
+from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
 from muster.devices.nvml_usage import usage_source
@@ -37,3 +39,29 @@ def record_run(
         clock,
         say,
     )
+
+
+@contextmanager
+def journalled(folder: RunFolder, num_ranks: int) -> Iterator[Callable[[int], None]]:
+    """Write down the begin and the end of a training in this process; call the result with the
+    exit code. An exception is an end as well.
+    """
+    code = EXIT_SOME_FAILED
+    journal = Journal(folder.events, SystemClock())
+
+    def note(exit_code: int) -> None:
+        nonlocal code
+        code = exit_code
+
+    try:
+        journal.write("start", ranks=[f"rank {rank}" for rank in range(num_ranks)], node=0)
+        yield note
+    except MusterError as error:
+        code = error.exit_code
+        raise
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+        raise
+    finally:
+        journal.write("end", node=0, exit_code=code)
+        journal.close()

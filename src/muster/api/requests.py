@@ -1,28 +1,95 @@
-"""Wishes for a running sweep, left as files in its folder by other processes."""
+"""Asking the process that works on a run to cancel it, by a file in the run's folder.
+
+A request names the session that it is for, which is one start of the run. So what was left for a
+session that has ended does nothing to the next one.
+"""
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
 
 from muster.base.atomic_files import write_atomic
 from muster.base.run_folder import RunFolder
 
-_KINDS = ("cancel", "drain", "retry")
+_LOOK_EVERY_S = 0.05
+_POLL_EVERY_S = 0.4
 
 
-def leave_request(folder: RunFolder, what: str) -> None:
-    """Ask the coordinator of ``folder`` for something; it looks twice a second."""
-    assert what in _KINDS, what
-    folder.requests.mkdir(exist_ok=True)
-    write_atomic(folder.requests / f"{what}-{uuid.uuid4().hex}", what.encode())
+class Session:
+    """A context for the holder of the run's lock: inside it requests find somebody."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._token = uuid.uuid4().hex
+        self._poll_due_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._folder.requests.mkdir(exist_ok=True)
+        self._remove_all()
+        write_atomic(_session_file(self._folder), self._token.encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Its name goes first: who finds a request gone and the name there knows it was taken.
+        with suppress(OSError):
+            _session_file(self._folder).unlink(missing_ok=True)
+            self._remove_all()
+
+    def is_cancelled(self) -> bool:
+        """Take a request that waits for this session. Cheap: the folder is seldom looked at."""
+        if time.monotonic() < self._poll_due_s:
+            return False
+        self._poll_due_s = time.monotonic() + _POLL_EVERY_S
+        try:
+            _request(self._folder, self._token).unlink()
+        except OSError:
+            return False
+        return True
+
+    def _remove_all(self) -> None:
+        for path in self._folder.requests.iterdir():
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
-def take_requests(folder: RunFolder) -> list[str]:
-    """The wishes that are waiting, each once."""
-    found = []
-    for path in folder.requests.iterdir() if folder.requests.exists() else ():
-        what = path.name.partition("-")[0]
-        if what in _KINDS and not path.name.startswith("."):
-            path.unlink(missing_ok=True)
-            found.append(what)
-    return found
+def ask_to_cancel(
+    folder: RunFolder, is_running: Callable[[], bool], *, timeout_s: float = 5.0
+) -> bool:
+    """Ask the session of ``folder`` to cancel the run; True when it has heard that, or will hear
+    it, being slow. False when nobody is left to do so: ``is_running()`` says that.
+    """
+    token = None
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        now = _current(folder)
+        if now is not None and now != token:
+            token = now
+            write_atomic(_request(folder, token), b"cancel")
+        elif now is not None and not _request(folder, now).exists() and _current(folder) == now:
+            return True
+        if not is_running():
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return token is not None and _current(folder) == token
+
+
+def _request(folder: RunFolder, token: str) -> Path:
+    return folder.requests / f"cancel-{token}"
+
+
+def _session_file(folder: RunFolder) -> Path:
+    return folder.requests / "session"
+
+
+def _current(folder: RunFolder) -> str | None:
+    """The session that answers requests now; None where none does."""
+    try:
+        token = _session_file(folder).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return token if token.isalnum() else None

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api.ledgers import open_ledger
 from muster.api.lock import hold, is_held
-from muster.api.requests import leave_request
-from muster.api.stored import StoredRun, read_stored
+from muster.api.requests import ask_to_cancel
+from muster.api.state import state_of_ranks, state_of_tasks
+from muster.api.stored import Kind, StoredRun, read_stored
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.base.settings import child_environment, read_settings
@@ -29,15 +30,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Status:
-    """``live`` is the last picture of a running coordinator, ``None`` when none runs."""
+    """How a run of any kind stands.
+
+    ``state`` is one word, see `muster.api.state`; ``num_done`` of ``num_total`` ``unit``s are done
+    (None: not known, or nothing is counted). ``counts``: tasks, all 0 where there are ranks.
+    ``live``: the last picture of a running coordinator, None when none runs. ``training``: what a
+    training says of itself.
+    """
 
     name: str
     path: str
+    kind: Kind
+    state: str
     is_running: bool
+    num_done: int | None
+    num_total: int | None
+    unit: str
     counts: Mapping[str, int]
     num_retried: int
     is_enqueued: bool
     live: Mapping[str, Any] | None
+    training: Mapping[str, Any] | None = None
 
     @property
     def total(self) -> int:
@@ -83,26 +96,37 @@ class Run:
         return EXIT_OK if self.ending is None or not self.ending.paused else EXIT_SOME_FAILED
 
     def counts(self) -> dict[TaskState, int]:
-        """Tasks by state, from the ledger."""
-        if not self.folder.ledger.exists():
+        """Tasks by state, from the ledger; none before they were listed."""
+        if self.stored.is_gang or not self.folder.ledger.exists():
             return dict.fromkeys(TaskState, 0)
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.counts()
 
     def status(self) -> Status:
-        is_running = is_held(self.folder)
+        stored, is_running = self.stored, is_held(self.folder)
         counts, retried, is_enqueued = dict.fromkeys(TaskState, 0), 0, False
-        if self.folder.ledger.exists():
+        if not stored.is_gang and self.folder.ledger.exists():
             with LedgerReader(self.folder.ledger) as ledger:
                 counts, retried = ledger.counts(), ledger.num_retried()
                 is_enqueued = ledger.meta("enqueued") is not None
-        live = self._live() if is_running else None
-        running = int(live.get("num_running", 0)) if live else 0
+        if stored.is_gang:
+            state = state_of_ranks(self.folder, stored, is_running=is_running)
+        else:
+            state = state_of_tasks(
+                self.folder, stored, counts, is_running=is_running, is_enqueued=is_enqueued
+            )
+        live = self._live() if is_running and not stored.is_gang else None
+        running = int(live["num_running"]) if live else 0
         open_tasks = counts[TaskState.READY] + counts[TaskState.CLAIMED]
         return Status(
             name=self.folder.name,
             path=str(self.path),
+            kind=stored.kind,
+            state=state.word,
             is_running=is_running,
+            num_done=state.num_done,
+            num_total=state.num_total,
+            unit=state.unit,
             counts={
                 "done": counts[TaskState.DONE],
                 "failed": counts[TaskState.FAILED],
@@ -113,10 +137,12 @@ class Run:
             num_retried=retried,
             is_enqueued=is_enqueued,
             live=live,
+            training=state.training,
         )
 
     def results(self) -> pa.Table:
         """One row per task as a pyarrow table (``.to_pandas()`` gives a frame)."""
+        self._expect_tasks()
         import pyarrow as pa
 
         from muster.farm.export import batches
@@ -126,17 +152,26 @@ class Run:
 
     def failures(self) -> list[FailureGroup]:
         """Failed attempts grouped by their traceback."""
+        self._expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.failures()
 
+    def failed_tasks(self) -> list[str]:
+        """What the first failed tasks are called, for a message."""
+        self._expect_tasks()
+        with LedgerReader(self.folder.ledger) as ledger:
+            return ledger.failed_tasks()
+
     def log(self, task: str) -> list[tuple[LogPart, str]]:
         """What each attempt of a task printed. ``task``: its number or the start of its key."""
+        self._expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             parts = ledger.log_parts(self._find(ledger, task))
         return [(part, self._read_log(part)) for part in parts]
 
     def trace(self, task: str) -> str | None:
         """The traceback of a task's last failed attempt."""
+        self._expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.trace_of(self._find(ledger, task))
 
@@ -146,22 +181,30 @@ class Run:
 
         return export(self.folder, Path(target))
 
-    def cancel(self) -> bool:
-        """Cancel what has not ended; True when a running coordinator was asked to do it."""
-        if is_held(self.folder):
-            leave_request(self.folder, "cancel")
+    def cancel(self) -> bool | None:
+        """Cancel what has not ended. True when the process that works on it was asked to end, so
+        that the run can go on later; False when open tasks were cancelled here; None when there
+        was nothing to cancel, and nothing was changed.
+        """
+        stored = self.stored
+        if is_held(self.folder) and ask_to_cancel(self.folder, lambda: is_held(self.folder)):
             return True
+        counts = self.counts()
+        if not (counts[TaskState.READY] or counts[TaskState.CLAIMED]):
+            return None
         with hold(self.folder):
-            ledger = open_ledger(self.folder, self.stored.run_id, read_settings())
+            ledger = open_ledger(self.folder, stored.run_id, read_settings())
             ledger.begin()
             ledger.cancel_open()
             ledger.commit()
             ledger.close()
-        refresh_export(self.folder)
+        if stored.kind == "sweep":
+            refresh_export(self.folder)
         return False
 
     def reopen(self, *, cancelled: bool = False) -> int:
         """Make failed (and cancelled) tasks ready again; returns how many."""
+        self._expect_tasks()
         with hold(self.folder):
             ledger = open_ledger(self.folder, self.stored.run_id, read_settings())
             ledger.begin()
@@ -170,6 +213,20 @@ class Run:
             ledger.commit()
             ledger.close()
         return count
+
+    def _expect_tasks(self) -> None:
+        """UsageError where there is no ledger to look at, or only somebody's mistake."""
+        stored = self.stored
+        if stored.is_gang:
+            raise UsageError(
+                f"{self.path} is {stored.kind_name}: it has ranks, and no tasks.",
+                hint=f"see `muster status {self.path}` and `muster logs {self.path}`.",
+            )
+        if not self.folder.ledger.exists():
+            raise UsageError(
+                f"{self.path} has not begun: none of its tasks is listed yet.",
+                hint=f"start it with: muster resume {self.path}",
+            )
 
     def _find(self, ledger: LedgerReader, task: str) -> int:
         found = ledger.find(task)
@@ -193,11 +250,17 @@ class Run:
             return ""
 
     def _live(self) -> Mapping[str, Any] | None:
+        """What the coordinator has last written down; None where that is not its picture."""
         try:
-            live: Mapping[str, Any] = json.loads(self.folder.status_json.read_bytes())
-        except (OSError, ValueError):
+            live = json.loads(self.folder.status_json.read_bytes())
+            is_whole = isinstance(live["num_running"], int) and all(
+                isinstance(line[name], str)
+                for line in live["workers"]
+                for name in ("slot", "state", "task", "progress")
+            )
+        except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
-        return live
+        return live if is_whole else None
 
 
 def find_runs(root: Path) -> list[Run]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from muster.api.gangs import last_ending
+from muster.api.state import last_ending
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError
 from muster.base.records import read_json, write_json

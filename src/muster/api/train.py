@@ -24,6 +24,8 @@ from muster.api.gangs import (
 )
 from muster.api.lock import hold
 from muster.api.recipe import AgentRecipe, TrainRecipe
+from muster.api.recording import journalled
+from muster.api.requests import Session
 from muster.api.stored import Kind, read_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
@@ -314,15 +316,21 @@ def _train_object(
     if train is None:
         from muster.train.entry import train
     folder = job.folder
-    checkpoints = {"checkpoint_s": job.checkpoint_s, "checkpoint_steps": job.checkpoint_steps}
+    how: dict[str, Any] = {
+        "checkpoint_s": job.checkpoint_s,
+        "checkpoint_steps": job.checkpoint_steps,
+    }
     if topology is not None and topology.rank > 0:
-        results = train(task, job.config, folder, topology, say, **checkpoints)
+        results = train(task, job.config, folder, topology, say, **how)
         return Trained(folder=folder, exit_code=_code(results), ending=None, results=None)
     try:
         folder.create()
-        with hold(folder):
+        with hold(folder), Session(folder) as session:
             write_run_json(folder, job.entry(1), GangOptions(), job.kind, _about(job), ())
-            results = train(task, job.config, folder, topology, say, **checkpoints)
+            how["is_cancelled"] = session.is_cancelled
+            with journalled(folder, 1 if topology is None else topology.world_size) as note:
+                results = train(task, job.config, folder, topology, say, **how)
+                note(_code(results))
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
     return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MusterError
@@ -18,15 +19,24 @@ def training_state(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] 
 
     None for a folder in which nothing was trained.
     """
-    candidates = [folder.status_json] if is_running else []
-    for path in [*candidates, folder.training_results]:
-        with suppress(MusterError):
-            found: Mapping[str, Any] = read_json(path, "state of a training")
-            return found
-    lines = last_lines(folder.metrics, 50)
-    for line in reversed(lines):
-        with suppress(ValueError):
-            record: dict[str, Any] = json.loads(line)
-            if record.get("kind") in ("train", "update"):
-                return record
+    picture = _record(folder.status_json)
+    if is_running and picture:
+        return picture
+    if results := _record(folder.training_results):
+        return results
+    for line in reversed(last_lines(folder.metrics, 50)):
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("kind") in ("train", "update"):
+                # Of how many: a picture that a kill has left, or what was said at the stop.
+                known = {**_record(folder.ending_json), **picture}
+                return {"total_steps": known.get("total_steps"), **record}
     return None
+
+
+def _record(path: Path) -> dict[str, Any]:
+    with suppress(MusterError):
+        found = read_json(path, "state of a training")
+        if isinstance(found, dict):
+            return found
+    return {}

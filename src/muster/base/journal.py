@@ -30,9 +30,11 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a journal, oldest first; a missing file has none."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
-                yield json.loads(line)
-            except ValueError:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(record, dict):
+                yield record

@@ -31,7 +31,7 @@ def read_json(path: Path, what: str) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise SetupError(f"There is no {what} at {path}.") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SetupError(
             f"The {what} at {path} is damaged: {error}.",
             hint="restore it from a copy; the ledger beside it still holds every result.",

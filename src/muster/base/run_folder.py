@@ -15,7 +15,7 @@ runs/<name>/
   attempts/           folders of attempts that have not been accepted (or failed)
   checkpoints/        <key>.ckpt of long tasks that saved one
   values/             results too large for the ledger
-  requests/           cancel and retry wishes from other processes
+  requests/           which session works on the run, and what others have asked of it
   results.parquet     one row per task; results.csv is the same
   table.csv, figures/ what a recipe makes of the results
   report/index.html   all of it on one page, which holds its pictures and can be sent away

@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 
 from muster.base.errors import TargetError
+from muster.base.terminal import one_line
 
 PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MIN = -(2**63)
@@ -67,6 +68,27 @@ def decode(data: bytes) -> Any:
     """The value that was encoded; ValueError when ``data`` was not written by this module."""
     value = orjson.loads(data)
     return _untag(value) if b'"$' in data else value
+
+
+def task_label(number: int, payload: bytes) -> str:
+    """A task as people know it: its number, which `muster logs` takes, and its parameters.
+
+    >>> task_label(3, b'{"lr":0.1,"seed":2}')
+    '3 (lr=0.1, seed=2)'
+    >>> task_label(4, b'{"order":0,"place":["a.jsonl"],"start":500,"stop":1000}')
+    '4 (shard 0, rows 500 to 1,000)'
+    """
+    try:
+        params = decode(payload)
+    except (ValueError, LookupError, TypeError):
+        return str(number)
+    if not isinstance(params, dict) or not params:
+        return str(number)
+    if {"order", "place", "start", "stop"} <= params.keys():  # a chunk of a map
+        rows = f"rows {params['start']:,} to {params['stop']:,}"
+        return f"{number} (shard {params['order']}, {rows})"
+    shown = ", ".join(f"{name}={one_line(str(value), 30)}" for name, value in params.items())
+    return f"{number} ({one_line(shown, 90)})"
 
 
 def unwrap_scalar(value: object) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -233,22 +233,68 @@ def _column(chunk: Sequence[Row], part: str, name: str, kind: pa.DataType) -> pa
 
 def export(folder: RunFolder, target: Path) -> int:
     """Write the table to ``target`` (.parquet, .csv or .jsonl) and return its number of rows."""
+    suffix = _suffix_of(target)
+    with _writing(target):
+        if suffix == ".jsonl":
+            return _export_lines(folder, target)
+        known, count = _num_tasks(folder), 0
+        schema, stream = batches(folder)
+        with replacing(target) as beside, _writer(beside, suffix, schema) as write:
+            for batch in stream:
+                count += batch.num_rows
+                write(batch)
+            _check_whole(count, known, target)
+        return count
+
+
+def export_records(records: Sequence[Mapping[str, Any]], target: Path) -> int:
+    """Write a table of anybody's records to ``target``, as `export` does: the columns in the
+    order in which they come up, empty where a record has none.
+    """
+    suffix = _suffix_of(target)
+    kinds: dict[str, pa.DataType | None] = {}
+    for record in records:
+        for name, value in record.items():
+            kinds[name] = _widen(kinds.get(name), value)
+    schema = pa.schema([(name, kind or _TEXT) for name, kind in kinds.items()])
+    with _writing(target), replacing(target) as beside:
+        if suffix == ".jsonl":
+            beside.write_bytes(b"".join(codec.encode(dict(r)) + b"\n" for r in records))
+            return len(records)
+        with _writer(beside, suffix, schema) as write:
+            columns = [
+                pa.array([_fit(record.get(field.name), field.type) for record in records],
+                         type=field.type)
+                for field in schema
+            ]  # fmt: skip
+            write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return len(records)
+
+
+def _suffix_of(target: Path) -> str:
     suffix = target.suffix.lower()
     if suffix not in (".parquet", ".csv", ".jsonl"):
         raise UsageError(
             f"Cannot export to {target}: {suffix or 'no suffix'} is not a known format.",
             hint="end the name with .csv, .parquet or .jsonl.",
         )
-    if suffix == ".jsonl":
-        return _export_lines(folder, target)
-    known, count = _num_tasks(folder), 0
-    schema, stream = batches(folder)
-    with replacing(target) as beside, _writer(beside, suffix, schema) as write:
-        for batch in stream:
-            count += batch.num_rows
-            write(batch)
-        _check_whole(count, known, target)
-    return count
+    if not target.parent.is_dir():
+        raise UsageError(
+            f"Cannot export to {target}: there is no folder {target.parent}.",
+            hint="make that folder first, or name another.",
+        )
+    return suffix
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(
+            f"Cannot write {target}: {error.strerror or error}.",
+            hint="make room, or name a place where you may write.",
+        ) from error
 
 
 def _num_tasks(folder: RunFolder) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from muster.farm.codec import task_label
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions
 from muster.farm.estimate import Durations, Rate, remaining
@@ -124,7 +125,7 @@ class Picture:
         return WorkerLine(
             slot.spec.label,
             _state_of(worker),
-            head.key.hex()[:12] if head else "",
+            task_label(head.task_id, head.payload) if head else "",
             now - worker.head_since if head else None,
             self._memory.get(worker.worker_id),
             self._progress.get(worker.worker_id, ""),

@@ -35,10 +35,11 @@ def refusals_told(folder: RunFolder) -> Iterator[None]:
         raise SystemExit(error.exit_code) from None
 
 
-def leave_word(folder: RunFolder, gang: Gang, step: int) -> None:
+def leave_word(folder: RunFolder, gang: Gang, step: int, total_steps: int | None = None) -> None:
     """Tell the launcher that this was no failure and no end: the same command goes on."""
     if gang.is_first:
-        write_json(folder.ending_json, {"ending": "requeue", "step": step, "exit": EXIT_REQUEUE})
+        word = {"ending": "requeue", "step": step, "total_steps": total_steps}
+        write_json(folder.ending_json, {**word, "exit": EXIT_REQUEUE})
     gang.council.meet()
 
 

@@ -123,26 +123,40 @@ def start_agent(*, forks: bool = False) -> AgentHandle:
     return AgentHandle(forks=forks)
 
 
-def supervise(handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say) -> GangEnding:
+def supervise(
+    handle: AgentHandle,
+    spec: GangSpec,
+    hear: Hear,
+    say: Say,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> GangEnding:
     """Run the gang to its end. The run folder must exist.
 
     ``hear`` gets every line that a rank of this node prints, ``say`` remarks about the run. The
     first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
-    kills at once; USR1 goes to the ranks. The handle is closed at the end.
+    kills at once; USR1 goes to the ranks. ``is_cancelled``, asked at every turn, is as good as
+    Ctrl-C. The handle is closed at the end.
     """
     with listening() as requests, handle, requests.watched():
-        return _Supervision(handle, spec, hear, say, requests).run()
+        return _Supervision(handle, spec, hear, say, requests, is_cancelled).run()
 
 
 class _Supervision:
     def __init__(
-        self, handle: AgentHandle, spec: GangSpec, hear: Hear, say: Say, requests: Requests
+        self,
+        handle: AgentHandle,
+        spec: GangSpec,
+        hear: Hear,
+        say: Say,
+        requests: Requests,
+        is_cancelled: Callable[[], bool],
     ) -> None:
         self._handle = handle
         self._spec = spec
         self._hear = hear
         self._say = say
         self._requests = requests
+        self._is_cancelled = is_cancelled
         self._tails: dict[int, Tail] = {}
         self._world_size = spec.world_size
         self._report: tuple[str, ...] = ()
@@ -226,7 +240,8 @@ class _Supervision:
 
     def _traceback_start(self, rank: int) -> int | None:
         record = self._error_record(rank)
-        return None if record is None else record["log_start"]
+        start = None if record is None else record.get("log_start")
+        return start if isinstance(start, int) else None
 
     def _read_tails(self) -> None:
         for tail in self._tails.values():
@@ -235,6 +250,9 @@ class _Supervision:
     # ------------------------------------------------------------------ ending
 
     def _obey_signals(self) -> None:
+        if not self._stopped_by and self._is_cancelled():
+            self._say("somebody asks for an end (muster cancel)")
+            self._requests.note(signal.SIGINT, None)
         for number in self._requests.take():
             process = self._handle.process
             if number == getattr(signal, WARNING, None):
@@ -281,10 +299,10 @@ class _Supervision:
     def _error_record(self, rank: int) -> dict[str, Any] | None:
         path = self._spec.folder.rank_error(rank)
         try:
-            record: dict[str, Any] = read_json(path, "error record")
+            record = read_json(path, "error record")
         except MusterError:
             return None
-        return record
+        return record if isinstance(record, dict) else None
 
     def _error_of(self, rank: int) -> RankError | None:
         return read_rank_error(self._spec.folder.rank_error(rank))

@@ -15,11 +15,11 @@ def read_rank_error(path: Path) -> RankError | None:
     """What a rank has written down about its end; None where it could not."""
     try:
         record: Mapping[str, Any] = read_json(path, "error record")
-    except MusterError:
+        return RankError(
+            type=str(record["type"]),
+            message=str(record["message"]),
+            frames=tuple(map(str, record["frames"])),
+            time_s=float(record["time_s"]),
+        )
+    except (MusterError, LookupError, TypeError, ValueError, OverflowError):
         return None
-    return RankError(
-        type=record["type"],
-        message=record["message"],
-        frames=tuple(record["frames"]),
-        time_s=record["time_s"],
-    )

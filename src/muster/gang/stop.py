@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
 from typing import Self
@@ -16,11 +17,15 @@ _ECHO_S = 3.0
 
 
 class StopFlag:
-    """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step."""
+    """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step.
 
-    def __init__(self) -> None:
-        self.is_set = False
+    So does ``is_cancelled``, which is asked at every step.
+    """
+
+    def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         self.name = ""
+        self._is_set = False
+        self._is_cancelled = is_cancelled
         self._since_s = 0.0
         self._context = ExitStack()
 
@@ -33,11 +38,17 @@ class StopFlag:
     def __exit__(self, *_: object) -> None:
         self._context.close()
 
+    @property
+    def is_set(self) -> bool:
+        if not self._is_set and self._is_cancelled():
+            self._is_set, self.name = True, "muster cancel"
+        return self._is_set
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if self.is_set:
+        if self._is_set:
             if number != getattr(signal, "SIGUSR1", None) and now_s - self._since_s > _ECHO_S:
                 os._exit(128 + number)
             return
-        self.is_set, self._since_s = True, now_s
+        self._is_set, self._since_s = True, now_s
         self.name = signal.Signals(number).name

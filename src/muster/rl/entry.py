@@ -69,9 +69,10 @@ def train_agent(
     checkpoint_s: float | None = 60.0,
     checkpoint_steps: int | None = None,
     num_devices: int = 1,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
     """Train in this process as one rank; the results, or None when it was asked to stop."""
-    with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
+    with joined(topology, num_devices=num_devices) as gang, StopFlag(is_cancelled) as stop:
         speak = say if gang.is_first else _silent
         BEACON.phase = "setup"
         forget_word(folder, gang)

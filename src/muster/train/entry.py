@@ -93,9 +93,10 @@ def train(
     checkpoint_s: float | None = 60.0,
     checkpoint_steps: int | None = None,
     num_devices: int = 1,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
     """Train in this process as one rank; the results, or None when it was asked to stop."""
-    with joined(topology, num_devices=num_devices) as gang, StopFlag() as stop:
+    with joined(topology, num_devices=num_devices) as gang, StopFlag(is_cancelled) as stop:
         speak = say if gang.is_first else _silent
         BEACON.phase = "setup"
         forget_word(folder, gang)
@@ -120,7 +121,7 @@ def train(
             run.feed.close()
             reporter.close()
         if ending.kind == "requeue":
-            leave_word(folder, gang, run.progress.step)
+            leave_word(folder, gang, run.progress.step, run.limits.total_steps)
             speak(f"stopped    at step {run.progress.step}, saved: {ending.why}")
             return None
         BEACON.phase = "finish"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from muster.api.gangs import last_ending
 from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
 from muster.api.report.words import count, is_secret_name
 from muster.api.runs import Status
+from muster.api.state import last_ending
 from muster.api.stored import StoredRun
 from muster.base.clock import human_duration, iso_utc
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE
+from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
 from muster.base.run_folder import RunFolder
 from muster.farm.ledger.read import FailureGroup
@@ -76,22 +76,22 @@ def farm_state(status: Status) -> tuple[str, Mood]:
     return f"Finished: {of}.", Mood.GOOD
 
 
-def gang_state(folder: RunFolder, *, is_running: bool) -> tuple[str, Mood]:
-    """A sentence from how the last start ended. Reads the run's journal."""
-    if is_running:
-        return "Still running: what follows is what there is so far.", Mood.OPEN
-    code = last_ending(folder)
-    if code is None and folder.training_results.exists():  # trained inside the caller's process
-        return "Finished.", Mood.GOOD
-    if code == EXIT_OK:
-        return "Finished.", Mood.GOOD
-    if code == EXIT_REQUEUE:
-        return "Unfinished: it saved its state and can go on.", Mood.OPEN
-    if code is None:
-        return "Unfinished: it has not come to an end.", Mood.OPEN
-    if code == EXIT_INTERRUPTED:
-        return "Unfinished: it was interrupted.", Mood.OPEN
-    return f"Failed with exit code {code}.", Mood.BAD
+def gang_state(folder: RunFolder, status: Status) -> tuple[str, Mood]:
+    """A sentence on how a training or a program stands."""
+    match status.state:
+        case "running":
+            return "Still running: what follows is what there is so far.", Mood.OPEN
+        case "done":
+            return "Finished.", Mood.GOOD
+        case "saved":
+            return "Unfinished: it saved its state and can go on.", Mood.OPEN
+        case "not begun":
+            return "It has not begun.", Mood.OPEN
+        case "refused":
+            return "It was refused at its start: nothing was done.", Mood.BAD
+        case "stopped":
+            return "Unfinished: it has not come to an end.", Mood.OPEN
+    return f"Failed with exit code {last_ending(folder)}.", Mood.BAD
 
 
 # ---------------------------------------------------------------------- what failed
@@ -107,7 +107,7 @@ def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
             tasks = "no task failed in the end"
         summary = f"{first} ({tasks}, {count(group.num_attempts, 'attempt')})"
         trace = _last_lines(group.trace or group.message)
-        blocks.append(Listing(summary, f"{trace}\ntasks: {', '.join(group.tasks)}"))
+        blocks.append(Listing(summary, f"{trace}\ntasks: {', '.join(group.named)}"))
     if len(groups) > _MOST_FAILURES:
         blocks.append(Text(f"{len(groups) - _MOST_FAILURES:,} more causes: muster errors RUN."))
     return blocks

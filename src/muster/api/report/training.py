@@ -29,9 +29,9 @@ _MEASURED, _CONFUSION = "measured", "confusion"
 def training_content(run: Run, place: RunFolder) -> Content:
     """Draw what a training recorded into ``place`` and say what is in it."""
     folder, stored = run.folder, run.stored
-    state, mood = gang_state(folder, is_running=run.status().is_running)
+    state, mood = gang_state(folder, run.status())
     results = _results(folder)
-    lines = [line for line in read_journal(folder.metrics) if isinstance(line, dict)]
+    lines = list(read_journal(folder.metrics))
     figures, remarks = drawn(lambda: _draw(folder, place, results, lines))
     pictures = [
         *pictures_of(figures, f"the training {folder.name}"),
@@ -60,7 +60,7 @@ def training_content(run: Run, place: RunFolder) -> Content:
 def script_content(run: Run) -> Content:
     """What is known of a program that somebody else wrote: its ranks, starts and ends."""
     folder, stored = run.folder, run.stored
-    state, mood = gang_state(folder, is_running=run.status().is_running)
+    state, mood = gang_state(folder, run.status())
     program = stored.spec["program"]
     starts, table = _starts(folder)
     pictures = pictures_of(sorted(folder.figures.glob("*.png")), f"the run {folder.name}")
@@ -202,7 +202,7 @@ def _starts(folder: RunFolder) -> tuple[int, Table | None]:
     rows: list[dict[str, Any]] = []
     num_ranks = 0
     for line in read_journal(folder.events):
-        if line["event"] == "start":
+        if line.get("event") == "start":
             ranks = line.get("ranks", [])
             num_ranks = len(ranks) if line.get("node", 0) == 0 else num_ranks
             rows.append(
@@ -218,7 +218,7 @@ def _starts(folder: RunFolder) -> tuple[int, Table | None]:
                     "stall": None,
                 }
             )
-        elif line["event"] == "end":
+        elif line.get("event") == "end":
             mine = [row for row in rows if row["node"] == line.get("node", 0)]
             if mine:
                 mine[-1] |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from muster.api.gangs import last_ending
-from muster.api.runs import Run, find_runs, open_run
-from muster.api.training_state import training_state
+from muster.api.ranks import export_metrics, rank_failures, rank_log
+from muster.api.report.words import count
+from muster.api.runs import Run, Status, find_runs, open_run
 from muster.base.clock import human_duration, iso_utc
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE
+from muster.base.errors import MusterError, SetupError, UsageError
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
@@ -43,8 +44,9 @@ class _Look:
 class _Logs:
     run: Positional
     """The run's folder, or its name below ./runs."""
-    task: Positional
-    """The task's number, or the start of its key as in the table's column `task`."""
+    task: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[N]")] = None
+    """The task's number or the start of its key, as `muster errors` and the table name it; of a
+    training or a program the rank, by default the one that failed first."""
 
 
 @dataclass(frozen=True)
@@ -58,73 +60,97 @@ class _Export:
 def list_runs(argv: list[str]) -> int:
     flags = parse(_List, argv, "list", "The runs below ROOT, the newest first.")
     rows = []
-    records = []
+    records: list[dict[str, Any]] = []
+    damaged = []
     for run in find_runs(flags.root):
-        status = run.status()
-        records.append(asdict(status))
-        done, total = status.counts["done"], status.total
-        array = _array(run, asks_slurm=False)  # once for each run would take long
-        state = "running" if status.is_running else _state(run, status.counts, array)
-        created = iso_utc(run.stored.created_s)
-        rows.append(
-            [status.name, state, f"{done:,}/{total:,}", f"{status.counts['failed']:,}", created]
-        )
+        try:
+            found, created = run.status(), iso_utc(run.stored.created_s)
+            array = _array(run, asks_slurm=False)  # once for each run would take long
+        except MusterError as error:
+            # One run that cannot be read does not hide the others.
+            damaged.append(f"{run.folder.name}: {str(error).splitlines()[0]}")
+            rows.append([run.folder.name, "damaged", "", "", ""])
+            records.append(
+                {"name": run.folder.name, "path": str(run.path), "state": "damaged",
+                 "error": str(error)}
+            )  # fmt: skip
+            continue
+        state = _state(found, array)
+        records.append({**asdict(found), "state": state})
+        num_failed = found.counts["failed"]
+        rows.append([found.name, state, _amount(found), f"{num_failed:,}", created])
     if flags.json:
         output.say_json(records)
     elif rows:
         output.table(["run", "state", "done", "failed", "created"], rows)
     else:
         output.say(f"No runs in {flags.root}.")
+    for line in damaged:
+        output.remark(line)
     return 0
 
 
 def status(argv: list[str]) -> int:
-    flags = parse(_Look, argv, "status", "How far a run is, also while it runs.")
+    flags = parse(_Look, argv, "status", "Show how far a run is, also while it runs.")
     run = open_run(flags.run)
     found = run.status()
     progress = _array(run, asks_slurm=True)
-    state = "running" if found.is_running else _state(run, found.counts, progress)
-    trained = None
-    if _is_gang(run):
-        trained = training_state(run.folder, is_running=found.is_running)
+    state = _state(found, progress)
     if flags.json:
-        record = {**asdict(found), "state": state, "training": trained}
+        record = {**asdict(found), "state": state}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
     output.say(f"{found.name}: {state}")
-    if _is_gang(run):
-        if trained is not None:
-            output.say(f"  {_training_words(trained)}")
-        if state == "saved" and run.stored.kind != "run":
-            output.say(f"  go on: muster resume {run.path}")
-        output.say(f"  logs: {run.folder.logs}/rank-*.log")
-        return 0
-    array = _array_lines(run, progress)
-    shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
-    more = "" if found.is_enqueued else " (not all tasks are listed yet)"
-    output.say(f"  {shown or 'no tasks'} of {found.total:,}{more}")
-    for line in array:
+    lines = _rank_lines(run, found) if run.stored.is_gang else _task_lines(run, found, progress)
+    for line in lines:
         output.say(f"  {line}")
-    if found.num_retried:
-        output.say(f"  {found.num_retried:,} attempts were tried again")
-    if found.live:
-        for worker in found.live["workers"]:
-            elapsed = worker["elapsed_s"]
-            since = f" for {human_duration(elapsed)}" if elapsed is not None else ""
-            # Before its first task a worker says why it has to wait.
-            task = worker["progress"] if worker["state"] == "starting" else worker["task"]
-            output.say(f"  {worker['slot']}: {worker['state']} {task}{since}")
     return 0
 
 
+def _rank_lines(run: Run, found: Status) -> list[str]:
+    lines = [] if found.training is None else [_training_words(found.training)]
+    if found.state in ("saved", "stopped") and run.stored.kind != "run" and run.stored.argv:
+        lines.append(f"go on: muster resume {run.path}")
+    if found.state == "failed":
+        lines.append(f"see why: muster errors {run.path}")
+    return [*lines, f"logs: {run.folder.logs}/rank-*.log"]
+
+
+def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list[str]:
+    shown = ", ".join(f"{n:,} {name}" for name, n in found.counts.items() if n)
+    more = "" if found.is_enqueued else " (not all tasks are listed yet)"
+    lines = [f"{shown or 'nothing done'} of {_total(found)}{more}", *_array_lines(run, progress)]
+    if found.num_retried:
+        was = "attempt was" if found.num_retried == 1 else "attempts were"
+        lines.append(f"{found.num_retried:,} {was} tried again")
+    if found.counts["failed"]:
+        lines.append(f"see why: muster errors {run.path}")
+    for worker in found.live["workers"] if found.live else ():
+        elapsed = worker.get("elapsed_s")
+        since = f" for {human_duration(elapsed)}" if isinstance(elapsed, int | float) else ""
+        # Before its first task a worker says why it has to wait.
+        task = worker["progress"] if worker["state"] == "starting" else worker["task"]
+        lines.append(f"{worker['slot']}: {worker['state']} {task}{since}")
+    return lines
+
+
 def logs(argv: list[str]) -> int:
-    flags = parse(_Logs, argv, "logs", "What a task printed, one part per attempt.")
+    flags = parse(
+        _Logs, argv, "logs", "Show what a task printed, one part per attempt, or what a rank did."
+    )
     run = open_run(flags.run)
+    if run.stored.is_gang:
+        return _rank_log(run, flags.task)
+    if flags.task is None:
+        named = "; ".join(run.failed_tasks())
+        raise UsageError(
+            f"{run.path} has many tasks: say whose log you mean.",
+            hint=f"muster logs {run.path} N, with N the number of a task"
+            + (f". Failed: {named}." if named else ", as in the table's row or its column `task`."),
+        )
     parts = run.log(flags.task)
     if not parts:
-        output.say(
-            "This task has not ended an attempt yet; its output is in " + str(run.folder.logs)
-        )
+        output.say(f"This task has not ended an attempt yet; its output is in {run.folder.logs}.")
     for part, text in parts:
         output.say(f"--- attempt {part.token} ({part.outcome}), {part.log}")
         output.say(text.rstrip("\n"))
@@ -134,11 +160,24 @@ def logs(argv: list[str]) -> int:
     return 0
 
 
+def _rank_log(run: Run, rank: str | None) -> int:
+    number, path = rank_log(run.folder, rank)
+    output.say(f"--- rank {number}, {path}")
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                output.say(line.rstrip("\n"))
+    except OSError as error:
+        raise SetupError(f"Cannot read {path}: {error.strerror}.") from None
+    return 0
+
+
 def errors(argv: list[str]) -> int:
-    flags = parse(
-        _Look, argv, "errors", "Failed attempts grouped by cause, the most frequent first."
-    )
-    groups = open_run(flags.run).failures()
+    flags = parse(_Look, argv, "errors", "Show what failed, grouped by cause, the worst first.")
+    run = open_run(flags.run)
+    if run.stored.is_gang:
+        return _rank_errors(run, as_json=flags.json)
+    groups = run.failures()
     if flags.json:
         output.say_json([group._asdict() for group in groups])
         return 0
@@ -146,62 +185,136 @@ def errors(argv: list[str]) -> int:
         output.say("No attempt has failed.")
     for group in groups:
         output.say(
-            f"{group.num_failed:,} failed tasks ({group.num_attempts:,} attempts), "
+            f"{count(group.num_failed, 'failed task')} ({count(group.num_attempts, 'attempt')}), "
             f"{group.outcome}: {group.message}"
         )
         for line in group.trace.rstrip().splitlines():
             output.say(f"    {line}")
-        output.say(f"  tasks: {', '.join(group.tasks)}\n")
+        more = ", …" if group.num_attempts > len(group.named) else ""
+        output.say(f"  tasks: {', '.join(group.named)}{more}")
+        output.say(f"  what one printed: muster logs {run.path} {group.named[0].split()[0]}\n")
+    return 0
+
+
+def _rank_errors(run: Run, *, as_json: bool) -> int:
+    report, found = rank_failures(run.folder)
+    if as_json:
+        errors = [{"rank": rank, **asdict(error)} for rank, error in found.items()]
+        output.say_json({"report": list(report), "errors": errors})
+        return 0
+    if not (report or found):
+        output.say("No rank has failed.")
+        return 0
+    first = next(iter(found.values()), None)
+    if first is None or not report or first.text not in report[0]:
+        for line in report:  # of a rank that was killed, and so could not write anything down
+            output.say(line)
+    for rank, error in found.items():
+        output.say(f"rank {rank}: {error.text}")
+        for frame in error.frames:
+            output.say(f"  {frame}")
+        output.say(f"  what it printed: muster logs {run.path} {rank}")
     return 0
 
 
 def export(argv: list[str]) -> int:
-    flags = parse(_Export, argv, "export", "Write the table of a run, one row per task, to a file.")
-    count = open_run(flags.run).export(flags.to)
-    output.say(f"{count:,} rows in {flags.to}")
+    flags = parse(
+        _Export, argv, "export",
+        "Write the table of a run to a file: a row per task, or per recorded step of a training.",
+    )  # fmt: skip
+    run = open_run(flags.run)
+    stored = run.stored
+    if stored.kind == "map":
+        raise UsageError(
+            f"{run.path} is a map: its table is its output. {_output_of_map(run)}",
+            hint=f"see how it stands: muster status {run.path}",
+        )
+    if stored.is_gang:
+        num_rows = export_metrics(run.folder, stored, flags.to)
+    else:
+        num_rows = run.export(flags.to)
+    output.say(f"{count(num_rows, 'row')} in {flags.to}")
     return 0
+
+
+def _output_of_map(run: Run) -> str:
+    try:
+        place = json.loads(run.folder.published_json.read_bytes())["output"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return "It is not written yet."
+    return f"It is at {place}."
 
 
 def cancel(argv: list[str]) -> int:
     flags = parse(_Look, argv, "cancel", "Cancel what has not ended; what is finished is kept.")
     run: Run = open_run(flags.run)
+    is_gang = run.stored.is_gang
     asked = run.cancel()
     if flags.json:
-        output.say_json({"run": run.folder.name, "asked_coordinator": asked})
+        record = {"run": run.folder.name, "asked_coordinator": bool(asked)}
+        output.say_json({**record, "changed": asked is not None})
+    elif asked is None:
+        state = _state(run.status(), _array(run, asks_slurm=False))
+        output.say(f"{run.folder.name}: nothing to cancel, it is {state}")
+    elif asked and is_gang:
+        output.say(f"{run.folder.name}: asked its ranks to save what they can and to end")
+    elif asked:
+        output.say(f"{run.folder.name}: asked its coordinator to cancel what has not ended")
     else:
-        how = "asked its coordinator to cancel" if asked else "cancelled"
-        output.say(f"{run.folder.name}: {how} what has not ended")
+        output.say(f"{run.folder.name}: cancelled what had not ended")
     return 0
 
 
+def _amount(found: Status) -> str:
+    if found.num_done is None:
+        return ""
+    total = "?" if found.num_total is None else f"{found.num_total:,}"
+    unit = f" {found.unit}" if found.unit != "tasks" else ""
+    return f"{found.num_done:,}/{total}{unit}"
+
+
+def _total(found: Status) -> str:
+    total = found.total if found.num_total is None else found.num_total
+    return count(total, found.unit.removesuffix("s"))
+
+
 def _training_words(trained: Mapping[str, Any]) -> str:
-    """One line from a live picture, from results or from a recorded step."""
-    if "metrics" in trained:
-        unit = "epochs" if "epochs" in trained else "episodes"
-        parts = [f"{trained['steps']:,} steps, {trained[unit]:,} {unit}"]
+    """One line from a live picture, from results or from a recorded step, as far as it says it."""
+    parts = []
+    step, total = _number(trained, "step"), _number(trained, "total_steps")
+    episodes, epochs = _number(trained, "episodes"), _number(trained, "epochs")
+    if isinstance(trained.get("metrics"), Mapping):  # results
+        parts += [count(int(n), one) for one in ("step", "epoch", "episode")
+                  if (n := _number(trained, f"{one}s")) is not None]  # fmt: skip
         for split, metrics in trained["metrics"].items():
-            shown = [f"{k} {v:.4f}" for k, v in metrics.items() if isinstance(v, int | float)]
+            numbers = metrics if isinstance(metrics, Mapping) else {}
+            shown = [f"{k} {v:.4f}" for k, v in numbers.items() if isinstance(v, int | float)]
             parts.append(f"{split} {', '.join(shown)}")
         return " · ".join(parts)
-    if "episodes" in trained:  # an agent
-        parts = [f"step {trained.get('env_steps', trained['step']):,}"]
-        parts += [f"{trained['episodes']:,} episodes"]
-        parts += [f"return {trained['return']:.4g}"] if trained.get("return") is not None else []
-    else:
-        total = trained.get("total_steps")
-        parts = [f"step {trained['step']:,}" + (f" of {total:,}" if total else "")]
-        parts += [f"epoch {trained['epoch'] + 1}"]
-        parts += [f"loss {trained['loss']:.4f}"] if trained.get("loss") is not None else []
+    if episodes is not None:  # an agent
+        done = _number(trained, "env_steps")
+        done = step if done is None else done
+        parts += [] if done is None else [f"step {done:,}"]
+        parts += [count(int(episodes), "episode")]
+    elif step is not None:
+        parts += [f"step {step:,}" + (f" of {total:,}" if total else "")]
+        epoch = _number(trained, "epoch")
+        last = "" if epochs is None else f" of {epochs:,}"
+        parts += [] if epoch is None else [f"epoch {min(epoch + 1, epochs or epoch + 1):,}{last}"]
+    for name, form in (("loss", ".4f"), ("return", ".4g")):
+        if (value := _number(trained, name)) is not None:
+            parts.append(f"{name} {value:{form}}")
     for unit in ("samples", "steps"):
-        if trained.get(f"{unit}_per_s") is not None:
-            parts.append(f"{trained[f'{unit}_per_s']:,.0f} {unit}/s")
-    if trained.get("eta_s") is not None:
-        parts.append(f"{human_duration(trained['eta_s'])} to go")
+        if (rate := _number(trained, f"{unit}_per_s")) is not None:
+            parts.append(f"{rate:,.0f} {unit}/s")
+    if (left_s := _number(trained, "eta_s")) is not None:
+        parts.append(f"{human_duration(left_s)} to go")
     return " · ".join(parts)
 
 
-def _is_gang(run: Run) -> bool:
-    return run.stored.is_gang
+def _number(record: Mapping[str, Any], name: str) -> int | float | None:
+    value = record.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _array(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:
@@ -232,21 +345,12 @@ def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
     ]
 
 
-def _state(run: Run, counts: object, array: ArrayProgress | None = None) -> str:
-    assert isinstance(counts, dict)
-    if _is_gang(run):
-        code = last_ending(run.folder)
-        words = {
-            EXIT_OK: "done",
-            EXIT_REQUEUE: "saved",
-            EXIT_INTERRUPTED: "stopped",
-            None: "stopped",
-        }
-        return words.get(code, "failed")
-    if array is not None and (array.num_running or array.num_queued):
+def _state(found: Status, array: ArrayProgress | None) -> str:
+    """The word for a run; an array has no coordinator, and its elements are asked."""
+    if found.is_running or array is None:
+        return found.state
+    if array.num_running or array.num_queued:
         return "running" if array.num_running else "queued"
-    if counts["waiting"] or counts["running"]:
-        return "stopped" if array is None else "not collected"
-    if counts["cancelled"]:
-        return "cancelled"
-    return "failed" if counts["failed"] else "done"
+    if found.counts["waiting"] or found.counts["running"]:
+        return "not collected"
+    return found.state

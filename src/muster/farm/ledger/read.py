@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster.farm.codec import task_label
 from muster.farm.ledger.away import open_whole
 from muster.farm.ledger.connect import explained
 from muster.farm.model import TaskState
@@ -45,7 +46,10 @@ class LogPart(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """Failed attempts with the same cause; ``num_failed`` counts tasks that stay failed."""
+    """Failed attempts with the same cause; ``num_failed`` counts tasks that stay failed.
+
+    ``tasks``: the keys of the first of them; ``named``: what they are called.
+    """
 
     outcome: str
     message: str
@@ -53,6 +57,7 @@ class FailureGroup(NamedTuple):
     num_attempts: int
     num_failed: int
     tasks: tuple[str, ...]
+    named: tuple[str, ...]  # the same, by their numbers and parameters
 
 
 class LedgerReader:
@@ -133,17 +138,22 @@ class LedgerReader:
             "GROUP BY f.failure_id ORDER BY 6 DESC, 5 DESC, 1"
         )
         return [
-            FailureGroup(outcome, message, trace, attempts, failed or 0, self._examples(number))
+            FailureGroup(outcome, message, trace, attempts, failed or 0, *self._examples(number))
             for number, outcome, message, trace, attempts, failed in groups
         ]
 
-    def _examples(self, failure_id: int) -> tuple[str, ...]:
+    def failed_tasks(self, count: int = 5) -> list[str]:
+        """What the first failed tasks are called."""
+        sql = "SELECT task_id, payload FROM tasks WHERE state = 3 ORDER BY task_id LIMIT ?"
+        return [task_label(*row) for row in self._all(sql, count)]
+
+    def _examples(self, failure_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         rows = self._all(
-            "SELECT DISTINCT key FROM attempts JOIN tasks USING (task_id) "
+            "SELECT DISTINCT key, task_id, payload FROM attempts JOIN tasks USING (task_id) "
             "WHERE failure_id = ? ORDER BY task_id LIMIT 5",
             failure_id,
         )
-        return tuple(row[0].hex()[:12] for row in rows)
+        return tuple(row[0].hex()[:12] for row in rows), tuple(task_label(*r[1:]) for r in rows)
 
     def trace_of(self, task_id: int) -> str | None:
         """The traceback of a task's last failed attempt."""
