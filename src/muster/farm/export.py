@@ -74,13 +74,25 @@ def _numbers(folder: RunFolder) -> frozenset[str]:
 
 
 def _params(row: TaskRow, numbers: frozenset[str]) -> dict[str, Any]:
-    params: dict[str, Any] = codec.decode(row.payload)
+    params = _flat(codec.decode(row.payload))
     if not numbers or not is_command_of(row.target, params):
         return params
     return {
         name: to_number(value) if name in numbers and isinstance(value, str) else value
         for name, value in params.items()
     }
+
+
+def _flat(params: dict[str, Any]) -> dict[str, Any]:
+    """Fields of dataclasses and dicts as ``config.lr``, like those of results."""
+    flat: dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, dict) and value:
+            inner = {f"{name}.{key}": item for key, item in _flat(value).items()}
+            flat |= {name: value} if inner.keys() & params.keys() else inner
+        else:
+            flat[name] = value
+    return flat
 
 
 def _metrics(folder: RunFolder, row: TaskRow) -> dict[str, Any]:

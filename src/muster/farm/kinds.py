@@ -13,6 +13,7 @@ an Enum                a name, or else a value         the name             the 
 X | None               none, null, or X                null                 None
 list[X], tuple[X, Y]   a JSON list: [1, 2]             [1, 2]               list, or tuple
 dict                   a JSON object                   {...}                dict
+a dataclass            a JSON object of its fields     {...}                an instance
 none, or another       guessed: true false none,       what was guessed     the same
                        int, float, else a string
 =====================  ==============================  ===================  ====================
@@ -21,6 +22,7 @@ none, or another       guessed: true false none,       what was guessed     the 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 import typing
@@ -50,6 +52,7 @@ _UNION_ORDER = (
     "list",
     "tuple",
     "tuple_of",
+    "dataclass",
     "dict",
     "path",
     "str",
@@ -58,7 +61,7 @@ _UNION_ORDER = (
 
 
 class Unreadable(Exception):
-    """This value is not of that kind."""
+    """This value is not of that kind; its text, where there is one, says what is wrong inside."""
 
 
 Converter = Callable[[Any], Any]
@@ -69,7 +72,8 @@ class Kind:
     """What an annotation accepts, free of the annotation itself so that it can be written down.
 
     ``form`` is one of ``_UNION_ORDER`` or ``union``; ``items`` are the kinds inside it. ``values``
-    are the choices of a literal, or (name, member's name, text of the value) of an Enum.
+    are the choices of a literal, (name, member's name, text of the value) of an Enum, or (name,
+    whether it must be given) of a dataclass's fields.
     """
 
     form: str = "any"
@@ -77,6 +81,7 @@ class Kind:
     values: tuple[Any, ...] = ()
     label: str = ""
     enum: type[Enum] | None = field(default=None, compare=False, repr=False)
+    dataclass: type | None = field(default=None, compare=False, repr=False)
 
     def describe(self) -> str:
         inner = [item.describe() for item in self.items]
@@ -86,6 +91,10 @@ class Kind:
             return f"{self.label} ({', '.join(name for name, _, _ in self.values)})"
         if self.form == "union":
             return " | ".join(inner)
+        if self.form == "dataclass":
+            fields = zip(self.values, inner, strict=True)
+            shown = [f"{name}: {kind}{'' if must else ' = …'}" for (name, must), kind in fields]
+            return f"{self.label}({', '.join(shown)})"
         if self.form in ("list", "tuple", "tuple_of"):
             more = ", ..." if self.form == "tuple_of" else ""
             return f"{self.form.removesuffix('_of')}[{', '.join(inner)}{more}]"
@@ -125,6 +134,8 @@ def kind_of(hint: Any) -> Kind:
             return _enum_kind(hint)
         if issubclass(hint, PurePath):
             return Kind("path")
+        if dataclasses.is_dataclass(hint):
+            return _dataclass_kind(hint)
         return Kind(simple[hint]) if hint in simple else ANY
     if hint is None:
         return Kind("none")
@@ -169,6 +180,8 @@ def converter_for(kind: Kind) -> Converter:
         return _enum_reader(kind)
     if kind.form == "union":
         return _union_reader(kind.items)
+    if kind.form == "dataclass":
+        return _dataclass_reader(kind)
     return _list_reader(kind)
 
 
@@ -179,6 +192,8 @@ def caller_for(kind: Kind) -> Converter | None:
         return kind.enum.__getitem__
     if kind.form == "union":
         return _union_caller(kind.items)
+    if kind.form == "dataclass":
+        return _dataclass_caller(kind)
     inner = [caller_for(item) for item in kind.items]
     if kind.form == "tuple":
         return lambda items: tuple(c(i) if c else i for c, i in zip(inner, items, strict=True))
@@ -364,12 +379,13 @@ def _union_reader(items: tuple[Kind, ...]) -> Converter:
     def read(value: Any) -> Any:
         if type(value) in exact and not isinstance(value, str):
             return value
+        inside = ""
         for reader in readers:
             try:
                 return reader(value)
-            except Unreadable:
-                continue
-        raise Unreadable
+            except Unreadable as error:
+                inside = inside or str(error)
+        raise Unreadable(inside)
 
     return read
 
@@ -415,3 +431,75 @@ def _enum_kind(enum: type[Enum]) -> Kind:
         (name, member.name, str(member.value)) for name, member in enum.__members__.items()
     )
     return Kind("enum", values=members, label=enum.__name__, enum=enum)
+
+
+#: Classes whose fields are being looked at: one that holds itself takes any dict there.
+_open: list[type] = []
+
+
+def _dataclass_kind(cls: type) -> Kind:
+    if cls in _open:
+        return Kind("dict")
+    _open.append(cls)
+    try:
+        try:
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except Exception:  # names that only type checkers import
+            hints = {}
+        fields = [entry for entry in dataclasses.fields(cls) if entry.init]
+        kinds = tuple(kind_of(hints.get(entry.name, Any)) for entry in fields)
+    finally:
+        _open.pop()
+    missing = dataclasses.MISSING
+    values = tuple(
+        (entry.name, entry.default is missing and entry.default_factory is missing)
+        for entry in fields
+    )
+    return Kind("dataclass", kinds, values, cls.__name__, dataclass=cls)
+
+
+def _dataclass_reader(kind: Kind) -> Converter:
+    names = [name for name, _ in kind.values]
+    readers = dict(zip(names, map(converter_for, kind.items), strict=True))
+    shown = dict(zip(names, kind.items, strict=True))
+
+    def read(value: Any) -> dict[str, Any]:
+        given = _parse_json(value) if isinstance(value, str) else value
+        if dataclasses.is_dataclass(given) and type(given).__name__ == kind.label:
+            given = {name: getattr(given, name) for name in names}
+        if not isinstance(given, Mapping):
+            raise Unreadable
+        for name in given:
+            if name not in readers:
+                raise Unreadable(f"{kind.label} has no field {name!r}, but {', '.join(names)}.")
+        for name, is_required in kind.values:
+            if is_required and name not in given:
+                raise Unreadable(f"{kind.label} needs a value for {name}.")
+        stored = {}
+        for name, item in given.items():
+            try:
+                stored[name] = readers[name](item)
+            except Unreadable as error:
+                why = f"{kind.label}.{name}: cannot read {item!r} as {shown[name].describe()}."
+                raise Unreadable(str(error) or why) from None
+        return stored
+
+    return read
+
+
+def _dataclass_caller(kind: Kind) -> Converter | None:
+    cls = kind.dataclass
+    if cls is None:
+        return None
+    names = (name for name, _ in kind.values)
+    callers = dict(zip(names, map(caller_for, kind.items), strict=True))
+
+    def call(stored: Any) -> Any:
+        values = {name: (callers[name] or _same)(value) for name, value in stored.items()}
+        return cls(**values)
+
+    return call
+
+
+def _same(value: Any) -> Any:
+    return value

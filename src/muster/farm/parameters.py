@@ -198,8 +198,8 @@ def bind(signature: Signature, params: Mapping[str, object]) -> dict[str, Any]:
             converter = converter_for(extra or ANY)
         try:
             bound[name] = converter(value)
-        except Unreadable:
-            raise _cannot_read(signature, name, value) from None
+        except Unreadable as error:
+            raise _cannot_read(signature, name, value, str(error)) from None
     _check_required(signature, bound)
     return bound
 
@@ -231,8 +231,8 @@ def convert_space(space: Space, signature: Signature) -> Space:
                 if value not in known:
                     known[value] = converter(value)
                 converted.append(known[value])
-            except Unreadable:
-                raise _cannot_read(signature, name, value) from None
+            except Unreadable as error:
+                raise _cannot_read(signature, name, value, str(error)) from None
         return tuple(converted)
 
     def axes(pairs: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -351,16 +351,19 @@ def _check_space_required(signature: Signature, space: Space) -> None:
                 )
 
 
-def _cannot_read(signature: Signature, name: str, value: object) -> UsageError:
+def _cannot_read(signature: Signature, name: str, value: object, inside: str) -> UsageError:
     kinds = {parameter.name: parameter.kind for parameter in signature.parameters}
     kind = kinds.get(name, signature.extra or ANY)
     shown = repr(str(value)) if isinstance(value, str) else repr(value)
     if kind.form == "any":
         return UsageError(
             f"Parameter {name}: cannot store {shown} of type {type(value).__name__}.",
-            hint="annotate the parameter with its Enum, or give numbers, strings or lists.",
+            hint="annotate the parameter with its class (an Enum, a dataclass), or give numbers, "
+            "strings or lists.",
         )
-    hint = None
+    hint = inside or None
+    if kind.form == "dataclass" and isinstance(value, str) and not inside:
+        hint = f"write it as JSON inside a list of values: --grid '{name}=[{{\"field\": 1}}]'."
     if kind.form in ("list", "tuple", "tuple_of"):
         hint = (
             f"one list is written as JSON inside a list of values: --grid '{name}=[[1, 2], [3]]'."

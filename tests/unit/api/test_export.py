@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import pickle
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -175,3 +177,46 @@ def test_values_of_commands_are_numbers_where_all_of_them_are(tmp_path: Path) ->
     assert [row["loss"] for row in rows] == [0.001, 2.0]
     assert [row["tag"] for row in rows] == ["007", "8"]
     assert [row["model.width"] for row in rows] == [64, 128]
+
+
+CLASSES = """
+from __future__ import annotations
+from dataclasses import dataclass, field
+
+@dataclass
+class Inner:
+    lr: float
+
+@dataclass
+class Config:
+    inner: Inner
+    width: int = 8
+    more: list[Inner] = field(default_factory=list)
+
+def f(config: Config, other: Config | None = None):
+    assert isinstance(config, Config) and isinstance(config.inner, Inner), config
+    assert all(isinstance(item, Inner) for item in config.more)
+    return {"lr": config.inner.lr, "width": config.width, "more": len(config.more)}
+"""
+
+
+def test_parameters_may_be_dataclasses(
+    tmp_path: Path, muster_main: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "t.py").write_text(CLASSES)
+    dry = ("sweep", "t.py:f", "--devices", "cpu:1", "--dry-run", "--grid")
+    wrong = muster_main(*dry, 'config=[{"inner": {"rate": 1}}]')
+    assert wrong.returncode == 2
+    assert "Inner has no field 'rate', but lr" in wrong.stderr
+    right = muster_main(*dry, 'config=[{"inner": {"lr": 1}}]')
+    assert right.returncode == 0, right.stderr
+    run = muster.sweep(
+        f"{tmp_path / 't.py'}:f",
+        grid={"config": [{"inner": {"lr": 0.1}, "more": [{"lr": 1}]}, {"inner": {"lr": 1}}]},
+        devices="cpu:1",
+        run_dir=tmp_path / "run",
+        monitor_interval_s=0,
+    )
+    rows = run.results().to_pylist()
+    assert [(row["lr"], row["width"], row["more"]) for row in rows] == [(0.1, 8, 1), (1.0, 8, 0)]
+    assert [row["config.inner.lr"] for row in rows] == [0.1, 1.0]

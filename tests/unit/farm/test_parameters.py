@@ -35,6 +35,21 @@ class Level(IntEnum):
 Rate = NewType("Rate", float)
 
 
+@dataclass(frozen=True)
+class Optimizer:
+    lr: float
+    color: Color = Color.RED
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    optimizer: Optimizer
+    width: int = 8
+    more: tuple[Optimizer, ...] = ()
+    parent: Config | None = None
+
+
 def taking(annotation: object) -> Signature:
     def target(x) -> None: ...  # type: ignore[no-untyped-def]
 
@@ -103,6 +118,28 @@ GOOD: list[tuple[object, object, object, object]] = [
     (list[int] | None, "none", None, None),
     (dict[str, int], '{"a": 1}', {"a": 1}, {"a": 1}),
     (Rate, "0.5", 0.5, 0.5),
+    (Optimizer, '{"lr": 1}', {"lr": 1.0}, Optimizer(1.0)),
+    (
+        Optimizer,
+        {"lr": "1e-3", "color": "b"},
+        {"lr": 0.001, "color": "BLUE"},
+        Optimizer(0.001, Color.BLUE),
+    ),
+    (
+        Optimizer,
+        Optimizer(2, path=Path("a")),
+        {"lr": 2.0, "color": "RED", "path": "a"},
+        Optimizer(2.0, path=Path("a")),
+    ),
+    (
+        Config,
+        {"optimizer": {"lr": 1}, "more": [{"lr": 2}]},
+        {"optimizer": {"lr": 1.0}, "more": [{"lr": 2.0}]},
+        Config(Optimizer(1.0), more=(Optimizer(2.0),)),
+    ),
+    (Optimizer | None, {"lr": 1.0}, {"lr": 1.0}, Optimizer(1.0)),
+    (Optimizer | None, "none", None, None),
+    (list[Optimizer], [{"lr": 1.0}], [{"lr": 1.0}], [Optimizer(1.0)]),
     (Annotated[int, "units"], "5", 5, 5),
     (Any, Text("5"), 5, 5),
     (Any, Text("5.0"), 5.0, 5.0),
@@ -174,7 +211,31 @@ def test_values_by_annotation(
             Any,
             Color.RED,
             "Parameter x: cannot store <Color.RED: 'r'> of type Color.\n"
-            "Hint: annotate the parameter with its Enum, or give numbers, strings or lists.",
+            "Hint: annotate the parameter with its class (an Enum, a dataclass), or give numbers, "
+            "strings or lists.",
+        ),
+        (
+            Optimizer,
+            {"lr": 1, "colour": "b"},
+            "Parameter x: cannot read {'lr': 1, 'colour': 'b'} as Optimizer(lr: float, color: "
+            "Color (RED, BLUE) = …, path: Path | None = …).\n"
+            "Hint: Optimizer has no field 'colour', but lr, color, path.",
+        ),
+        (
+            Optimizer | None,
+            {"color": "b"},
+            "Parameter x: cannot read {'color': 'b'} as Optimizer(lr: float, color: "
+            "Color (RED, BLUE) = …, path: Path | None = …) | None.\n"
+            "Hint: Optimizer needs a value for lr.",
+        ),
+        (
+            Config,
+            {"optimizer": {"lr": "fast"}},
+            "Parameter x: cannot read {'optimizer': {'lr': 'fast'}} as Config(optimizer: "
+            "Optimizer(lr: float, color: Color (RED, BLUE) = …, path: Path | None = …), "
+            "width: int = …, more: tuple[Optimizer(lr: float, color: Color (RED, BLUE) = …, "
+            "path: Path | None = …), ...] = …, parent: dict | None = …).\n"
+            "Hint: Optimizer.lr: cannot read 'fast' as float.",
         ),
     ],
 )
