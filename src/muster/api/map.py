@@ -25,6 +25,7 @@ from muster.api.map_publish import (
     read_published,
     size_of,
     tally,
+    with_metadata,
 )
 from muster.api.map_view import RecordCount
 from muster.api.options import SweepOptions
@@ -221,7 +222,8 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         check_balance(folder, shards)
         with hold(folder):
             published = publish(
-                folder, job.output, after, keep_parts=job.settings.keep_parts,
+                folder, with_metadata(job.output, source), after,
+                keep_parts=job.settings.keep_parts,
                 appender=None if growing is None else growing.appender,
             )  # fmt: skip
     if growing is not None:

@@ -107,6 +107,7 @@ def plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
         row_retries=settings.row_retries,
         exception_retries=settings.exception_retries,
         keep_going=options.keep_going,
+        keeps_types=job.output.format == "parquet",
         max_worker_memory_mib=settings.max_worker_memory_mib,
     )
 

@@ -19,6 +19,7 @@ from muster.farm.model import TaskState
 from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sinks.unordered import Appender
+from muster.pipeline.sources.model import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,13 @@ def with_columns(folder: RunFolder, sink: SinkSpec) -> SinkSpec:
         return sink
     declared = read_json(folder.map_columns, "columns.json")
     return dataclasses.replace(sink, columns=tuple(declared.items()))
+
+
+def with_metadata(sink: SinkSpec, source: Source) -> SinkSpec:
+    """The sink with what the input's schema carries beside its columns, if both have schemas."""
+    if sink.format != "parquet":
+        return sink
+    return dataclasses.replace(sink, metadata=tuple(source.metadata().items()))
 
 
 def read_published(folder: RunFolder) -> Published | None:

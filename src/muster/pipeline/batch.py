@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.pipeline.sources.model import ArrowRow
 from muster.pipeline.stages import Reject
 
 _TRACE_LIMIT = 8000
@@ -37,12 +38,16 @@ class Failure:
 
 @dataclass(slots=True)
 class Row:
-    """A row of the input and what has become of it so far: records, failures, both or nothing."""
+    """A row of the input and what has become of it so far: records, failures, both or nothing.
+
+    ``source``: the record as it was read, where its values have types of their own.
+    """
 
     number: int
     id: Any
     records: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    source: ArrowRow | None = None
 
 
 @dataclass(frozen=True)

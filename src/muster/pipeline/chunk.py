@@ -33,7 +33,7 @@ from muster.pipeline.doubt import Doubt, Kind, suspect
 from muster.pipeline.engines.model import EngineError
 from muster.pipeline.journal import Journal
 from muster.pipeline.meter import METER
-from muster.pipeline.sources.model import BadRow, Shard
+from muster.pipeline.sources.model import ArrowRow, BadRow, Shard
 from muster.pipeline.stages import Reject
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
@@ -196,12 +196,13 @@ class Chunk:
         absolute = self._row_of(number)
         if number == self._suspicion.condemned:
             return Row(number, absolute, [], [self._suspicion.verdict])
-        if type(record) is dict:
+        if isinstance(record, dict):
+            source = record if isinstance(record, ArrowRow) else None
             if not self._keeps_ids:
-                return Row(number, absolute, [record], [])
+                return Row(number, absolute, [record], [], source)
             if "id" not in record:
                 record = {"id": absolute, **record}
-            return Row(number, record["id"], [record], [])
+            return Row(number, record["id"], [record], [], source)
         if isinstance(record, BadRow):
             return Row(number, absolute, [], [Failure("read", f"{record.where}: {record.reason}")])
         return Row(number, absolute, [], [])

@@ -41,7 +41,10 @@ class StageSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MapPlan:
-    """``batch_size`` 0: what the stages ask for. Memory in MiB of resident set; None: no limit."""
+    """``batch_size`` 0: what the stages ask for. Memory in MiB of resident set; None: no limit.
+
+    ``keeps_types``: the output has types, so values do not become what JSON has for them.
+    """
 
     source: Mapping[str, Any]
     stages: tuple[StageSpec, ...]
@@ -51,6 +54,7 @@ class MapPlan:
     row_retries: int = 1
     exception_retries: int = 0
     keep_going: bool = False
+    keeps_types: bool = False
     max_worker_memory_mib: float | None = None
 
 

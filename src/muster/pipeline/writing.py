@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from decimal import Decimal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
 
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
+from muster.pipeline.carried import as_plain, header, marked, untouched, with_header
 from muster.pipeline.journal import Journal
 from muster.pipeline.worker import Worker
 
@@ -19,6 +19,8 @@ _BROKEN_AFTER = 100
 #: A chunk of so many is not stored either, when nothing but failures is in it.
 _TOO_MANY_HELD = 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+_TYPED_OPTIONS = _OPTIONS | orjson.OPT_PASSTHROUGH_DATETIME
 
 #: A row and the lines of its records.
 Written = tuple[Row, list[bytes]]
@@ -36,7 +38,7 @@ class RowWriter:
     def store(self, batch: list[Row]) -> None:
         """Journal the rows; those of a worker without any success wait for one (see `end`)."""
         worker = self._worker
-        written = _encoded(batch)
+        written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
         worker.num_rejected += sum(1 for row in batch if row.failures)
         if not worker.plan.keep_going and worker.num_rejected == worker.num_rows:
@@ -108,32 +110,77 @@ def _encoded(batch: list[Row]) -> list[Written]:
     try:
         return [(row, [dumps(r, option=_OPTIONS) for r in row.records]) for row in batch]
     except (TypeError, ValueError):
-        return [(row, _lines_of(row)) for row in batch]
+        return [(row, _lines_of(row, row.records)[0]) for row in batch]
 
 
-def _lines_of(row: Row) -> list[bytes]:
-    """One by one; what cannot be written becomes a failure of the row."""
-    lines = []
-    for record in row.records:
+def _typed(batch: list[Row]) -> list[Written]:
+    """For an output with types: values keep theirs, and untouched columns are carried over."""
+    return [written for group in _groups(batch) for written in _packed(group)]
+
+
+def _groups(batch: list[Row]) -> Iterator[list[Row]]:
+    """Rows that follow each other in the journal and in one batch of the input."""
+    group: list[Row] = []
+    source = None
+    for row in batch:
+        own = None if row.source is None else row.source.batch
+        follows = bool(group) and group[-1].number + 1 == row.number
+        if group and (
+            not follows or (own is not source and own is not None and source is not None)
+        ):
+            yield group
+            group, source = [], None
+        group.append(row)
+        source = source if own is None else own
+    if group:
+        yield group
+
+
+def _packed(group: list[Row]) -> list[Written]:
+    made = [
+        (row.source, record) for row in group if row.source is not None for record in row.records
+    ]
+    kept = untouched([row for row, _ in made], [record for _, record in made])
+    if not kept:
+        return [(row, _lines_of(row, row.records, typed=True)[0]) for row in group]
+    names = set(kept)
+    written, sources, records = [], [], []
+    for row in group:
+        rest = [{k: v for k, v in record.items() if k not in names} for record in row.records]
+        lines, good = _lines_of(row, rest, typed=True)
+        written.append((row, lines))
+        sources += [row.source] * len(good)
+        records += [row.records[place] for place in good]
+    if records:
+        head = header(sources, records, kept)
+        first = next(lines for _, lines in written if lines)
+        first[0] = with_header(head, first[0])
+    return written
+
+
+def _lines_of(
+    row: Row, records: list[dict[str, Any]], *, typed: bool = False
+) -> tuple[list[bytes], list[int]]:
+    """One by one, and the places of those that were written; what cannot be written becomes a
+    failure of the row.
+    """
+    lines, good = [], []
+    for place, record in enumerate(records):
         try:
-            lines.append(_line(record))
+            lines.append(_line(record, typed=typed))
+            good.append(place)
         except (TypeError, ValueError, RecursionError) as error:
             row.failures.append(failure_of("write", error))
-    return lines
+    return lines, good
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def _line(record: dict[str, Any], *, typed: bool) -> bytes:
     """Integers of any size as they are, decimals as texts, which keep all of their digits."""
+    default, option = (marked, _TYPED_OPTIONS) if typed else (as_plain, _OPTIONS)
     try:
-        return orjson.dumps(record, default=_plain, option=_OPTIONS)
+        return orjson.dumps(record, default=default, option=option)
     except TypeError as error:
         if not any(isinstance(value, int) and value.bit_length() > 63 for value in record.values()):
             raise error.__cause__ or error from None
-        text = json.dumps(record, default=_plain, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(record, default=default, ensure_ascii=False, separators=(",", ":"))
         return text.encode() + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return str(value)
-    raise TypeError(f"JSON has no {type(value).__name__}: make it a text or a number in the stage")

@@ -71,14 +71,16 @@ def test_any_order_of_completion_stores_each_row_once(tmp_path: Path, seed: int)
 def test_numbers_keep_all_of_their_digits(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "k")
     writer = RowWriter(counters(), journal, lambda row: row)
-    writer.store([good(0, big=2**80), good(1, price=Decimal("1.10")), good(2, raw=b"x"), good(3)])
+    writer.store(
+        [good(0, big=2**80), good(1, price=Decimal("1.10")), good(2, raw=object()), good(3)]
+    )
     writer.end()
     journal.finish()
     first, second, third = (json.loads(line) for line in journal.rows_path.read_text().splitlines())
     assert (first["big"], second["price"], third["id"]) == (2**80, "1.10", 3)
     [error] = (json.loads(line) for line in journal.bad_path.read_text().splitlines())
     assert error["stage"] == "write"
-    assert "JSON has no bytes" in error["reason"]
+    assert "JSON has no object" in error["reason"]
     journal.close()
 
 
@@ -87,7 +89,7 @@ def test_records_that_cannot_be_written_stop_a_run_like_others_that_all_fail(
 ) -> None:
     journal = Journal(tmp_path, "k")
     writer = RowWriter(counters(), journal, lambda row: row)
-    with pytest.raises(TargetError, match="JSON has no bytes"):
-        writer.store([good(n, raw=b"x") for n in range(200)])
+    with pytest.raises(TargetError, match="JSON has no object"):
+        writer.store([good(n, raw=object()) for n in range(200)])
     assert journal.num_done == 0
     journal.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
+from muster.pipeline.carried import as_plain
 from muster.pipeline.sinks.model import Part
 from muster.pipeline.sinks.parts import Batch, batches
 from muster.pipeline.sinks.survey import Seen
+from muster.pipeline.sources.arrow_rows import values_of
 
 #: Small, because it is what the peak of memory consists of, and a run of a few thousand records
 #: should not take less than one of millions.
@@ -23,6 +27,7 @@ GROUP_BYTES = 8 << 20
 GROUP_ROWS = 100_000
 #: Marks a column of JSON text, so that a reader knows to parse it.
 _JSON_MARK = {b"muster": b"json"}
+_NOTED = (b"pandas", b"huggingface")
 _SCALARS = {
     "bool": pa.bool_(),
     "string": pa.string(),
@@ -31,23 +36,44 @@ _SCALARS = {
     **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")()
        for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
+#: What Python's values are.
+_PLAIN = {
+    bool: pa.bool_(), int: pa.int64(), str: pa.string(), bytes: pa.binary(),
+    datetime.date: pa.date32(), datetime.time: pa.time64("us"),
+    datetime.timedelta: pa.duration("us"),
+}  # fmt: skip
+_DIGITS_OF_DECIMAL128 = 38
 _DECLARED = re.compile(r"(?P<item>\w+)(?P<list>\[(?P<length>\d+|\*|)\])?")
 
 
 class ParquetEncoder:
-    """Declared columns are of their declared type, the others of what `Seen` holds.
+    """Declared columns are of their declared type, those that the stages left alone of the type
+    they had in the input, the others of what `Seen` holds.
 
     Integers among floats become floats, and keys that a struct lacks null. A column of values
     without a common type is JSON text, and a note names it. A column without any value is text.
+    ``metadata``: what the schema of the input carried beside its columns.
     """
 
-    def __init__(self, seen: Mapping[str, Seen], declared: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        seen: Mapping[str, Seen],
+        declared: Mapping[str, str],
+        metadata: Mapping[bytes, bytes] | None = None,
+        num_rows: int = 0,
+    ) -> None:
         notes = []
         fields = []
         self._declared = declared
+        self._carried = {name for name, found in seen.items() if found.carried}
         for name in dict.fromkeys((*seen, *declared)):
             if name in declared:
                 fields.append(pa.field(name, declared_type(name, declared[name], seen.get(name))))
+                continue
+            if name in self._carried:
+                field = seen[name].carried[0]
+                has_nulls = seen[name].num_carried < num_rows
+                fields.append(field.with_nullable(field.nullable or has_nulls))
                 continue
             why = seen[name].conflict()
             if why is None:
@@ -55,7 +81,7 @@ class ParquetEncoder:
             else:
                 fields.append(pa.field(name, pa.string(), metadata=_JSON_MARK))
                 notes.append(f"column {name!r} is JSON text: its values are {why}")
-        self.schema = pa.schema(fields)
+        self.schema = pa.schema(fields, _kept_metadata(metadata or {}, self._carried, fields))
         self.notes = tuple(notes)
 
     def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
@@ -74,10 +100,22 @@ class ParquetEncoder:
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
+        there = None if batch.carried is None else batch.carried.batch
+        names = set() if there is None else set(there.schema.names)
         for field in self.schema:
-            values = [record.get(field.name) for record in batch.records]
+            if field.name in self._carried:
+                if field.name in names:
+                    column = there.column(field.name)
+                    arrays.append(column if column.type == field.type else column.cast(field.type))
+                else:
+                    arrays.append(pa.nulls(len(batch.records), field.type))
+                continue
+            if field.name in names:
+                values = values_of(there.column(field.name))
+            else:
+                values = [record.get(field.name) for record in batch.records]
             if is_json_text(field):
-                values = [None if v is None else orjson.dumps(v).decode() for v in values]
+                values = [None if v is None else _json_text(v) for v in values]
             try:
                 arrays.append(_exact(values, field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -105,6 +143,35 @@ class ParquetEncoder:
                     "declares.",
                 )
         raise AssertionError(f"all values of {field.name} fit one by one, but not together")
+
+
+def _json_text(value: Any) -> str:
+    return orjson.dumps(value, default=as_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _kept_metadata(
+    metadata: Mapping[bytes, bytes], carried: set[str], fields: Sequence[Any]
+) -> dict[bytes, bytes] | None:
+    """Of what pandas and Hugging Face have noted of columns, that which is still true of them."""
+    if not metadata or {field.name for field in fields} == carried:
+        return dict(metadata) or None
+    kept = dict(metadata)
+    try:
+        if b"pandas" in kept:
+            noted = orjson.loads(kept[b"pandas"])
+            noted["columns"] = [c for c in noted["columns"] if c.get("field_name") in carried]
+            indices = noted["index_columns"]
+            noted["index_columns"] = [i for i in indices if isinstance(i, dict) or i in carried]
+            kept[b"pandas"] = orjson.dumps(noted)
+        if b"huggingface" in kept:
+            noted = orjson.loads(kept[b"huggingface"])
+            features = noted["info"]["features"]
+            noted["info"]["features"] = {n: f for n, f in features.items() if n in carried}
+            kept[b"huggingface"] = orjson.dumps(noted)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        # Of another shape than these libraries write: nobody could read it anyway.
+        kept = {name: text for name, text in kept.items() if name not in _NOTED}
+    return kept
 
 
 def is_json_text(field: Any) -> bool:
@@ -143,7 +210,15 @@ def _type_of(seen: Seen) -> Any:
         return pa.struct([pa.field(name, _type_of(inner)) for name, inner in seen.fields.items()])
     if float in seen.kinds:
         return pa.float64()
-    return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}[next(iter(seen.kinds))]
+    kind = next(iter(seen.kinds))
+    if kind is datetime.datetime:
+        zones = seen.zones
+        return pa.timestamp("us", tz=next(iter(zones)) if len(zones) == 1 else "UTC")
+    if kind is decimal.Decimal:
+        before, behind = seen.digits
+        make = pa.decimal128 if before + behind <= _DIGITS_OF_DECIMAL128 else pa.decimal256
+        return make(before + behind, behind)
+    return _PLAIN[kind]
 
 
 @contextmanager

@@ -42,4 +42,6 @@ def encoder_for(spec: SinkSpec, parts: Sequence[Part]) -> Encoder:
     from muster.pipeline.sinks.columnar import ParquetEncoder
     from muster.pipeline.sinks.survey import survey
 
-    return ParquetEncoder(survey(parts), dict(spec.columns))
+    declared = dict(spec.columns)
+    num_rows = sum(part.num_rows for part in parts)
+    return ParquetEncoder(survey(parts, declared), declared, dict(spec.metadata), num_rows)

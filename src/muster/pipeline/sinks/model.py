@@ -31,10 +31,12 @@ class SinkSpec:
     """``path`` is a file, or a folder of parts (one per shard) when ``is_folder``.
 
     ``columns``: declared types of some columns, such as ``{"embedding": "float32[384]"}``; others
-    are inferred from all parts, so that a late record cannot break the output.
+    are inferred from all parts, so that a late record cannot break the output. ``metadata``: of
+    the schema of the input, for an output that has one.
     """
 
     path: Path
     format: Format
     is_folder: bool = False
     columns: tuple[tuple[str, str], ...] = ()
+    metadata: tuple[tuple[bytes, bytes], ...] = ()

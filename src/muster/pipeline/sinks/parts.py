@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from muster.base.errors import SetupError
+from muster.pipeline.carried import MARK_IN_JSON, Carried, read_line
 from muster.pipeline.sinks.model import Part
 
 _BLOCK_BYTES = 1 << 20
@@ -65,6 +66,12 @@ def blocks(part: Part) -> Iterator[memoryview]:
 
 def records(part: Part) -> Iterator[dict[str, Any]]:
     """The records of a part. SetupError as in `blocks`."""
+    for record, _ in _records(part):
+        yield record
+
+
+def _records(part: Part) -> Iterator[tuple[dict[str, Any], bool]]:
+    """And whether something in the line is to be read with `read_line`."""
     digest, size, lines = hashlib.sha256(), 0, 0
     try:
         with part.rows.open("rb", buffering=_BLOCK_BYTES) as file:
@@ -72,32 +79,54 @@ def records(part: Part) -> Iterator[dict[str, Any]]:
                 digest.update(line)
                 size += len(line)
                 lines += 1
-                yield _record(part, line, lines)
+                yield _record(part, line, lines), MARK_IN_JSON in line
     except FileNotFoundError:
         raise _damaged(part, part.rows, "it is missing") from None
     _check(part, size, lines, digest.hexdigest())
 
 
 class Batch(NamedTuple):
-    """Some records that follow each other in a part; ``line`` is that of the first, from 1."""
+    """Some records that follow each other in a part; ``line`` is that of the first, from 1.
+
+    ``carried``: more columns of theirs as Arrow data, with a row per record.
+    """
 
     part: Part
     line: int
     records: list[dict[str, Any]]
+    carried: Carried | None = None
 
 
 def batches(parts: Iterable[Part]) -> Iterator[Batch]:
-    """All records, at most `BATCH_ROWS` at a time and fewer where records are large."""
+    """All records, at most `BATCH_ROWS` at a time and fewer where records are large, but never
+    fewer than have carried columns together.
+    """
     for part in parts:
-        batch, num_values, line = Batch(part, 1, []), 0, 0
-        for line, record in enumerate(records(part), start=1):
+        batch, num_values, wanted, line = Batch(part, 1, []), 0, 0, 0
+        for line, (record, carried) in enumerate(_typed_records(part), start=1):
+            if carried is not None:
+                if batch.records:
+                    yield batch
+                batch, num_values = Batch(part, line, [], carried), 0
+                wanted = carried.batch.num_rows
             batch.records.append(record)
             num_values += _size_of(record)
-            if len(batch.records) == BATCH_ROWS or num_values >= _BATCH_VALUES:
+            if wanted:
+                is_full = len(batch.records) == wanted
+            else:
+                is_full = len(batch.records) == BATCH_ROWS or num_values >= _BATCH_VALUES
+            if is_full:
                 yield batch
-                batch, num_values = Batch(part, line + 1, []), 0
+                batch, num_values, wanted = Batch(part, line + 1, []), 0, 0
+        if wanted:
+            raise _damaged(part, part.rows, f"it ends at line {line}, within a group of rows")
         if batch.records:
             yield batch
+
+
+def _typed_records(part: Part) -> Iterator[tuple[dict[str, Any], Carried | None]]:
+    for record, has_mark in _records(part):
+        yield read_line(record) if has_mark else (record, None)
 
 
 def error_blocks(part: Part) -> Iterator[bytes]:

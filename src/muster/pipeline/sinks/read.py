@@ -54,11 +54,12 @@ def _rows_of_parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     from muster.pipeline.sinks.columnar import is_json_text
+    from muster.pipeline.sources.arrow_rows import rows_of
 
     with pq.ParquetFile(path) as file:
         marked = [f.name for f in file.schema_arrow if is_json_text(f)]
         for batch in file.iter_batches(_READ_ROWS):
-            for record in batch.to_pylist():
+            for record in rows_of(batch):
                 for name in marked:
                     if record[name] is not None:
                         record[name] = orjson.loads(record[name])

@@ -1,17 +1,20 @@
-"""Which types the values of each column have, over all records; no library for columns needed.
+"""Which types the values of each column have, over all records.
 
 Types are joined, not chosen by the first record: null gives way to anything, integers join with
-floats, lists with lists and structs with structs. What cannot be joined is a ``Conflict``.
+floats, lists with lists and structs with structs. What cannot be joined is a ``Conflict``. A column
+that was carried over from the input everywhere has the type it had there.
 """
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from muster.pipeline.sinks.model import Part
-from muster.pipeline.sinks.parts import batches
+from muster.pipeline.sinks.parts import Batch, batches
 
 #: Beyond, a float no longer holds every integer.
 _EXACT_IN_FLOAT = 1 << 53
@@ -19,7 +22,13 @@ _MAX_INT64 = (1 << 63) - 1
 #: A struct with more fields is a mapping with data for keys, and would make a column of each.
 _MAX_FIELDS = 500
 _MAX_DEPTH = 12
-_NAMES = {bool: "bool", int: "integer", float: "float", str: "text", list: "list", dict: "struct"}
+_NAMES = {
+    bool: "bool", int: "integer", float: "float", str: "text", list: "list", dict: "struct",
+    bytes: "bytes", datetime.datetime: "time with a date", datetime.date: "date",
+    datetime.time: "time of day", datetime.timedelta: "duration", decimal.Decimal: "decimal",
+}  # fmt: skip
+#: What decimal256 holds.
+_MAX_DIGITS = 76
 
 
 @dataclass
@@ -27,7 +36,11 @@ class Seen:
     """What the values of one column (or the items of a list, or a field) have been so far.
 
     ``least`` and ``most`` are of the integers; ``length`` of the first list; ``item`` stands for
-    the values in all lists, ``fields`` for those of all structs.
+    the values in all lists, ``fields`` for those of all structs. ``zones``: of times, None for
+    those without one; ``digits``: the most before and behind the point of a decimal.
+
+    ``carried``: the fields of the Arrow data that hold the column; ``num_carried``: how many of
+    its values are in them and not null.
     """
 
     kinds: set[type] = field(default_factory=set)
@@ -36,6 +49,11 @@ class Seen:
     length: int | None = None
     item: Seen | None = None
     fields: dict[str, Seen] = field(default_factory=dict)
+    zones: set[str | None] = field(default_factory=set)
+    digits: tuple[int, int] = (1, 0)
+    is_odd: bool = False
+    carried: list[Any] = field(default_factory=list)
+    num_carried: int = 0
 
     def add(self, values: Iterable[Any]) -> None:
         """Take note of some values; the loops over single values are left to C where they can."""
@@ -52,6 +70,26 @@ class Seen:
             self._add_lists([v for v in values if type(v) is list])
         if dict in kinds:
             self._add_structs([v for v in values if type(v) is dict])
+        if datetime.datetime in kinds:
+            self.zones |= {_zone(v) for v in values if type(v) is datetime.datetime}
+        if decimal.Decimal in kinds:
+            self._add_decimals([v for v in values if type(v) is decimal.Decimal])
+
+    def _add_decimals(self, values: list[decimal.Decimal]) -> None:
+        self.is_odd = self.is_odd or not all(value.is_finite() for value in values)
+        if not self.is_odd:
+            before, behind = self.digits
+            for value in values:
+                _, digits, exponent = value.as_tuple()
+                assert isinstance(exponent, int)
+                behind = max(behind, -exponent)
+                before = max(before, len(digits) + exponent)
+            self.digits = before, behind
+
+    def carry(self, field: Any, column: Any) -> None:
+        if field not in self.carried:
+            self.carried.append(field)
+        self.num_carried += len(column) - column.null_count
 
     def _add_lists(self, lists: list[list[Any]]) -> None:
         if self.length is None:
@@ -82,6 +120,10 @@ class Seen:
             return "floats, and integers too large for a float"
         if self.most > _MAX_INT64:
             return "integers beyond 64 bits with a sign"
+        if None in self.zones and len(self.zones) > 1:
+            return "times with and without a time zone"
+        if self.is_odd or sum(self.digits) > _MAX_DIGITS:
+            return f"decimals that are no numbers or have more than {_MAX_DIGITS} digits"
         if depth == _MAX_DEPTH:
             return f"values nested more than {_MAX_DEPTH} deep"
         if self.item is not None:
@@ -98,17 +140,53 @@ class Seen:
         return None
 
 
-def survey(parts: Iterable[Part]) -> dict[str, Seen]:
-    """The columns of all records, in the order in which they first appear."""
-    found: dict[str, Seen] = {}
+def survey(parts: Iterable[Part], declared: Iterable[str] = ()) -> dict[str, Seen]:
+    """The columns of all records, in the order in which they first appear.
+
+    Of a column that stages have changed in some records, or that is ``declared``, or whose files
+    disagree, the values in the Arrow data count as any others.
+    """
+    parts, found = list(parts), dict[str, Seen]()
     for batch in batches(parts):
-        _note(batch.records, found)
+        _note(batch, found)
+    apart = {
+        name for name, seen in found.items() if seen.carried and (seen.kinds or name in declared)
+    }
+    apart |= {name for name, seen in found.items() if len(seen.carried) > 1 and not _join(seen)}
+    if apart:
+        from muster.pipeline.sources.arrow_rows import values_of
+
+        for batch in batches(parts):
+            if batch.carried is not None:
+                there = batch.carried.batch
+                for name in apart & set(there.schema.names):
+                    found[name].add(values_of(there.column(name)))
+        for name in apart:
+            found[name].carried = []
     return found
 
 
-def _note(rows: list[dict[str, Any]], found: dict[str, Seen]) -> None:
+def _join(seen: Seen) -> bool:
+    """One field for all files, where they differ in nulls only; whether there is one."""
+    import pyarrow as pa
+
+    try:
+        seen.carried = [pa.unify_schemas([pa.schema([f]) for f in seen.carried]).field(0)]
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _note(batch: Batch, found: dict[str, Seen]) -> None:
+    if batch.carried is not None:
+        for name in batch.carried.names:
+            found.setdefault(name, Seen())
+        for field, column in zip(
+            batch.carried.batch.schema, batch.carried.batch.columns, strict=True
+        ):
+            found[field.name].carry(field, column)
     columns: dict[str, list[Any]] = {}
-    for record in rows:
+    for record in batch.records:
         for name, value in record.items():
             if name in columns:
                 columns[name].append(value)
@@ -116,3 +194,11 @@ def _note(rows: list[dict[str, Any]], found: dict[str, Seen]) -> None:
                 columns[name] = [value]
     for name, values in columns.items():
         found.setdefault(name, Seen()).add(values)
+
+
+def _zone(value: datetime.datetime) -> str | None:
+    if value.tzinfo is None:
+        return None
+    return getattr(value.tzinfo, "key", None) or (
+        value.isoformat()[-6:] if value.utcoffset() else "UTC"
+    )

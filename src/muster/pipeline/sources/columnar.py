@@ -46,7 +46,12 @@ class Parquet:
     def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
         table = self._cursor(file, cut.place).table(cut.line, cut.line + cut.num_rows)
         for begin in range(0, len(wanted), _BATCH):
-            yield from table.take(wanted[begin : begin + _BATCH]).to_pylist()
+            yield from _rows(table.take(wanted[begin : begin + _BATCH]))
+
+    def metadata(self, file: DataFile) -> dict[bytes, bytes]:
+        """What the schema carries for pandas, Hugging Face and others."""
+        with _parquet(file) as parquet:
+            return dict(parquet.schema_arrow.metadata or {})
 
     def _cursor(self, file: DataFile, group: int) -> _Cursor:
         """The one that is open, if it stands in this group: chunks come in order mostly."""
@@ -110,11 +115,11 @@ class _Cursor:
     def _matching(self, batch: Any) -> Iterator[Row]:
         if self._conditions:
             names = list(dict.fromkeys(condition.column for condition in self._conditions))
-            checked = batch.select(names).to_pylist()
+            checked = list(_rows(batch.select(names)))
             if not any(matches(self._conditions, row) for row in checked):
                 yield from (None for _ in checked)
                 return
-        yield from batch.to_pylist()
+        yield from _rows(batch)
 
     def _may_hold(self, condition: Condition) -> bool:
         group = self._file.metadata.row_group(self.group)
@@ -148,12 +153,15 @@ class ArrowStream:
         table, stop = self._table(file), min(stop, cut.num_rows)
         for begin in range(start, stop, _BATCH):
             piece = table.slice(cut.place + begin, min(_BATCH, stop - begin))
-            yield from piece.to_pylist()
+            yield from _rows(piece)
 
     def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
         shard = self._table(file).slice(cut.place, cut.num_rows)
         for begin in range(0, len(wanted), _BATCH):
-            yield from shard.take(wanted[begin : begin + _BATCH]).to_pylist()
+            yield from _rows(shard.take(wanted[begin : begin + _BATCH]))
+
+    def metadata(self, file: DataFile) -> dict[bytes, bytes]:
+        return dict(self._table(file).schema.metadata or {})
 
     def _table(self, file: DataFile) -> Any:
         import pyarrow as pa
@@ -166,6 +174,19 @@ class ArrowStream:
             except (OSError, pa.ArrowInvalid) as error:
                 raise UsageError(f"Cannot read {file.name} as Arrow: {error}.") from None
         return self._tables[key]
+
+
+def _rows(piece: Any) -> Iterator[Row]:
+    """Records of a batch, or of a table, that know where they come from."""
+    import pyarrow as pa
+
+    from muster.pipeline.sources.arrow_rows import rows_of
+
+    if isinstance(piece, pa.RecordBatch):
+        yield from rows_of(piece)
+        return
+    for batch in piece.combine_chunks().to_batches():
+        yield from rows_of(batch)
 
 
 def _parquet(file: DataFile) -> Any:

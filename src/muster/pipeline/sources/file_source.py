@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import UsageError
+from muster.pipeline.sources.columnar import ArrowStream, Parquet
 from muster.pipeline.sources.conditions import Condition, matches
 from muster.pipeline.sources.cut_index import CutIndex, Piece, cut_index
 from muster.pipeline.sources.formats import Cut, DataFile, Format, Row
@@ -37,6 +38,12 @@ class FileSource:
     def describe(self) -> Mapping[str, Any]:
         """JSON: kind, columns, selection, and of each file path, size, time and sampled hash."""
         return self.description
+
+    def metadata(self) -> dict[bytes, bytes]:
+        """What the schema of its first file carries beside the columns; none for text files."""
+        if isinstance(self.format, Parquet | ArrowStream) and self._files:
+            return self.format.metadata(self._files[0])
+        return {}
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """Pieces of ``rows_per_shard`` rows, or of a 64th of the selected rows, from 256 to 10,000;

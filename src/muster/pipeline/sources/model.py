@@ -23,6 +23,15 @@ class Shard(NamedTuple):
     place: tuple[int, ...]
 
 
+class ArrowRow(dict[str, Any]):
+    """A record that is row ``index`` of the Arrow ``batch``. A copy of it is a plain dict."""
+
+    __slots__ = ("batch", "index")
+
+    batch: Any
+    index: int
+
+
 @dataclass(frozen=True)
 class BadRow:
     """A row that is no record: malformed JSON, wrong encoding, too many fields.
@@ -53,6 +62,9 @@ class Source(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """JSON: kind, files with size, time and a sampled hash, selection, columns."""
+
+    def metadata(self) -> Mapping[bytes, bytes]:
+        """What its schema carries beside the columns, if it has one."""
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """The shards in output order; the same for the same input and selection, always."""

@@ -1,0 +1,87 @@
+"""Rows of Arrow data as records for stages, each with the way back to what it was made of.
+
+A stage gets plain Python values: bytes, datetime, Decimal, lists, dicts. Python's times end at
+microseconds and the year 9999; a stage sees nanoseconds cut off, and a time beyond as the integer
+that is stored. What it leaves alone is written from the Arrow data, so nothing of that is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from muster.pipeline.sources.model import ArrowRow
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[ArrowRow]:
+    names = batch.schema.names
+    columns = [values_of(column) for column in batch.columns]
+    if not columns:
+        columns, names = [[None] * batch.num_rows], []
+    for index, values in enumerate(zip(*columns, strict=True)):
+        row = ArrowRow(zip(names, values, strict=False))
+        row.batch, row.index = batch, index
+        yield row
+
+
+def values_of(array: Any) -> list[Any]:
+    """What a stage sees of a column."""
+    try:
+        view = _view(array.type)
+        return (array if view is None else array.cast(view, safe=False)).to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowException, OverflowError, ValueError, LookupError):
+        return [_value_of(scalar) for scalar in array]
+
+
+def _value_of(scalar: Any) -> Any:
+    """Of a column that holds something for which Python has no value."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value_of(scalar[name]) for name in scalar.type.names}
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value_of(pair["key"]), _value_of(pair["value"])) for pair in scalar.values]
+    if isinstance(scalar, pa.ListScalar):  # of all kinds of lists
+        return [_value_of(item) for item in scalar.values]
+    if isinstance(scalar, pa.DictionaryScalar):
+        return _value_of(scalar.value)
+    try:
+        view = _view(scalar.type)
+        return (scalar if view is None else scalar.cast(view, safe=False)).as_py()
+    except (pa.ArrowException, OverflowError, ValueError, LookupError):
+        return scalar.value  # of times, dates and durations
+
+
+@cache
+def _view(kind: Any) -> Any:
+    """The type with microseconds for nanoseconds, anywhere in it; None where it has none."""
+    found = _in_microseconds(kind)
+    return None if found == kind else found
+
+
+def _in_microseconds(kind: Any) -> Any:
+    types = pa.types
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", tz=kind.tz)
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if types.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if types.is_dictionary(kind):
+        inner = _in_microseconds(kind.value_type)
+        return kind if inner == kind.value_type else inner
+    if types.is_map(kind):
+        return pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([f.with_type(_in_microseconds(f.type)) for f in kind])
+    if types.is_fixed_size_list(kind):
+        field = kind.value_field
+        return pa.list_(field.with_type(_in_microseconds(field.type)), kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pa.list_ if types.is_list(kind) else pa.large_list
+        field = kind.value_field
+        return make(field.with_type(_in_microseconds(field.type)))
+    return kind
