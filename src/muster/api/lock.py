@@ -1,15 +1,26 @@
-"""One coordinator per run folder."""
+"""One coordinator per run folder; whether there is one can be seen without disturbing it."""
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from filelock import FileLock, Timeout
 
+from muster.base.atomic_files import explain_os_error
 from muster.base.errors import SetupError
 from muster.base.run_folder import RunFolder
+
+if sys.platform == "linux":
+    import fcntl
+
+#: How long a start waits for those who only look, where looking takes the lock (not on Linux).
+_LOOKERS_S = 0.2
+_FLOCK = "@hhqqi0q"  # struct flock
 
 
 @contextmanager
@@ -18,39 +29,116 @@ def hold(folder: RunFolder) -> Iterator[None]:
 
     The lock belongs to the process and vanishes with it, also after kill -9.
     """
+    with _locked(folder):
+        pid_file = folder.lock.with_suffix(".pid")
+        with suppress(OSError):  # only a name for others
+            pid_file.write_text(f"{os.getpid()} {socket.gethostname()}")
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                pid_file.unlink(missing_ok=True)
+
+
+def is_held(folder: RunFolder) -> bool:
+    """Whether a coordinator works on this folder now. Only looks: a start never fails for it."""
+    if not folder.lock.exists():
+        return False
+    if sys.platform != "linux":
+        return _is_locked_elsewhere(folder)
+    try:
+        descriptor = os.open(folder.lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:  # not even readable: what is known of its holder is all there is
+        return _is_alive_here(folder)
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request())
+    finally:
+        os.close(descriptor)
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+@contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    if sys.platform != "linux":
+        lock = FileLock(folder.lock)
+        try:
+            lock.acquire(timeout=_LOOKERS_S)
+        except Timeout:
+            raise _busy(folder) from None
+        try:
+            yield
+        finally:
+            lock.release()
+        return
+    try:
+        # Never truncated or removed, so all who come see the same file.
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise explain_os_error(error, "write", folder.lock) from error
+    try:
+        # An earlier muster takes the first kind and sees no other. The second kind belongs to the
+        # open file as well, holds between the hosts of NFS, and others can ask for it.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request())
+    except (BlockingIOError, PermissionError):
+        os.close(descriptor)
+        raise _busy(folder) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise explain_os_error(error, "lock", folder.lock) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked_elsewhere(folder: RunFolder) -> bool:
+    """Where nobody can be asked, the lock is tried."""
     lock = FileLock(folder.lock)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise SetupError(
-            f"{folder.path} is being worked on by process {_holder(folder)}.",
-            hint=f"watch it with `muster status {folder.path}`, or end it with "
-            f"`muster cancel {folder.path}`.",
-        ) from None
-    try:
-        pid_file = folder.lock.with_suffix(".pid")
-        pid_file.write_text(str(os.getpid()))
-        yield
-        pid_file.unlink(missing_ok=True)
-    finally:
-        lock.release()
-
-
-def is_held(folder: RunFolder) -> bool:
-    """Whether a coordinator works on this folder now."""
-    if not folder.lock.exists():
-        return False
-    lock = FileLock(folder.lock)
-    try:
-        lock.acquire(blocking=False)
-    except (Timeout, OSError):
         return True
+    except OSError:
+        return _is_alive_here(folder)
     lock.release()
     return False
 
 
+def _request() -> bytes:
+    """The whole file, to write."""
+    assert sys.platform == "linux"
+    return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _busy(folder: RunFolder) -> SetupError:
+    return SetupError(
+        f"{folder.path} is being worked on by process {_holder(folder)}.",
+        hint=f"watch it with `muster status {folder.path}`, or end it with "
+        f"`muster cancel {folder.path}`.",
+    )
+
+
 def _holder(folder: RunFolder) -> str:
+    """Its number, and its host if that is another one."""
     try:
-        return folder.lock.with_suffix(".pid").read_text() or "unknown"
+        pid, _, host = folder.lock.with_suffix(".pid").read_text().partition(" ")
     except OSError:
         return "unknown"
+    elsewhere = f" on {host}" if host and host != socket.gethostname() else ""
+    return f"{pid}{elsewhere}" if pid else "unknown"
+
+
+def _is_alive_here(folder: RunFolder) -> bool:
+    pid, _, elsewhere = _holder(folder).partition(" ")
+    if not pid.isdigit() or elsewhere:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -280,10 +280,7 @@ class Hosts(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-@pytest.mark.thorough
-class TestHosts(Hosts.TestCase):  # type: ignore[misc]
-    settings = settings(
-        max_examples=60,
-        stateful_step_count=12,
-        suppress_health_check=list(HealthCheck),
-    )
+TestHosts = pytest.mark.thorough(Hosts.TestCase)
+TestHosts.settings = settings(
+    max_examples=60, stateful_step_count=12, suppress_health_check=list(HealthCheck)
+)
