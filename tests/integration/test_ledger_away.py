@@ -8,14 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 import muster
+from muster.base.errors import LedgerError
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
+from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.place import choose_place, file_system_of
 from muster.farm.model import TaskState
 
@@ -146,3 +149,88 @@ def test_a_map_whose_host_dies_while_a_chunk_is_divided_loses_no_row(
         )  # fmt: skip
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["n2"] for line in lines] == [2 * n for n in range(rows)]
+
+
+HELD = """
+import os, time
+from pathlib import Path
+
+def f(i: int, ctx):
+    Path(os.environ["STARTED"]).touch()
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    return {"attempt": ctx.attempt}
+"""
+
+
+@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_copy_of_a_running_folder_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if away:
+        monkeypatch.setenv("MUSTER_LEDGER_DIR", str(tmp_path / "local"))
+    Path("target.py").write_text(HELD)
+
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        call = (
+            "import muster; muster.sweep('target.py:f', grid={'i': range(3)}, devices='cpu:1', "
+            f"run_dir='{folder}')"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", call], env={**os.environ, "STARTED": f"{folder}-started"}
+        )
+
+    def wait_for(path: str, process: subprocess.Popen[bytes]) -> None:
+        while not Path(path).exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+
+    original = start("run")
+    wait_for("run-started", original)
+    shutil.copytree("run", "copy")
+    copy = start("copy")
+    wait_for("copy-started", copy)
+    Path("go").touch()
+
+    assert original.wait() == 0
+    assert copy.wait() == 0
+    for folder in ("run", "copy"):
+        rows = muster.Run(folder).results().to_pylist()
+        assert len(rows) == 3 and {row["state"] for row in rows} == {"done"}
+    assert {row["attempt"] for row in muster.Run("run").results().to_pylist()} == {1}
+    if away:
+        [mine] = (tmp_path / "local").iterdir()
+        assert mine.stat().st_mode & 0o777 == 0o700
+        assert len(list(mine.iterdir())) == 2, "each has a ledger of its own"
+
+
+def _place(base: Path, user: int) -> int:
+    """In a process of another user: 0 when the ledger can be there, 3 when that is refused."""
+    pid = os.fork()
+    if not pid:
+        os.setgid(user)
+        os.setuid(user)
+        try:
+            place = choose_place(RunFolder(base), "id", Settings(ledger_folder=base))
+            AwayLedger(place.path, base / "home" / "ledger.sqlite").close()
+        except LedgerError:
+            os._exit(3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes other users")
+def test_every_user_has_a_place_of_his_own_and_nobody_takes_it_away() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o1777)
+        (base / "home").mkdir()
+        (base / "home").chmod(0o777)
+        assert _place(base, 2001) == 0
+        assert _place(base, 2002) == 0, "the second user of one home"
+        assert _place(base, 2001) == 0
+        (base / "muster-2003").mkdir()  # by another, in advance
+        assert _place(base, 2003) == 3
+        (base / "muster-2004").symlink_to(base / "muster-2001")
+        assert _place(base, 2004) == 3

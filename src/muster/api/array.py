@@ -155,8 +155,8 @@ def make_ready(
     folder.create()
     with hold(folder):
         _check_share(plan)
-        stored = open_plan(workload, options, folder, argv)
-        ledger = open_ledger(folder, stored.run_id, read_settings())
+        open_plan(workload, options, folder, argv)
+        ledger = open_ledger(folder, read_settings())
         try:
             ledger.begin()
             numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
@@ -186,7 +186,7 @@ def collect(path: Path) -> tuple[Run, Collected]:
     run, counts = Run(path), Collected()
     alive = {number for number, item in _found(folder) if item.is_there}
     with hold(folder):
-        ledger = open_ledger(folder, run.stored.run_id, read_settings())
+        ledger = open_ledger(folder, read_settings())
         try:
             for number in numbers:
                 has_ended = collect_element(folder, ledger, number, counts)

@@ -20,6 +20,7 @@ from muster.api.workload import Workload
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.errors import SetupError, UnknownNameError
+from muster.base.folder_id import own_id
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
@@ -107,7 +108,9 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             stored = open_plan(workload, options, folder, audience.argv)
             for line in (*workload.warnings, *placement_lines(placement, options)):
                 audience.say(line)
-            ledger = open_ledger(folder, stored.run_id, settings)
+            if own_id(folder).is_new_copy:
+                audience.say(f"{folder.path} is a copy, or was moved: it goes on by itself.")
+            ledger = open_ledger(folder, settings)
             stack.callback(ledger.close)
             uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
             interval_s = options.monitor_interval_s
@@ -140,7 +143,7 @@ def _coordinate(
     publish_after_crash(folder, ledger.accepted)
     assignment = Assignment(
         folder=folder,
-        run_id=stored.run_id,
+        run_id=own_id(folder).text,
         targets=targets,
         held_mib=MemorySampler(chores.settings).used_by,
         cluster=options.cluster,

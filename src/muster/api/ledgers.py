@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.base.folder_id import own_id
 from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger, open_at_home
@@ -9,10 +10,10 @@ from muster.farm.ledger.place import choose_place
 from muster.farm.ledger.store import Ledger
 
 
-def open_ledger(folder: RunFolder, run_id: str, settings: Settings) -> Ledger:
+def open_ledger(folder: RunFolder, settings: Settings) -> Ledger:
     """The writer's ledger of ``folder``: there, or on a local disk with copies shipped there.
 
     The caller holds the run's lock.
     """
-    place = choose_place(folder, run_id, settings)
+    place = choose_place(folder, own_id(folder).text, settings)
     return AwayLedger(place.path, folder.ledger) if place.is_away else open_at_home(folder.ledger)

@@ -193,7 +193,7 @@ class Run:
         if not (counts[TaskState.READY] or counts[TaskState.CLAIMED]):
             return None
         with hold(self.folder):
-            ledger = open_ledger(self.folder, stored.run_id, read_settings())
+            ledger = open_ledger(self.folder, read_settings())
             ledger.begin()
             ledger.cancel_open()
             ledger.commit()
@@ -206,7 +206,7 @@ class Run:
         """Make failed (and cancelled) tasks ready again; returns how many."""
         self._expect_tasks()
         with hold(self.folder):
-            ledger = open_ledger(self.folder, self.stored.run_id, read_settings())
+            ledger = open_ledger(self.folder, read_settings())
             ledger.begin()
             states = [TaskState.FAILED] + [TaskState.CANCELLED] * cancelled
             count = ledger.reopen(states)

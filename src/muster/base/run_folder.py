@@ -5,6 +5,7 @@ runs/<name>/
   ledger.sqlite       the durable record: every task, attempt and result
   events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
   status.json         the last known picture of a running sweep, renewed every second
+  identity.json       which folder this is: a copy of it is another one
   run.lock            held while a coordinator runs
   logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
   logs/rank-3.log     everything rank 3 of a gang printed, over all restarts
@@ -76,6 +77,10 @@ class RunFolder:
     @property
     def status_json(self) -> Path:
         return self.path / "status.json"
+
+    @property
+    def identity_json(self) -> Path:
+        return self.path / "identity.json"
 
     @property
     def lock(self) -> Path:

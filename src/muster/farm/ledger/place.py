@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,20 +50,21 @@ class LedgerPlace:
     reason: str = ""
 
 
-def choose_place(folder: RunFolder, run_id: str, settings: Settings) -> LedgerPlace:
+def choose_place(folder: RunFolder, folder_id: str, settings: Settings) -> LedgerPlace:
     """The run folder itself, or a folder on a local disk when the run folder's disk is remote.
 
-    Raises LedgerError when no local disk can be found.
+    That one is made, for this user alone. ``folder_id``: of the run folder and none of its copies.
+    Raises LedgerError when no local disk can be found, or when the folder is somebody else's.
     """
     if settings.ledger_folder is not None:
-        path = settings.ledger_folder / run_id / "ledger.sqlite"
+        path = _private(settings.ledger_folder, settings) / folder_id / "ledger.sqlite"
         return LedgerPlace(path=path, is_away=True, reason="MUSTER_LEDGER_DIR is set")
     kind = file_system_of(folder.path.absolute(), _mounts())
     if not is_remote(kind):
         return LedgerPlace(path=folder.ledger)
     for candidate in (settings.state_folder, Path("/var/tmp")):
         if not is_remote(file_system_of(candidate, _mounts())):
-            path = candidate / "muster" / run_id / "ledger.sqlite"
+            path = _private(candidate, settings) / folder_id / "ledger.sqlite"
             reason = f"{folder.path} is on a network file system ({kind})"
             return LedgerPlace(path=path, is_away=True, reason=reason)
     raise LedgerError(
@@ -68,6 +72,34 @@ def choose_place(folder: RunFolder, run_id: str, settings: Settings) -> LedgerPl
         "and /var/tmp; the ledger needs a local disk.",
         hint="name a folder on one with MUSTER_LEDGER_DIR.",
     )
+
+
+def _private(base: Path, settings: Settings) -> Path:
+    """A folder below ``base``, which may be shared, that is this user's and nobody else's."""
+    if not hasattr(os, "getuid"):
+        return base / f"muster-{settings.user}"
+    path = base / f"muster-{os.getuid()}"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()  # not through a link that somebody has planted
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise LedgerError(
+                f"The ledger needs a folder of your own, and {path} is not yours (user id "
+                f"{found.st_uid}).",
+                hint="name another place on a local disk with MUSTER_LEDGER_DIR, and tell your "
+                "administrator.",
+            )
+        if found.st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise LedgerError(
+            f"The ledger needs a folder on a local disk, and {path} cannot be made: "
+            f"{error.strerror}.",
+            hint="name another place with MUSTER_LEDGER_DIR.",
+        ) from error
+    return path
 
 
 def is_remote(kind: str) -> bool:

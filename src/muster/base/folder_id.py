@@ -1,0 +1,55 @@
+"""Tells a run folder from its copies.
+
+A copy brings the run's own id along, and with it everything that is named after it: the processes
+of the original, its ledger on a local disk. So these are named after the folder itself. Its id is
+kept in a file together with the inodes of the folder and of that file, which no copy has.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.base.atomic_files import replacing
+from muster.base.run_folder import RunFolder
+
+
+class FolderId(NamedTuple):
+    """``is_new_copy``: this folder was copied, or moved to another disk, since the last start."""
+
+    text: str
+    is_new_copy: bool = False
+
+
+def own_id(folder: RunFolder) -> FolderId:
+    """The id of this very folder, drawn at the first call. The caller holds its lock.
+
+    A folder that moves within its file system keeps it. In a copy, what is written about jobs of
+    the original is put aside.
+    """
+    record = _read(folder.identity_json)
+    if record is not None and record.get("inodes") == _inodes(folder, folder.identity_json):
+        return FolderId(str(record.get("id")))
+    if record is not None:
+        folder.pilot_assignment.unlink(missing_ok=True)  # pilots of the original serve that one
+    drawn = uuid.uuid4().hex
+    with replacing(folder.identity_json) as beside:
+        values = {"id": drawn, "inodes": _inodes(folder, beside)}
+        beside.write_text(json.dumps(values) + "\n")
+    return FolderId(drawn, is_new_copy=record is not None)
+
+
+def _inodes(folder: RunFolder, file: Path) -> list[int]:
+    return [folder.path.stat().st_ino, file.stat().st_ino]
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
