@@ -102,6 +102,11 @@ class Run:
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.counts()
 
+    def has_results(self) -> bool:
+        """Whether any task has handed over a value."""
+        with LedgerReader(self.folder.ledger) as ledger:
+            return ledger.has_values()
+
     def status(self) -> Status:
         stored, is_running = self.stored, is_held(self.folder)
         counts, retried, is_enqueued = dict.fromkeys(TaskState, 0), 0, False

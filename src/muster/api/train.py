@@ -32,7 +32,7 @@ from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchE
 from muster.base.records import read_json, to_json
 from muster.base.run_folder import RunFolder
 from muster.base.signals import listening
-from muster.base.target import parse_target, ref_of
+from muster.base.target import CLASS, parse_target, ref_of
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
 from muster.gang.topology import Topology, read_topology
@@ -127,7 +127,7 @@ def job_of_target(
     text: str, values: Mapping[str, Any], config: TrainConfig | PpoConfig, **rest: Any
 ) -> TrainJob:
     """The job of the task class that ``text`` names; ``values`` are its dataclass fields."""
-    ref = parse_target(text)
+    ref = parse_target(text, kind=CLASS)
     name = ref.attribute.rpartition(".")[2]
     return TrainJob(
         name=name, target=str(ref), settings=None, values=_plain(values), config=config, **rest

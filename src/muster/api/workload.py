@@ -81,7 +81,11 @@ def of_function(ref: TargetRef, space: Space, signature: Signature | None = None
         max_batch_on_cpu=batch.max_batch_on_cpu if batch else None,
         static=batch.static if batch else (),
     )
-    return _over_space(ref.attribute.rpartition(".")[2], spec, typed, {ref.name: code_hash(ref)})
+    name = ref.attribute.rpartition(".")[2]
+    workload = _over_space(name, spec, typed, {ref.name: code_hash(ref)})
+    if known.note:
+        workload = dataclasses.replace(workload, warnings=(f"{name}: {known.note}",))
+    return workload
 
 
 def of_target_text(text: str, space: Space) -> Workload:
@@ -91,6 +95,11 @@ def of_target_text(text: str, space: Space) -> Workload:
 def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
     """Tasks that run a command once per parameter set, values filled in as arguments."""
     check_places(argv, space.names)
+    if not shell and " " in argv[0] and shutil.which(argv[0]) is None:
+        raise UsageError(
+            f"Cannot run {argv[0]!r}: it is one word, the name of a program with spaces in it.",
+            hint=f"take the quotes away: -- {' '.join(argv)}   or hand it to a shell with --shell.",
+        )
     if not names_in(argv[0]) and not shell and shutil.which(argv[0]) is None:
         raise UsageError(
             f"Cannot run {argv[0]!r}: no such program on the PATH.",

@@ -29,6 +29,7 @@ from muster.base.errors import TargetError
 #: Files are imported under this name and never as ``__main__``: the part of a script under
 #: ``if __name__ == "__main__"`` must not run in workers.
 PRIVATE_PREFIX = "_muster_target_"
+FUNCTION, CLASS = "function", "class"
 _FORMS = "write path/to/file.py:FUNCTION or package.module:FUNCTION."
 
 
@@ -58,18 +59,19 @@ class TargetRef:
         return f"{self.location}:{self.attribute}"
 
 
-def parse_target(text: str, base_folder: Path | None = None) -> TargetRef:
+def parse_target(text: str, base_folder: Path | None = None, *, kind: str = FUNCTION) -> TargetRef:
     """The target that ``text`` names; files are looked up from ``base_folder`` (default: cwd).
 
-    A file must exist; a module is looked up when it is read or loaded.
+    A file must exist; a module is looked up when it is read or loaded. ``kind``: what messages
+    call it and propose, ``"function"`` or ``"class"``.
     """
     base = Path.cwd() if base_folder is None else base_folder
     location, colon, attribute = text.rpartition(":")
     if not colon or attribute.endswith(".py") or "/" in attribute or "\\" in attribute:
-        raise _no_function(text, base)
+        raise _no_name(text, base, kind)
     if not attribute or not all(part.isidentifier() for part in attribute.split(".")):
         raise TargetError(
-            f"Cannot read the target {text!r}: {attribute!r} is not a function name.", hint=_FORMS
+            f"Cannot read the target {text!r}: {attribute!r} is not a {kind} name.", hint=_FORMS
         )
     if location.endswith(".py") or "/" in location or os.sep in location:
         return TargetRef("file", _file_location(location, base), attribute)
@@ -155,13 +157,15 @@ def load_target(text: str) -> Callable[..., Any]:
     return load(parse_target(text))
 
 
-def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
+def load(
+    ref: TargetRef, base_folder: Path | None = None, *, kind: str = FUNCTION
+) -> Callable[..., Any]:
     """The function or class that the target names; TargetError when it cannot be called."""
-    module, found = _find(ref, base_folder)
+    module, found = _find(ref, base_folder, kind)
     if not callable(found):
         raise TargetError(
-            f"The target {ref} is not a function but a value of type {type(found).__name__}.",
-            hint=_known(_functions_in(module)),
+            f"The target {ref} is not a {kind} but a value of type {type(found).__name__}.",
+            hint=_known(_names_in(module, kind), kind),
         )
     result: Callable[..., Any] = found
     return result
@@ -169,10 +173,10 @@ def load(ref: TargetRef, base_folder: Path | None = None) -> Callable[..., Any]:
 
 def load_value(ref: TargetRef, base_folder: Path | None = None) -> Any:
     """Whatever the target names, such as a list of functions."""
-    return _find(ref, base_folder)[1]
+    return _find(ref, base_folder, FUNCTION)[1]
 
 
-def _find(ref: TargetRef, base_folder: Path | None) -> tuple[types.ModuleType, Any]:
+def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.ModuleType, Any]:
     """Import the target, as ``python file.py`` or ``python -m module`` would find its imports.
 
     A file is imported once per content, under a private name that is in ``sys.modules``, so that
@@ -184,7 +188,7 @@ def _find(ref: TargetRef, base_folder: Path | None) -> tuple[types.ModuleType, A
     found: Any = module
     for part in ref.attribute.split("."):
         if not hasattr(found, part):
-            raise _no_attribute(ref, part, found)
+            raise _no_attribute(ref, part, found, kind)
         found = getattr(found, part)
     return module, found
 
@@ -320,17 +324,18 @@ def read_source(path: Path) -> bytes:
         ) from error
 
 
-def function_names(source: str | bytes) -> list[str]:
-    """The public functions at the top level of ``source``; SyntaxError if it is not Python."""
+def names_at_top(source: str | bytes, kind: str = FUNCTION) -> list[str]:
+    """The public functions or classes of ``source``; SyntaxError if it is not Python."""
+    wanted = ast.ClassDef if kind == CLASS else ast.FunctionDef
     return [
         node.name
         for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        if isinstance(node, wanted) and not node.name.startswith("_")
     ]
 
 
-def _functions_in(module: object) -> list[str]:
-    """The public functions that a module defines itself."""
+def _names_in(module: object, kind: str) -> list[str]:
+    """The public functions or classes that a module defines itself."""
     name = getattr(module, "__name__", None)
     return [
         key
@@ -338,7 +343,7 @@ def _functions_in(module: object) -> list[str]:
         if callable(value)
         and not key.startswith("_")
         and getattr(value, "__module__", None) == name
-        and not isinstance(value, type)
+        and isinstance(value, type) == (kind == CLASS)
     ]
 
 
@@ -347,15 +352,15 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
-def _known(names: Iterable[str]) -> str:
-    listing = ", ".join(sorted(names))
-    return f"functions there: {listing}." if listing else "there are no functions in it."
+def _known(names: Iterable[str], kind: str) -> str:
+    listing, many = ", ".join(sorted(names)), "classes" if kind == CLASS else f"{kind}s"
+    return f"{many} there: {listing}." if listing else f"there are no {many} in it."
 
 
-def _no_attribute(ref: TargetRef, part: str, owner: object) -> TargetError:
-    names = _functions_in(owner) if hasattr(owner, "__dict__") else []
-    near = _near(part, names)
-    return TargetError(f"{ref.location} has no function {part!r}.", hint=f"{near}{_known(names)}")
+def _no_attribute(ref: TargetRef, part: str, owner: object, kind: str) -> TargetError:
+    names = _names_in(owner, kind) if hasattr(owner, "__dict__") else []
+    hint = f"{_near(part, names)}{_known(names, kind)}"
+    return TargetError(f"{ref.location} has no {kind} {part!r}.", hint=hint)
 
 
 def _no_file(location: str, path: Path) -> TargetError:
@@ -374,17 +379,17 @@ def _no_file(location: str, path: Path) -> TargetError:
     )
 
 
-def _no_function(text: str, base: Path) -> TargetError:
-    message = f"The target {text!r} names no function."
+def _no_name(text: str, base: Path, kind: str) -> TargetError:
+    message = f"The target {text!r} names no {kind}."
     path = base / text
     if not text.endswith(".py") or not path.is_file():
-        return TargetError(message, hint=_FORMS)
+        return TargetError(message, hint=_FORMS.replace("FUNCTION", kind.upper()))
     try:
-        names = function_names(read_source(path))
+        names = names_at_top(read_source(path), kind)
     except (SyntaxError, ValueError):
         names = []
-    example = f"{text}:{names[0]}" if names else f"{text}:FUNCTION"
-    return TargetError(message, hint=f"write {example}; {_known(names)}")
+    example = f"{text}:{names[0]}" if names else f"{text}:{kind.upper()}"
+    return TargetError(message, hint=f"write {example}; {_known(names, kind)}")
 
 
 def _no_module(ref: TargetRef, part: str, folders: list[str]) -> TargetError:

@@ -14,7 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ from muster.farm.kinds import (
     kind_of,
     kind_to_record,
 )
+from muster.farm.results import note_on
 from muster.farm.space import SEED, Axis, Space, check_space_distinct
 from muster.farm.space_texts import ListRows
 from muster.farm.values import MISSING, Text
@@ -50,13 +51,15 @@ class Signature:
     """What a target takes per task.
 
     ``extra``: the kind of any other name (``**kwargs``), or None when there is none. ``batch`` is
-    set for a batched function, whose ``parameters`` are those of one task in the batch.
+    set for a batched function, whose ``parameters`` are those of one task in the batch. ``note``:
+    what to know before the work about what it is annotated to return.
     """
 
     parameters: tuple[Parameter, ...] = ()
     extra: Kind | None = None
     takes_ctx: bool = False
     batch: BatchSpec | None = None
+    note: str = field(default="", compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,6 +91,7 @@ class Signature:
             "parameters": [[p.name, p.required, kind_to_record(p.kind)] for p in self.parameters],
             "extra": None if self.extra is None else kind_to_record(self.extra),
             "takes_ctx": self.takes_ctx,
+            "note": self.note,
             "batch": self.batch
             and [list(self.batch.static), self.batch.max_batch, self.batch.max_batch_on_cpu],
         }
@@ -100,6 +104,7 @@ class Signature:
             None if record["extra"] is None else kind_from_record(record["extra"]),
             record["takes_ctx"],
             record["batch"] and _batch_from_record(*record["batch"]),
+            record["note"],
         )
 
 
@@ -118,6 +123,11 @@ def signature_of(function: Callable[..., Any]) -> Signature:
             f"{name} is an async function; a task is a plain call.",
             hint="wrap it: def task(...): return asyncio.run(...).",
         )
+    if inspect.isgeneratorfunction(inspect.unwrap(function)):
+        raise TargetError(
+            f"{name} has a yield in it: a call of it runs nothing.",
+            hint="return what it makes; for progress there is ctx.report.",
+        )
     try:
         inspected = inspect.signature(function)
     except (TypeError, ValueError) as error:
@@ -133,8 +143,14 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     kinds = [(n, how, required, kind_of(hint)) for n, how, required, hint in entries]
     spec = batch_spec_of(function)
     if spec is None:
-        return build_signature(name, kinds)
-    return build_batched(name, kinds, spec, _declared(spec.params))
+        found = build_signature(name, kinds)
+    else:
+        found = build_batched(name, kinds, spec, _declared(spec.params))
+    returned = inspected.return_annotation
+    if returned is inspected.empty:
+        return found
+    text = returned if isinstance(returned, str) else inspect.formatannotation(returned)
+    return replace(found, note=note_on(text))
 
 
 def build_signature(function: str, entries: Iterable[tuple[str, str, bool, Kind]]) -> Signature:

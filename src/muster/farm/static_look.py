@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from muster.base.target import TargetRef, find_source, read_source
 from muster.farm.batched import BatchSpec, check_batch_spec
 from muster.farm.kinds import ANY, Kind, literal_kind, union_kind
 from muster.farm.parameters import CONTEXT, Parameter, Signature, build_batched, build_signature
+from muster.farm.results import note_on
 
 _BATCHED = ("muster.batched", "muster.farm.batched.batched")
 _PATHS = ("pathlib.Path", "pathlib.PurePath")
@@ -55,8 +57,11 @@ def inspect_source(source: str | bytes, attribute: str) -> Signature | None:
         spec, declared = _decoration(function, names)
         entries = list(_entries(function.args, names, batched=spec is not None))
         if spec is None:
-            return build_signature(attribute, entries)
-        return build_batched(attribute, entries, spec, declared)
+            found = build_signature(attribute, entries)
+        else:
+            found = build_batched(attribute, entries, spec, declared)
+        note = "" if function.returns is None else note_on(ast.unparse(function.returns))
+        return replace(found, note=note)
     except _Unclear:
         return None
 
@@ -65,6 +70,8 @@ def _the_function(tree: ast.Module, attribute: str) -> ast.FunctionDef | None:
     """The one top-level definition of ``attribute``, None if it is bound in any other way."""
     found: list[ast.stmt] = [node for node in tree.body if attribute in _bound_by(node)]
     only = found[0] if len(found) == 1 else None
+    if only is not None and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(only)):
+        return None  # its own, or that of a function in it
     return only if isinstance(only, ast.FunctionDef) else None
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from muster.base.errors import TargetError
 from muster.base.records import from_record
-from muster.base.target import load, parse_target
+from muster.base.target import CLASS, load, parse_target
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def find_class(target: str, base: type[T], hint: str) -> type[T]:
 
     Raises TargetError when it is not a subclass of ``base`` or leaves out what that asks for.
     """
-    found: Any = load(parse_target(target))
+    found: Any = load(parse_target(target, kind=CLASS), kind=CLASS)
     if not isinstance(found, type) or not issubclass(found, base):
         raise TargetError(
             f"{target} is not a task: it does not derive from muster.{base.__name__}.", hint=hint

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
@@ -14,6 +17,7 @@ from muster.api.placing import placement_lines
 from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
+from muster.base.target import names_at_top, read_source
 from muster.cli import output
 from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
@@ -28,8 +32,10 @@ from muster.cli.flags import (
     options_from,
 )
 from muster.cli.parse import bundle, parse, split_command
+from muster.cli.programs import as_program, is_script
 from muster.cli.recipes import RECIPES, load_recipe
 from muster.cli.wording import summary_line
+from muster.farm.model import TaskState
 
 if TYPE_CHECKING:
     from muster.cli.array import SlurmArray
@@ -39,6 +45,9 @@ _HELP = """Run TARGET once for every setting and seed, on every device, and reco
 TARGET is file.py:function, package.module:function, a recipe ({recipes}), or, after --, a
 command with {{name}} where a value belongs and {{dir}} for the task's folder. Settings come from
 --grid, --zip, --list and --seeds. The same command again continues where it stopped.
+
+What a function returns becomes columns of the table. A command writes a JSON object of numbers to
+result.json in $MUSTER_TASK_DIR, and finds $MUSTER_SEED and $MUSTER_PARAMS (JSON) there as well.
 
 Examples:
   muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
@@ -132,6 +141,7 @@ def _parsed(words: list[str], command: list[str]) -> tuple[Workload, Any]:
     if command:
         return _command(words, command)
     if target:
+        _refuse_program(words)
         return _function(words)
     return _help_or_complain(words)
 
@@ -154,7 +164,18 @@ def run_and_sum_up(
         output.say_json(_outcome(run, seconds, made))
     elif not quiet:
         _sum_up(run, seconds, made)
+        if workload.has_table and run.counts()[TaskState.DONE] and not run.has_results():
+            output.say(_no_numbers(workload))
     return run.exit_code
+
+
+def _no_numbers(workload: Workload) -> str:
+    if any(spec.kind == "command" for spec in workload.targets):
+        return (
+            "No task handed over a number. A command does it with a JSON object in the file "
+            '"$MUSTER_TASK_DIR/result.json", such as {"loss": 0.1}: its entries become columns.'
+        )
+    return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
 
 
 def _target_first(words: list[str]) -> list[str]:
@@ -162,7 +183,7 @@ def _target_first(words: list[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         return words
     for position, word in enumerate(words):
-        if _TARGET.fullmatch(word) or word in RECIPES:
+        if _TARGET.fullmatch(word) or word in RECIPES or is_script(word):
             return [word, *words[:position], *words[position + 1 :]]
     return words
 
@@ -192,6 +213,26 @@ def _function(words: list[str]) -> tuple[Workload, Any]:
         raise UnknownNameError("recipe", words[0], RECIPES)
     flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
     return of_target_text(flags.target, flags.space.space()), flags
+
+
+def _refuse_program(words: list[str]) -> None:
+    """A program is no target: say how it is swept, with the user's own parameters."""
+    if ":" in words[0] or "-h" in words or "--help" in words:
+        return
+    groups = (SpaceFlags, _ShellFlags, *_COMMON.values())
+    names = [field.name for group in groups for field in dataclasses.fields(group)]
+    line = as_program(words, {f"--{name.replace('_', '-')}" for name in names})
+    if line is None:
+        return
+    functions: list[str] = []
+    if is_script(words[0]) and words[0].endswith(".py"):
+        with suppress(SyntaxError, ValueError):
+            functions = [f"{words[0]}:{name}" for name in names_at_top(read_source(Path(words[0])))]
+    listed = f"\n      or one of its functions: {', '.join(functions[:5])}." if functions else ""
+    raise UsageError(
+        f"The target {words[0]!r} names no function; a program is given after `--`.",
+        hint=f"write {line}{listed}",
+    )
 
 
 def _help_or_complain(words: list[str]) -> NoReturn:
@@ -226,11 +267,14 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
                 "is_new": prepared.is_new,
                 "workers": [slot.label for slot in prepared.placement.slots],
                 "first": sample,
+                "warnings": list(workload.warnings),
             }
         )
         return
     output.say(f"target   {', '.join(spec.name for spec in workload.targets)}")
     output.say(f"tasks    {workload.total:,}, the first: {'; '.join(sample)}")
+    for line in workload.warnings:
+        output.say(f"note     {line}")
     word = "new" if prepared.is_new else "continued"
     output.say(f"folder   {prepared.folder.path} ({word})")
     for line in placement_lines(prepared.placement, prepared.options):

@@ -110,6 +110,11 @@ class LedgerReader:
                     parts = (*row[:4], _STATES[row[4]], *row[5:8], bool(row[8]), *row[9:])
                     yield TaskRow._make(parts)
 
+    def has_values(self) -> bool:
+        """Whether any result has a field."""
+        sql = "SELECT 1 FROM results WHERE value IS NULL OR value <> CAST('{}' AS BLOB) LIMIT 1"
+        return bool(self._all(sql))
+
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""
         found: list[tuple[int, bytes]] = []
