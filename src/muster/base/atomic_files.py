@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
+import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +20,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
     On an exception the temporary file is removed and ``path`` stays as it was.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # The kernel takes this process's mask off the mode; asking for the mask would mean to change
+    # it, and another thread's file would be made with none.
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         _sync_file(temporary)
         os.replace(temporary, path)
         sync_folder(path.parent)
@@ -51,6 +52,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(folder: Path) -> None:
+    """Make everything below ``folder`` durable, before it is renamed to where it is looked for."""
+    for name, _, files in os.walk(folder, topdown=False):
+        for file in files:
+            path = Path(name, file)
+            if stat.S_ISREG(path.lstat().st_mode):
+                with suppress(PermissionError):
+                    _sync_file(path, os.O_RDONLY)
+        sync_folder(Path(name))
+
+
 def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
     """A SetupError that says what to do about a failed write."""
     hints = {
@@ -65,15 +77,9 @@ def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:
     return SetupError(f"Cannot {doing} {path}: {error.strerror or error}.", hint=hint)
 
 
-def _sync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR)
+def _sync_file(path: Path, flags: int = os.O_RDWR) -> None:
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -135,7 +135,9 @@ class Pilot:
 
     def _hear_beat(self, now: float) -> None:
         beat = read_beat(self._folder)
-        if beat == self._beat:
+        # An older coordinator that beats again, after a pause of its host, is none: its inbox has
+        # been read, and going back to it would mean to read the present one's twice.
+        if beat == self._beat or beat.session < self._beat.session:
             if now - self._beat_seen_s > self._patience_s and not self._is_deserted:
                 self._is_deserted = True
                 self._end_workers()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,57 @@ def test_looks_are_seldom_after_a_long_silence_and_frequent_after_news() -> None
     assert rhythm.due_s == pytest.approx(501.01)
     rhythm.looked(501.01)
     assert rhythm.due_s == pytest.approx(501.02)
+
+
+_FULL_DISK = """
+import os, sys
+from pathlib import Path
+from muster.farm import wire
+from muster.farm.executors.mailbox import Reader, Writer
+
+path, failing, durable = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "durable"
+real = {"fsync": os.fsync, "close": os.close, "write": os.write}
+state = {"calls": 0, "sure": 0}
+
+def fails(call):
+    # As an NFS client with a full server: the pages are gone, and the error comes late.
+    def wrapped(handle, *rest):
+        state["calls"] += 1
+        if state["calls"] in (2, 3):
+            if call == "write":
+                real["write"](handle, rest[0][:3])
+            else:
+                os.truncate(path, state["sure"])
+            if call == "close":
+                real["close"](handle)
+            raise OSError(28, "No space left on device")
+        done = real[call](handle, *rest)
+        state["sure"] = path.stat().st_size
+        return done
+    return wrapped
+
+setattr(os, failing, fails(failing))
+writer = Writer(path, durable=durable)
+for number in range(4):
+    writer.add(wire.pack(["r", number], b"result"))
+    try:
+        writer.flush()
+    except OSError:
+        pass
+setattr(os, failing, real[failing])
+writer.flush()
+print([header[1] for header, _ in Reader(path).receive()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "durable"),
+    [("fsync", "durable"), ("close", "durable"), ("close", "cached"), ("write", "durable")],
+)
+def test_what_a_full_server_refuses_late_is_written_again(
+    tmp_path: Path, failing: str, durable: str
+) -> None:
+    """In a process of its own, whose system calls fail as they do there."""
+    words = [sys.executable, "-c", _FULL_DISK, str(tmp_path / "box"), failing, durable]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "[0, 1, 2, 3]\n", done.stderr

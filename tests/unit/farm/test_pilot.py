@@ -262,6 +262,24 @@ def test_a_second_coordinator_goes_on_with_what_the_first_has_sent(yard: Yard) -
     assert yard.of(WorkerReady) == [], "the worker is the one that was there"
 
 
+def test_an_older_coordinator_that_beats_again_is_not_heard(yard: Yard) -> None:
+    yard.assign("patient")
+    yard.beat(Beat(2, 1))
+    yard.seat = Seat(yard.folder, 0, session=2, least_s=0.004)
+    yard.pilot()
+    yard.ready()
+    yard.send(task(1))
+    (yard.folder.path / "go").touch()
+    yard.until(lambda: yard.of(Results))
+    for beat in (Beat(1, 99), Beat(1, 100), Beat(2, 2)):
+        yard.beat(beat)
+        time.sleep(1.5)  # it looks every second
+    yard.send(task(2))
+    yard.until(lambda: sum(len(e.finished) for e in yard.of(Results)) >= 2)
+    assert [f.task_id for e in yard.of(Results) for f in e.finished] == [1, 2]
+    assert len(yard.of(WorkerReady)) == 1, "no second worker was started"
+
+
 def test_a_newer_pilot_takes_the_place_of_one_that_is_lost(yard: Yard) -> None:
     yard.assign("patient")
     first = yard.pilot(job=1)

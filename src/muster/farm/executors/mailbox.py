@@ -46,22 +46,34 @@ class Writer:
         self.path = path
         self._durable = durable
         self._waiting = bytearray()
+        self._arrived: int | None = None  # how much of the file is sure
 
     def add(self, frames: bytes) -> None:
         self._waiting += frames
 
     def flush(self) -> bool:
-        """Append what waits; whether there was anything. Raises OSError where that fails."""
+        """Append what waits; whether there was anything. Raises OSError where that fails.
+
+        Nothing is given up before it has arrived: a server that is full says so only when the
+        file is synced or closed, and what was written is gone then. The next try writes the same
+        bytes to the same place, so it is no harm if they were read meanwhile.
+        """
         if not self._waiting:
             return False
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            while self._waiting:  # a full disk is told, and what was written stays written
-                del self._waiting[: os.write(handle, self._waiting)]
+            if self._arrived is None:
+                self._arrived = os.fstat(handle).st_size
+            os.lseek(handle, self._arrived, os.SEEK_SET)
+            rest = bytes(self._waiting)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
             if self._durable:
                 os.fsync(handle)
         finally:
             os.close(handle)  # NFS hands everything to its server here
+        self._arrived += len(self._waiting)
+        self._waiting.clear()
         return True
 
 

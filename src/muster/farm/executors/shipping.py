@@ -103,6 +103,9 @@ class Unpacker:
                 with arriving.open("r+b" if position else "wb") as file:
                     file.seek(position)
                     file.write(body)
+                    if is_last:
+                        file.flush()
+                        os.fsync(file.fileno())
                 if not is_last:
                     return None
                 arriving.chmod(mode)

@@ -135,6 +135,8 @@ class SlurmExecutor:
     def close(self) -> None:
         """Nothing of this run is left in the queue afterwards."""
         self._watch.close()
+        if self._is_superseded():
+            return  # the jobs are the other's now
         write_beat(self._folder, self._beat._replace(is_closed=True))
         for seat in self._seats.values():
             seat.close()
@@ -157,8 +159,17 @@ class SlurmExecutor:
     def _keep_beating(self, now: float) -> None:
         if now >= self._beat_due_s:
             self._beat_due_s = now + _BEAT_EVERY_S
+            if self._is_superseded():
+                raise SetupError(
+                    f"Another coordinator has gone on with {self._folder.path} while this one was "
+                    "held up, so this one ends. The jobs go on with the other.",
+                    hint=f"watch it with `muster status {self._folder.path}`.",
+                )
             self._beat = self._beat._replace(number=self._beat.number + 1)
             write_beat(self._folder, self._beat)
+
+    def _is_superseded(self) -> bool:
+        return read_beat(self._folder).session > self._beat.session
 
     def _take_over(self, assignment: Assignment, found: Elements, *, fits: bool) -> None:
         """Go on with what an earlier coordinator has left; what does not fit is cancelled.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from muster.base.atomic_files import write_atomic
+from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.run_folder import RunFolder
 from muster.farm import codec
 from muster.farm.results import plain
@@ -89,6 +89,11 @@ class Context:
         with suppress(OSError):
             self.folder.rmdir()
             self._has_files = False
+
+    def sync_files(self) -> None:
+        """What was written is on the disk before the result can be accepted."""
+        if self._has_files:
+            sync_tree(self._run_folder.attempt(self._key, self._token))
 
     @property
     def has_files(self) -> bool:

@@ -92,6 +92,7 @@ class Performer:
                 if loaded.wants_context:
                     call = {**call, "ctx": context}
                 value = _store(loaded.function(**call), context, self._log)
+            context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails
             outcome, message, trace, sig, poisoned = _explain(error, self._log)
         return Finished(
@@ -154,6 +155,7 @@ class Performer:
                 if isinstance(item, Exception):
                     raise item
                 value = _store(item, mine, self._log)
+                mine.sync_files()
             except Exception as error:
                 outcome, message, trace, sig, poisoned = _explain(error, self._log)
             finished.append(

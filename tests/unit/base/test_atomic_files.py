@@ -1,0 +1,64 @@
+"""Files that are either old or new, with the mode that this user's files have."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from muster.base.atomic_files import replacing, sync_tree, write_atomic
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_new_file_has_the_mode_of_the_mask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_atomic(tmp_path / "a", b"x")
+        write_atomic(tmp_path / "a", b"y")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_files_of_other_threads_keep_their_mask(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            write_atomic(tmp_path / "status", b"x")
+
+    before = os.umask(0o077)
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        modes = set()
+        for number in range(2000):
+            path = tmp_path / str(number)
+            path.touch()
+            modes.add(path.stat().st_mode & 0o777)
+    finally:
+        ended.set()
+        writer.join()
+        os.umask(before)
+    assert modes == {0o600}
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomic(path, b"old")
+    with pytest.raises(KeyError), replacing(path) as beside:
+        beside.write_bytes(b"new")
+        raise KeyError
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_tree_of_all_kinds_is_synced(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "b" / "c" / "file").write_text("x")
+    (tmp_path / "b" / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "b" / "pipe")  # opening it would wait for a reader
+    sync_tree(tmp_path)
