@@ -96,6 +96,17 @@ def play(
     )
 
 
+def try_steps(policy: Policy, env: VectorEnv, *, device: torch.device, num_steps: int = 3) -> None:
+    """A few steps of ``policy`` in ``env``, for nothing but to see that they work."""
+    observation = env.reset()
+    home = next(iter(observation.values())).device
+    with torch.no_grad(), _evaluating(policy):
+        player = _PolicyPlayer(policy, env.spec, True, 0, 0, device)
+        for step in range(num_steps):
+            outcome = env.step(player(observation, step).to(home))
+            observation, player.starts = outcome.observation, outcome.starts
+
+
 def summary(episodes: Episodes, confidence: float = 0.95) -> dict[str, Any]:
     """Mean and t-interval of returns, lengths and extras, as JSON values by name."""
     values = {"return": episodes.returns, "length": episodes.lengths, **episodes.extras}

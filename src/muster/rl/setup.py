@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from muster.rl.episodes import Running, Window
 from muster.rl.phases import PhaseClock
 from muster.rl.policy import Policy
 from muster.rl.progress import AgentLimits, AgentProgress
+from muster.rl.rehearsal import rehearse
 from muster.rl.rollout import Actor, Carry
 from muster.rl.snapshot import group, read_rows
 from muster.rl.statistics import ReturnScale
@@ -166,6 +168,9 @@ def prepare(
         run.carry.observation = env.reset()
     else:
         _go_on(run, resumed, extra)
+    if run.limits.is_over(run.progress) is None:
+        one = partial(place_of, config, gang, num_envs=1)
+        rehearse(task, policy, env.spec, gang, config.seed, one, say)
     return run
 
 

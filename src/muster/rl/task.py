@@ -22,6 +22,9 @@ class AgentTask(ABC):
     #: an episode), ``length``, or the mean of an extra of the environment.
     monitor: ClassVar[str] = "return"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
+    #: True while environments of "val" and "test" and ``finish`` are called once before the first
+    #: step, to find their mistakes: whoever takes long does less, or nothing, then.
+    rehearsing: bool = False
 
     @abstractmethod
     def environments(self, split: Split, place: Place) -> VectorEnv:
@@ -45,6 +48,8 @@ class AgentTask(ABC):
     ) -> Mapping[str, Any]:
         """Called on rank 0 at the end with the best policy on ``device``, in evaluation mode.
 
-        ``folder`` takes figures and tables; what is returned goes to the results as it is.
+        ``folder`` takes figures and tables; what is returned goes to the results as it is. It is
+        called once before the first step as well, with a copy of the policy and a folder that is
+        thrown away; ``self.rehearsing`` is True then.
         """
         return {}

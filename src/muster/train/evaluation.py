@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from muster.base.errors import TargetError
+from muster.base.errors import TargetError, UnknownNameError
 from muster.gang.memory import free_cached, is_out_of_memory
 from muster.gang.precision import Precision
 from muster.gang.process_group import Gang
+from muster.gang.rehearsed import tried
 from muster.gang.seeding import Untouched
+from muster.gang.sync import restored
 from muster.train.feed import Batch, Fetcher, Order, draws_random_numbers, to_device
 from muster.train.task import Columns, Task
 
@@ -56,8 +58,34 @@ class Evaluator:
                 parts = self._score_in_memory(model, is_sharded)
         finally:
             model.train(was_training)
-        columns = self._together(parts)
-        return dict(self._task.summarise(columns))
+        return self._summary(self._together(parts))
+
+    def rehearse(self, model: nn.Module, most: int) -> dict[str, Any]:
+        """Metrics of the first samples of the data set, ``most`` at most, on this rank alone.
+
+        Raises TargetError and NotTried (``gang.rehearsed``); leaves no trace in ``model``.
+        """
+        batch = self._first(most)
+        was_training = model.training
+        model.eval()
+        try:
+            with (
+                torch.no_grad(),
+                restored(model.buffers()),
+                self._precision.autocast(),
+                tried(self._task.score, is_sure=True),
+            ):
+                data = to_device(batch.data, self._gang.device)
+                columns = self._checked(self._task.score(model, data), batch.size)
+        finally:
+            model.train(was_training)
+        with tried(self._task.summarise):
+            return self._summary(columns)
+
+    def _summary(self, columns: Columns) -> dict[str, Any]:
+        """Numbers as Python has them: a metric that is a tensor of one element is a number too."""
+        found = self._task.summarise(columns)
+        return {name: _number(value) for name, value in found.items()}
 
     def _score_in_memory(self, model: nn.Module, is_sharded: bool) -> list[dict[str, Tensor]]:
         """As ``_score_all``, with half the batch after an out-of-memory: scores are per sample,
@@ -92,11 +120,16 @@ class Evaluator:
 
     def _spare(self) -> Any:
         """A batch of one sample: the first that is not left out."""
+        return self._first(1).data
+
+    def _first(self, most: int) -> Batch:
+        """The first samples from the first one on that is not left out."""
         fetcher = self._fetcher()
         for index in range(self._num_samples):
-            batch = fetcher[Order(0, index, [index])]
+            indices = list(range(index, min(index + most, self._num_samples)))
+            batch = fetcher[Order(0, index, indices)]
             if batch.size:
-                return batch.data
+                return batch
         raise _nothing_left(self._task)
 
     def _orders(self) -> list[Order]:
@@ -141,6 +174,29 @@ class Evaluator:
         if not ranks:
             raise _nothing_left(self._task)
         return {name: torch.cat([columns[name] for columns in ranks]) for name in ranks[0]}
+
+
+def _number(value: Any) -> Any:
+    is_one = getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_one else value
+
+
+def monitored(metrics: Mapping[str, Any], task: Task) -> float:
+    """The monitored metric.
+
+    Raises UnknownNameError where the task does not give it, TargetError where it is no number.
+    """
+    name = type(task).__name__
+    if task.monitor not in metrics:
+        raise UnknownNameError(f"metric to monitor in {name}", task.monitor, metrics)
+    value = metrics[task.monitor]
+    if not isinstance(value, int | float):
+        raise TargetError(
+            f"{name}.monitor is {task.monitor!r}, and what {name}.summarise gives for it is a "
+            f"{type(value).__name__}, not a number.",
+            hint="monitor a metric that is one number.",
+        )
+    return float(value)
 
 
 def _nothing_left(task: Task) -> TargetError:

@@ -1,13 +1,17 @@
-"""Before the first step: one tiny batch through everything, leaving no trace.
+"""Before the first step: a few samples through everything, to the task's last word, leaving no
+trace.
 
-What is wrong with a task shows here with names, instead of as a hang or a silent drift later.
+What is wrong with a task shows here with names, instead of after hours, as a hang or as a silent
+drift.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,13 +22,18 @@ from muster.base.errors import MusterError, TargetError
 from muster.gang.agreement import Council
 from muster.gang.flops import count_flops, kept_bytes
 from muster.gang.precision import Precision
+from muster.gang.process_group import Gang
+from muster.gang.rehearsed import NotTried, check_storable, raise_together, rehearsing, tried
+from muster.gang.replica import Replica
 from muster.gang.seeding import Untouched
 from muster.gang.sync import check_identical, restored
+from muster.train.evaluation import Evaluator, monitored
 from muster.train.feed import Batch, Collate, to_device
 from muster.train.step import Work, check_loss
 from muster.train.task import Task
 
 _LOOK_AT = 64
+_FEW = 8
 
 
 def find_example(
@@ -141,3 +150,81 @@ def rehearse(work: Work, council: Council) -> None:
                 gradients = {name: p.grad for name, p in named if p.grad is not None}
                 check_identical(gradients, council, "after a synchronised backward (gradients)")
             replica.wrapped.zero_grad(set_to_none=True)
+
+
+def rehearse_end(
+    work: Work, evaluators: Mapping[str, Evaluator], gang: Gang, say: Callable[[str], None]
+) -> None:
+    """Call once, on little, what is otherwise called after an epoch or at the end: ``score``,
+    ``summarise``, what is monitored, and ``finish`` with a copy of the model.
+
+    Raises TargetError, on every rank, where one of them fails.
+    """
+    task, replica = work.task, work.replica
+    open_: list[str] = []
+    called = ["score", "summarise", "monitor"] if evaluators else []
+    error: MusterError | None = None
+    try:
+        with rehearsing(task):
+            judge = evaluators.get("val") or evaluators.get("test")
+            for evaluator in evaluators.values():
+                try:
+                    with _not_compiled(replica.bare):
+                        model = replica.wrapped if replica.is_sharded else replica.bare
+                        metrics = evaluator.rehearse(model, _FEW)
+                    check_storable(task.summarise, metrics)
+                    if evaluator is judge:
+                        monitored(metrics, task)
+                except NotTried as reason:
+                    open_.append(str(reason))
+            if type(task).finish is not Task.finish:
+                called.append("finish")
+                if gang.is_first:
+                    try:
+                        _rehearse_finish(task, replica)
+                    except NotTried as reason:
+                        open_.append(str(reason))
+    except MusterError as found:
+        error = found
+    raise_together(gang.council, error)
+    for reason in dict.fromkeys(open_):
+        say(f"note       {reason}; it is called on all samples later")
+    if called and not open_:
+        say(f"rehearsal  {', '.join(called)} called once, on at most {_FEW} samples")
+
+
+def _rehearse_finish(task: Task, replica: Replica) -> None:
+    with TemporaryDirectory(prefix="muster-rehearsal-") as folder, tried(task.finish):
+        if replica.is_sharded:
+            model = task.model()
+        else:
+            try:
+                model = _copy_on_cpu(replica.bare)
+            except Exception as error:
+                raise NotTried(
+                    f"{type(task).__name__}.finish could not be rehearsed: the model cannot be "
+                    f"copied ({error})"
+                ) from None
+        task.finish(model.eval(), folder)
+
+
+def _copy_on_cpu(model: nn.Module) -> nn.Module:
+    """A copy that takes no memory of the GPU: its tensors are copied to the CPU first."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        copied = parameter.detach().to("cpu", copy=True)
+        memo[id(parameter)] = nn.Parameter(copied, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    return copy.deepcopy(model, memo)
+
+
+@contextmanager
+def _not_compiled(model: nn.Module) -> Iterator[None]:
+    """Without torch.compile, which would specialise on the few samples."""
+    compiled = model._compiled_call_impl
+    model._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = compiled

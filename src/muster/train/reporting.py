@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.base.clock import human_duration
-from muster.base.errors import UnknownNameError
 from muster.gang.memory import peak_memory_mib
 from muster.gang.meter import Tally
 from muster.gang.record import Record, StepLine
+from muster.train.evaluation import monitored
 from muster.train.losses import StepLoss
 from muster.train.setup import Training
 
@@ -97,8 +97,7 @@ class Reporter:
         began = time.perf_counter()
         metrics = evaluator(model, is_sharded=replica.is_sharded)
         # Rank 0's, should a task's summary differ between ranks: one decision for all.
-        own = monitored(metrics, task.monitor, type(task).__name__)
-        value = run.gang.council.share(own)
+        value = run.gang.council.share(monitored(metrics, task))
         is_best = progress.judge(value, higher_is_better=task.better == "higher")
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         line = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
@@ -166,10 +165,3 @@ class Reporter:
         eta = self._eta_s(run)
         parts += [] if eta is None else [f"ETA {human_duration(eta)}"]
         return " · ".join(parts)
-
-
-def monitored(metrics: dict[str, Any], name: str, task: str) -> float:
-    """The monitored metric; UnknownNameError where the task does not give it."""
-    if name not in metrics:
-        raise UnknownNameError(f"metric to monitor in {task}", name, metrics)
-    return float(metrics[name])

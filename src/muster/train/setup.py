@@ -41,7 +41,14 @@ from muster.train.feed import (
 )
 from muster.train.loaders import choose_num_workers
 from muster.train.progress import Limits, Progress
-from muster.train.rehearsal import find_example, find_flops, find_kept, find_unused, rehearse
+from muster.train.rehearsal import (
+    find_example,
+    find_flops,
+    find_kept,
+    find_unused,
+    rehearse,
+    rehearse_end,
+)
 from muster.train.step import Work
 from muster.train.task import Split, Task
 
@@ -167,6 +174,15 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     feed.at(progress.position, plan)
     steps_per_epoch = math.ceil(num_samples / plan.global_batch)
     evaluators = _evaluators(task, config, gang, precision, plan, num_workers)
+    limits = Limits(
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+        patience=config.patience,
+        eval_frequency=config.eval_frequency,
+    )
+    if limits.is_over(progress) is None:
+        rehearse_end(work, evaluators, gang, say)
     _set_generators(extra, gang, config.seed)  # last: a task may draw in anything above
     return Training(
         config=config,
@@ -177,13 +193,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
         feed=feed,
         plan=plan,
         contract=contract,
-        limits=Limits(
-            steps_per_epoch=steps_per_epoch,
-            epochs=config.epochs,
-            max_steps=config.max_steps,
-            patience=config.patience,
-            eval_frequency=config.eval_frequency,
-        ),
+        limits=limits,
         warmup_steps=round(config.warmup_epochs * steps_per_epoch),
         evaluators=evaluators,
         checkpoints=CheckpointWriter(

@@ -43,6 +43,9 @@ class Task(ABC):
     #: The model whose metrics are the results, and that ``finish`` gets: the best by ``monitor``,
     #: or the last, and then the validation data chooses at most when to stop (patience).
     reported: Literal["best", "last"] = "best"
+    #: True while ``score``, ``summarise`` and ``finish`` are called once before the first step, to
+    #: find their mistakes: whoever takes long or sends something away does less, or nothing, then.
+    rehearsing: bool = False
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -80,4 +83,8 @@ class Task(ABC):
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
 
     def finish(self, model: nn.Module, folder: str) -> None:  # noqa: B027
-        """Called on rank 0 at the end with the reported model, unwrapped, on the CPU."""
+        """Called on rank 0 at the end with the reported model, unwrapped, on the CPU.
+
+        And once before the first step, with a copy of the model and a folder that is thrown away;
+        ``self.rehearsing`` is True then.
+        """

@@ -89,11 +89,15 @@ class ArithTask(Task):
     def finish(self, model: nn.Module, folder: str) -> None:
         """Save for Transformers, with the share solved per difficulty in ``solved.json``."""
         assert isinstance(model, Llama)
-        save(model, Path(folder), self.solved(model))
+        solved = self.solved(model, 1, hardest=1) if self.rehearsing else self.solved(model)
+        save(model, Path(folder), solved)
 
-    def solved(self, model: Llama, num_problems: int = 200) -> dict[int, float]:
+    def solved(
+        self, model: Llama, num_problems: int = 200, *, hardest: int | None = None
+    ) -> dict[int, float]:
         """The share of held-out problems solved by greedy decoding, per number of operations."""
-        hardest = min(self.config.difficulty + _HARDER, MAX_DIFFICULTY)
+        if hardest is None:
+            hardest = min(self.config.difficulty + _HARDER, MAX_DIFFICULTY)
         shares = {}
         for difficulty in range(1, hardest + 1):
             held_out = [

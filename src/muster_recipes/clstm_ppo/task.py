@@ -83,6 +83,8 @@ class ClstmPpoTask(AgentTask):
     ) -> Mapping[str, Any]:
         """The policy and the baselines on the same 128 episodes of the test split;
         ``comparison.json``, ``comparison.csv`` and ``equity.png``."""
+        if self.rehearsing:  # 7 players x 128 whole episodes
+            return {}
         played = self._play_all(policy, device, seed)
         market, bars = self.market, episode_bars(self.market, self.config)
         clusters = clusters_of(market, played["agent"].first["bar"], bars)

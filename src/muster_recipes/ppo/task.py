@@ -55,6 +55,8 @@ class PpoTask(AgentTask):
     ) -> Mapping[str, Any]:
         """100 episodes with the likeliest action each, and 100 with sampled actions, from the
         same initial states."""
+        if self.rehearsing:  # the environments have been tried; an episode may take long
+            return {"env": self.config.env}
         return {
             "env": self.config.env,
             "deterministic": self._evaluate(policy, device, seed, deterministic=True),

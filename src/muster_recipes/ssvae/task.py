@@ -23,6 +23,8 @@ from muster_recipes.ssvae.pool import Pool, load
 from muster_recipes.ssvae.ssvae_net import SsvaeNet
 from muster_recipes.ssvae.train_config import DEFAULTS, SsvaeTrainConfig
 
+_FEW = 100
+
 
 class SsvaeTask(Task):
     """Train one semi-supervised VAE. Metrics: ``accuracy``, ``elbo_nats``, ``calibration_error``.
@@ -98,7 +100,9 @@ class SsvaeTask(Task):
         """Style leakage needs the training images, which no evaluation sees: measured here."""
         assert isinstance(model, SsvaeNet)
         weights = {name: weight.detach().unsqueeze(0) for name, weight in model.weights.items()}
-        splits = self._splits
-        leakage = style_leakage(weights, splits["test"], splits["train"], self._hyper).item()
+        test, train = self._splits["test"], self._splits["train"]
+        if self.rehearsing:
+            test, train = (Pool(each.x[:_FEW], each.labels[:_FEW]) for each in (test, train))
+        leakage = style_leakage(weights, test, train, self._hyper).item()
         known = leakage if math.isfinite(leakage) else None
         Path(folder, "style_leakage.json").write_text(json.dumps({"style_leakage": known}) + "\n")

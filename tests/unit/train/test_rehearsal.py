@@ -1,0 +1,105 @@
+"""What is called after an epoch or at the end is called once before the first step."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.train import mistaken_tasks as tasks
+from tests.unit.train.rank_jobs import last_weights
+from tests.unit.train.toy_tasks import Toy
+
+from muster.base.errors import UsageError
+from muster.base.run_folder import RunFolder
+from muster.train.config import TrainConfig
+from muster.train.entry import train
+
+SETTINGS: dict[str, Any] = {"epochs": 2, "global_batch": 8, "tensorboard": False}
+
+
+def trained(folder: Path, task: Toy) -> tuple[dict[str, Any], list[str]]:
+    said: list[str] = []
+    place = RunFolder(folder)
+    place.create()
+    results = train(task, TrainConfig(**SETTINGS), place, None, said.append, checkpoint_s=None)
+    assert results is not None
+    return results, said
+
+
+def line_of(task: type, text: str) -> int:
+    lines, _ = inspect.findsource(task)
+    return next(n for n, line in enumerate(lines, 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("task", "hook", "cause", "where"),
+    [
+        (tasks.TypoInScore, "TypoInScore.score", "name 'modell' is not defined", '"loss": modell'),
+        (tasks.WrongShapeInScore, "WrongShapeInScore.score", "RuntimeError", "zeros(1000)"),
+        (tasks.TypoInSummarise, "TypoInSummarise.summarise", "KeyError: 'los'", '["los"]'),
+        (tasks.DeepTypoInSummarise, "DeepTypoInSummarise.summarise", "maen", ".maen()"),
+        (tasks.TypoInFinish, "TypoInFinish.finish", "'modell' is not defined", "modell.state"),
+        (tasks.FinishTakesNoFolder, "FinishTakesNoFolder.finish", "positional argument", None),
+    ],
+)
+def test_a_mistake_ends_before_the_first_step_with_its_name_and_line(
+    task: type[Toy], hook: str, cause: str, where: str | None, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        trained(tmp_path, task())
+    message = str(caught.value)
+    assert f"{hook} failed in the rehearsal before the first step" in message
+    assert cause in message
+    if where is not None:
+        assert f"mistaken_tasks.py:{line_of(task, where)})" in message
+    assert not RunFolder(tmp_path).metrics.exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (tasks.UnstorableSummary, "UnstorableSummary.summarise gives something that the results"),
+        (
+            tasks.ListIsMonitored,
+            "what ListIsMonitored.summarise gives for it is a list",
+        ),
+        (tasks.NothingOfThatName, "did you mean 'loss'?"),
+    ],
+)
+def test_what_cannot_be_monitored_or_kept_is_said_before_the_first_step(
+    task: type[Toy], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        trained(tmp_path, task())
+    assert message in str(caught.value)
+    assert not RunFolder(tmp_path).metrics.exists()
+
+
+def test_what_few_samples_may_cause_does_not_end_a_training(tmp_path: Path) -> None:
+    results, said = trained(tmp_path, tasks.NeedsBothClasses())
+    assert isinstance(results["metrics"]["val"]["loss"], float), "a tensor of one number is one"
+    [note] = [line for line in said if "could not be rehearsed" in line]
+    assert "NeedsBothClasses.summarise" in note
+    assert "ValueError: only one class is present" in note
+
+
+def test_a_rehearsal_leaves_no_trace_in_the_run(tmp_path: Path) -> None:
+    """Bit for bit the run whose methods touch nothing while they are rehearsed."""
+    found = {}
+    for meddles in (False, True):
+        folder = tmp_path / str(meddles)
+        results, said = trained(folder, tasks.Meddles(meddles=meddles))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            del line["seconds"]
+        files = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+        assert any(line.startswith("rehearsal") for line in said)
+        found[meddles] = lines, results["metrics"], files, last_weights(RunFolder(folder))
+    assert found[True][:3] == found[False][:3]
+    assert "model/finished" in found[True][2]
+    for name, value in found[False][3].items():
+        assert torch.equal(found[True][3][name], value), name
