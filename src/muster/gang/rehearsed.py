@@ -82,7 +82,9 @@ def rehearsing(task: Any) -> Iterator[None]:
 
 
 def raise_together(council: Council, error: MusterError | None) -> None:
-    """The first rank's ``error`` on every rank, so that none goes on alone."""
+    """An error on every rank where there is one on any, so that none goes on alone."""
     messages = [each for each in council.gather(None if error is None else str(error)) if each]
+    if error is not None:
+        raise error
     if messages:
-        raise TargetError(messages[0]) from error
+        raise TargetError(messages[0])

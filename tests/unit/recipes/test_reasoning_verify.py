@@ -38,8 +38,6 @@ def _never(answer: str, reference: str) -> bool | None:
 
 def test_words_that_change_a_number_are_no_units() -> None:
     for text in (
-        "3 million",
-        "3 dozen",
         "3 percent",
         "3 halves",
         "3 or 4",
