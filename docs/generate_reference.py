@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from muster.cli.main import COMMANDS
-from muster.cli.recipes import RECIPES
-from muster.cli.tasks import AGENTS, TASKS
+from muster.cli.recipes import AGENTS, RECIPES, TASKS
 
 TARGET = Path(__file__).parent / "reference" / "cli.md"
 

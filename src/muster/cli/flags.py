@@ -30,7 +30,7 @@ class SpaceFlags:
     list: Path | None = None
     """A .csv (with a header) or .jsonl file with one setting per line."""
     seeds: str | None = None
-    """How many (100), which (3,5,8) or from:to (10:20). Every setting runs once per seed."""
+    """How many (100), which (3,5,8; one: 3,) or from:to (10:20); each setting once per seed."""
     seed_offset: int = 0
     """Added to every seed."""
 

@@ -23,8 +23,8 @@ from muster.cli.flags import (
     join_repeated,
     options_from,
 )
-from muster.cli.maps import MAPS, load_map_recipe
 from muster.cli.parse import bundle, parse
+from muster.cli.recipes import MAPS, is_recipe, map_recipe, names_of
 
 _S = MapSettings()
 
@@ -152,8 +152,9 @@ def parse_map(argv: list[str], text: str) -> Parsed:
     words = join_repeated(_pipeline_first(argv), ("--where", "--slurm-arg"))
     name = words[0] if words and not words[0].startswith("-") else ""
     text = text.format(recipes=", ".join(sorted(MAPS)))
-    if name in MAPS:
-        return _of_recipe(load_map_recipe(name), words[1:])
+    recipe = map_recipe(name) if name else None
+    if recipe is not None:
+        return _of_recipe(recipe, name, words[1:])
     if not name:
         if "-h" in words or "--help" in words:
             parse(bundle("Map", _COMMON, {"pipeline": Positional}), ["--help"], "map", text)
@@ -164,13 +165,13 @@ def parse_map(argv: list[str], text: str) -> Parsed:
     return _of_target(name, words[1:], text)
 
 
-def _of_recipe(recipe: MapRecipe, words: list[str]) -> Parsed:
+def _of_recipe(recipe: MapRecipe, word: str, words: list[str]) -> Parsed:
     own = {field.name for field in dataclasses.fields(recipe.config)}
     groups = {name: _without(kind, own) for name, kind in _COMMON.items()}
     doc = (recipe.config.__doc__ or "").strip()
     kind = bundle("MapRecipe", {"recipe": recipe.config, **groups})
     text = f"Recipe {recipe.name}: {doc}"
-    flags: Any = parse(kind, words, f"map {recipe.name}", text, pairs=False)
+    flags: Any = parse(kind, words, f"map {word}", text, pairs=False)
     config = flags.recipe
     options = _options(flags)
     if recipe.inform(config) is not None:
@@ -190,7 +191,7 @@ def _of_target(target: str, words: list[str], text: str) -> Parsed:
         found: Any = load_value(parse_target(target))
     except TargetError:
         if target.isidentifier():
-            raise UnknownNameError("pipeline", target, MAPS) from None
+            raise UnknownNameError("pipeline", target, names_of(MapRecipe)) from None
         raise
     groups = dict(_COMMON)
     if isinstance(found, type) and dataclasses.is_dataclass(found):
@@ -331,6 +332,6 @@ def _pipeline_first(words: list[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         return list(words)
     for position, word in enumerate(words):
-        if word in MAPS or (_TARGET.fullmatch(word) and (".py:" in word)):
+        if is_recipe(word, MapRecipe) or (_TARGET.fullmatch(word) and (".py:" in word)):
             return [word, *words[:position], *words[position + 1 :]]
     return list(words)

@@ -1,20 +1,199 @@
-"""Recipes by name: a table of "module:attribute", imported on use."""
+"""Recipes by name or by file: muster's own, those of installed packages, a value in a file.
+
+Packages offer theirs by entry points of the group ``muster.recipes``; which command a recipe
+belongs to follows from what it is.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
-from muster.api.recipe import Recipe
+from muster.api.recipe import AgentRecipe, MapRecipe, Recipe, TrainRecipe
+from muster.base.errors import TargetError, UsageError
+from muster.base.target import load_value, parse_target
+from muster.farm.space_texts import parse_seeds
 
+_GROUP = "muster.recipes"
+#: For `muster sweep`.
 RECIPES: dict[str, str] = {
     "ssm": "muster_recipes.ssm.recipe:RECIPE",
     "ssvae": "muster_recipes.ssvae.recipe:RECIPE",
 }
+#: For `muster train`.
+TASKS: dict[str, str] = {
+    "arith": "muster_recipes.arith.recipe:RECIPE",
+    "digits": "muster_recipes.digits.recipe:RECIPE",
+    "har": "muster_recipes.har.recipe:RECIPE",
+    "ssvae": "muster_recipes.ssvae.train_recipe:RECIPE",
+}
+#: What learns by acting, for `muster train`.
+AGENTS: dict[str, str] = {
+    "clstm-ppo": "muster_recipes.clstm_ppo.recipe:AGENT",
+    "ppo": "muster_recipes.ppo.recipe:AGENT",
+}
+#: For `muster map`.
+MAPS: dict[str, str] = {
+    "embed": "muster_recipes.embed.recipe:RECIPE",
+    "reasoning": "muster_recipes.reasoning.recipe:RECIPE",
+}
+_COMMANDS: dict[type, tuple[str, dict[str, str]]] = {
+    Recipe: ("sweep", RECIPES),
+    TrainRecipe: ("train", TASKS),
+    AgentRecipe: ("train", AGENTS),
+    MapRecipe: ("map", MAPS),
+}
+
+_R = TypeVar("_R", Recipe, TrainRecipe, AgentRecipe, MapRecipe)
 
 
-def load_recipe(name: str) -> Recipe:
-    """The recipe called ``name``, which must be in the table."""
-    module, _, attribute = RECIPES[name].partition(":")
-    recipe = getattr(importlib.import_module(module), attribute)
-    assert isinstance(recipe, Recipe)
-    return recipe
+def sweep_recipe(word: str) -> Recipe | None:
+    """The recipe for ``muster sweep`` that ``word`` names; None where it is something else.
+
+    Raises UsageError where it names a recipe of another command.
+    """
+    return _find(word, Recipe)
+
+
+def train_recipe(word: str) -> TrainRecipe | AgentRecipe | None:
+    """As ``sweep_recipe``, for ``muster train``."""
+    if word in AGENTS:
+        return _find(word, AgentRecipe)
+    found = _named(word)
+    return found if isinstance(found, AgentRecipe) else _find(word, TrainRecipe)
+
+
+def map_recipe(word: str) -> MapRecipe | None:
+    """As ``sweep_recipe``, for ``muster map``."""
+    return _find(word, MapRecipe)
+
+
+def is_recipe(word: str, kind: type) -> bool:
+    """Whether ``word`` is the name of a recipe of this kind, or of an installed package's."""
+    return word in _COMMANDS[kind][1] or (word[:1].isalpha() and word in _installed())
+
+
+def names_of(*kinds: type) -> list[str]:
+    """Muster's own of these kinds, and those of installed packages, which are not loaded."""
+    own = {name for kind in kinds for name in _COMMANDS[kind][1]}
+    return sorted(own | _installed().keys())
+
+
+def load_own(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _find(word: str, kind: type[_R]) -> _R | None:
+    command, own = _COMMANDS[kind]
+    if word in own:
+        found = load_own(own[word])
+        assert isinstance(found, kind)
+        return found
+    found = _named(word)
+    if found is None:
+        for other, names in _COMMANDS.values():
+            if word in names and other != command:
+                raise _other_command(word, other, command)
+        return None
+    if isinstance(found, kind):
+        return found
+    for known, (other, _) in _COMMANDS.items():
+        if isinstance(found, known):
+            raise _other_command(word, other, command)
+    return None
+
+
+def _other_command(word: str, other: str, command: str) -> UsageError:
+    return UsageError(
+        f"{word} is a recipe of `muster {other}`, not of `muster {command}`.",
+        hint=f"write: muster {other} {word}",
+    )
+
+
+def _named(word: str) -> Any:
+    """What an installed package offers under ``word``, or the value that it names in a file."""
+    if ":" in word:
+        return _value(word)
+    entry = _installed().get(word) if word[:1].isalpha() else None
+    if entry is None:
+        return None
+    try:
+        return entry.load()
+    except Exception as error:  # a foreign package's code
+        package = entry.dist.name if entry.dist is not None else "an installed package"
+        raise TargetError(
+            f"The recipe {word} of {package} cannot be loaded: {type(error).__name__}: {error}."
+        ) from error
+
+
+@cache
+def _installed() -> Mapping[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=_GROUP)}
+
+
+def _value(word: str) -> Any:
+    """The value ``file.py:NAME`` or ``module:NAME``, where it is assigned at the top of a file:
+    what is a function or class there may import torch, and is left to the workers."""
+    try:
+        ref = parse_target(word)
+        path = ref.location
+        if ref.kind != "file":
+            spec = importlib.util.find_spec(ref.location)
+            path = "" if spec is None or spec.origin is None else spec.origin
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except (TargetError, ImportError, OSError, SyntaxError, ValueError):
+        return None  # told better by whoever reads the target next
+    assigned = {
+        target.id
+        for statement in tree.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for target in (
+            statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        )
+        if isinstance(target, ast.Name)
+    }
+    return load_value(ref) if ref.attribute in assigned else None
+
+
+def with_seeds(config: type, words: list[str]) -> list[str]:
+    """``--seeds`` of a recipe by the one rule of all sweeps (``parse_seeds``), as numbers.
+
+    ``--seeds 3 5 8`` is the same as ``--seeds 3,5,8``.
+    """
+    annotation = getattr(config, "__annotations__", {}).get("seeds", "")
+    if "tuple[int" not in str(annotation).replace(" ", ""):
+        return words
+    kept: list[str] = []
+    place = 0
+    while place < len(words):
+        flag, equals, value = words[place].partition("=")
+        place += 1
+        if flag != "--seeds":
+            kept.append(words[place - 1])
+            continue
+        values = [value] if equals else []
+        while place < len(words) and not words[place].startswith("--"):
+            values.append(words[place])
+            place += 1
+        text = ",".join(values) if values else ""
+        kept += ["--seeds", *map(str, parse_seeds(text))]
+    return kept
+
+
+def with_seeds_as_stored(config: Mapping[str, Any], words: list[str]) -> list[str]:
+    """The words of an older run, in which ``--seeds 3`` was the one seed 3 of a recipe."""
+    stored = list(config.get("seeds") or ())
+    if len(stored) != 1:
+        return words
+    text = str(stored[0])
+    for place in range(len(words) - 1):
+        if words[place] == "--seeds" and words[place + 1] == text:
+            return [*words[: place + 1], f"{text},", *words[place + 2 :]]
+    return [f"{word}," if word == f"--seeds={text}" else word for word in words]

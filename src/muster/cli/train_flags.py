@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from muster.api.gangs import GangOptions
 from muster.api.options import parse_duration
+from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.train import TrainJob, job_of_recipe, job_of_target
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli.flags import DeviceFlags, Positional
 from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, PlaceFlags, gang_options_from
 from muster.cli.parse import bundle, parse
+from muster.cli.recipes import AGENTS, TASKS, is_recipe, names_of, train_recipe
 from muster.cli.settings_class import settings_of
-from muster.cli.tasks import AGENTS, TASKS, load_agent_recipe, load_train_recipe
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
@@ -44,13 +45,12 @@ def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, Gan
     may_leave = command == "train"
     name = words[0] if words and not words[0].startswith("-") else ""
     text = text.format(recipes=", ".join(sorted({**TASKS, **AGENTS})))
-    if name in AGENTS:
-        agent = load_agent_recipe(name)
-        groups = {"task": agent.config, **_groups(PpoConfig.of(agent.defaults), may_leave)}
+    recipe = train_recipe(name) if name else None
+    if isinstance(recipe, AgentRecipe):
+        groups = {"task": recipe.config, **_groups(PpoConfig.of(recipe.defaults), may_leave)}
         flags: Any = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
-        job = job_of_recipe(agent, flags.task, _config(flags), **_rest(flags))
-    elif name in TASKS:
-        recipe = load_train_recipe(name)
+        job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
+    elif recipe is not None:
         groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults), may_leave)}
         rest = _renamed(words[1:], recipe.config)
         flags = parse(bundle("Train", groups), rest, f"{command} {name}", text)
@@ -86,7 +86,7 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
         task, config = _class_and_config(name)
     except TargetError:
         if name.replace("-", "_").isidentifier():
-            raise UnknownNameError("task", name, {**TASKS, **AGENTS}) from None
+            raise UnknownNameError("task", name, names_of(TrainRecipe, AgentRecipe)) from None
         raise
     groups = _groups(config, command == "train")
     if isinstance(config, TrainConfig):
@@ -162,6 +162,7 @@ def task_first(words: list[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         return words
     for position, word in enumerate(words):
-        if word in TASKS or word in AGENTS or (_TASK.fullmatch(word) and ".py:" in word):
+        is_known = is_recipe(word, TrainRecipe) or is_recipe(word, AgentRecipe)
+        if is_known or (_TASK.fullmatch(word) and ".py:" in word):
             return [word, *words[:position], *words[position + 1 :]]
     return words

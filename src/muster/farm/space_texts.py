@@ -53,19 +53,25 @@ def parse_grid(text: str) -> tuple[str, list[object]]:
 
 
 def parse_seeds(text: str, offset: int = 0) -> range | tuple[int, ...]:
-    """Seeds from ``100`` (a count), ``3,5,8`` (those) or ``10:20`` (10 to 19), plus ``offset``."""
+    """Seeds from ``100`` (a count), ``3,5,8`` (those; ``3,`` is one) or ``10:20`` (10 to 19), plus
+    ``offset``.
+
+    >>> list(parse_seeds("3")), list(parse_seeds("3,")), list(parse_seeds("3:5"))
+    ([0, 1, 2], [3], [3, 4])
+    """
     try:
         if ":" in text:
             start, stop = (int(part) for part in text.split(":"))
             seeds: range | tuple[int, ...] = range(start + offset, stop + offset)
         elif "," in text:
-            seeds = tuple(int(part) + offset for part in text.split(","))
+            seeds = tuple(int(part) + offset for part in text.removesuffix(",").split(","))
         else:
             seeds = range(offset, offset + int(text))
     except ValueError:
         raise UsageError(
             f"Cannot read {text!r} as seeds.",
-            hint="write a count (100), a list (3,5,8) or a range (10:20, without 20).",
+            hint="write a count (100), a list (3,5,8; one seed: 3,) or a range (10:20, without "
+            "20).",
         ) from None
     return checked_seeds(seeds, f"{text!r}", offset)
 

@@ -214,7 +214,9 @@ def split(text: str, *, letters: bool = False) -> Quantity:
         if not is_apart or not NUMBER.fullmatch(value) or not _WORDS.fullmatch(words):
             continue
         return _with_words(text, value, words)
-    is_changed = NUMBER.match(text) and _CHANGERS & set(re.findall("[a-z]+", text.lower()))
+    is_changed = NUMBER.match(text) and _CHANGERS & set(
+        re.findall(r"(?<![\\a-z])[a-z]+", text.lower())
+    )
     return Quantity(text, is_changed=bool(is_changed))
 
 

@@ -18,7 +18,7 @@ class SsmConfig:
     num_seeds: int = 4
     """Seeds 0 … n-1, shifted by --seed-offset. A seed draws the teacher and its data."""
     seeds: tuple[int, ...] = ()
-    """These seeds instead of a number of them."""
+    """Instead of --num-seeds: how many (3: 0, 1, 2), which (3,5,8; one: 3,) or from:to (10:20)."""
     seed_offset: int = 0
     """Added to every seed."""
     teacher_ranks: tuple[int, ...] = (1,)

@@ -38,7 +38,7 @@ class SsvaeConfig:
     num_seeds: int = _NUM_SEEDS
     """Seeds 42, 43, …, shifted by --seed-offset. A seed draws labels, weights, order and noise."""
     seeds: tuple[int, ...] = ()
-    """These seeds instead of a number of them."""
+    """Instead of --num-seeds: how many (3: 0, 1, 2), which (3,5,8; one: 3,) or from:to (10:20)."""
     seed_offset: int = 0
     """Added to every seed."""
     num_epochs: int = 75

@@ -149,6 +149,8 @@ def test_grid_texts_that_are_refused(text: str, message: str) -> None:
         ("10:13", 0, [10, 11, 12]),
         ("10:12", 5, [15, 16]),
         ("5,3", -3, [2, 0]),
+        ("3,", 0, [3]),
+        ("3:4", 0, [3]),
     ],
 )
 def test_seed_texts(text: str, offset: int, seeds: list[int]) -> None:
@@ -161,12 +163,14 @@ def test_seed_texts(text: str, offset: int, seeds: list[int]) -> None:
         (
             "abc",
             "Cannot read 'abc' as seeds.\n"
-            "Hint: write a count (100), a list (3,5,8) or a range (10:20, without 20).",
+            "Hint: write a count (100), a list (3,5,8; one seed: 3,) or a range (10:20, "
+            "without 20).",
         ),
         (
             "1:2:3",
             "Cannot read '1:2:3' as seeds.\n"
-            "Hint: write a count (100), a list (3,5,8) or a range (10:20, without 20).",
+            "Hint: write a count (100), a list (3,5,8; one seed: 3,) or a range (10:20, "
+            "without 20).",
         ),
         ("0", "No seeds in '0'.\nHint: give a count of 1 or more, or a range like 0:10."),
         ("5:5", "No seeds in '5:5'.\nHint: give a count of 1 or more, or a range like 0:10."),

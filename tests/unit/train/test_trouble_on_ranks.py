@@ -90,7 +90,7 @@ def jobs() -> list[Job]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run_jobs(tmp_path_factory.mktemp("trouble"), jobs(), limit_s=120.0)
+    return run_jobs(tmp_path_factory.mktemp("trouble"), jobs())
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -15,8 +15,7 @@ from muster.cli.launcher.answers import Answers, command_line, command_words, pl
 from muster.cli.launcher.asking import Asker, make_asker
 from muster.cli.launcher.questions import Gpu, Machine, answered, check_given, questions
 from muster.cli.parse import parse
-from muster.cli.recipes import RECIPES
-from muster.cli.tasks import TASKS, load_train_recipe
+from muster.cli.recipes import RECIPES, TASKS, load_own
 from muster.devices.inventory import discover
 from muster.devices.placement import busy_reason
 
@@ -126,7 +125,7 @@ def find_machine(settings: Settings) -> Machine:
         gpus=gpus,
         why_no_gpu=inventory.problem or "none is visible",
         num_cores=settings.cpu_count,
-        tasks={name: load_train_recipe(name).defaults for name in sorted(TASKS)},
+        tasks={name: load_own(TASKS[name]).defaults for name in sorted(TASKS)},
         sweeps=tuple(sorted(RECIPES)),
     )
 

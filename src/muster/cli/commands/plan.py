@@ -17,7 +17,7 @@ from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
 from muster.cli.flags import Switch
 from muster.cli.parse import parse
-from muster.cli.tasks import AGENTS, TASKS
+from muster.cli.recipes import AGENTS, TASKS
 from muster.plan.gather import Known
 from muster.plan.prices import FILE_NAME, read_prices, write_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest

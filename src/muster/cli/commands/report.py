@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from muster.api.recipe import Recipe
 from muster.api.runs import open_run
 from muster.base.errors import MusterError, UsageError
 from muster.base.records import from_record
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
-from muster.cli.maps import MAPS
 from muster.cli.parse import parse
-from muster.cli.recipes import RECIPES, load_recipe
+from muster.cli.recipes import MAPS, is_recipe, sweep_recipe
 
 if TYPE_CHECKING:
     from muster.api.report.map import MapMaker
@@ -65,10 +65,11 @@ def main(argv: list[str]) -> int:
 def _maker_of(stored: StoredRun) -> SweepMaker | MapMaker | None:
     """The recipe behind a run; None where there is none, or where it is not of this muster."""
     name = stored.spec.get("recipe")
-    if name in RECIPES and stored.kind == "sweep":
+    if stored.kind == "sweep" and isinstance(name, str) and is_recipe(name, Recipe):
         from muster.api.report.sweep import SweepMaker
 
-        recipe = load_recipe(str(name))
+        recipe = sweep_recipe(name)
+        assert recipe is not None
         return SweepMaker(recipe, from_record(recipe.config, stored.spec["config"]))
     if stored.kind == "map" and MAPS.keys() & set(stored.argv):
         with suppress(MusterError):

@@ -26,6 +26,7 @@ from muster.cli.flags import (
     options_from,
 )
 from muster.cli.parse import bundle, parse
+from muster.cli.recipes import with_seeds_as_stored
 from muster.cli.repeating import flag_name, without
 
 _DEVICE_FLAGS = {
@@ -97,7 +98,7 @@ def _by_command_line(
     stored = run.stored
     path = run.path.absolute()
     extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
-    words = list(stored.argv[2:])
+    words = with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv[2:]))
     command: list[str] = []
     if "--" in words:
         cut = words.index("--")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines
+from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
@@ -33,7 +34,7 @@ from muster.cli.flags import (
 )
 from muster.cli.parse import bundle, parse, split_command
 from muster.cli.programs import as_program, is_script
-from muster.cli.recipes import RECIPES, load_recipe
+from muster.cli.recipes import RECIPES, is_recipe, names_of, sweep_recipe, with_seeds
 from muster.cli.wording import summary_line
 from muster.farm.model import TaskState
 
@@ -136,8 +137,9 @@ def _words_of(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def _parsed(words: list[str], command: list[str]) -> tuple[Workload, Any]:
     target = words[0] if words and not words[0].startswith("-") else ""
-    if target in RECIPES and not command:
-        return _recipe(target, words[1:])
+    recipe = sweep_recipe(target) if target and not command else None
+    if recipe is not None:
+        return _recipe(target, recipe, words[1:])
     if command:
         return _command(words, command)
     if target:
@@ -183,13 +185,13 @@ def _target_first(words: list[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         return words
     for position, word in enumerate(words):
-        if _TARGET.fullmatch(word) or word in RECIPES or is_script(word):
+        if _TARGET.fullmatch(word) or is_script(word) or is_recipe(word, Recipe):
             return [word, *words[:position], *words[position + 1 :]]
     return words
 
 
-def _recipe(name: str, words: list[str]) -> tuple[Workload, Any]:
-    recipe = load_recipe(name)
+def _recipe(name: str, recipe: Recipe, words: list[str]) -> tuple[Workload, Any]:
+    words = with_seeds(recipe.config, words)
     kind = bundle("SweepRecipe", {"recipe": recipe.config, **_COMMON})
     text = f"Recipe {name}: {(recipe.config.__doc__ or '').strip()}"
     flags: Any = parse(kind, join_repeated(words, _REPEATED[2:]), f"sweep {name}", text)
@@ -210,7 +212,7 @@ def _command(words: list[str], command: list[str]) -> tuple[Workload, Any]:
 def _function(words: list[str]) -> tuple[Workload, Any]:
     kind = bundle("SweepFunction", {"space": SpaceFlags, **_COMMON}, {"target": Positional})
     if re.fullmatch(r"[\w-]+", words[0]):  # before its flags, which would be called unknown
-        raise UnknownNameError("recipe", words[0], RECIPES)
+        raise UnknownNameError("recipe", words[0], names_of(Recipe))
     flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
     return of_target_text(flags.target, flags.space.space()), flags
 

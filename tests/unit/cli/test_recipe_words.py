@@ -1,0 +1,154 @@
+"""Recipes by name, by file and from packages; and ``--seeds``, which means one thing everywhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import MusterCli
+from tests.programs import read_program
+
+from muster.base.errors import UsageError
+from muster.cli import recipes
+from muster.cli.recipes import with_seeds, with_seeds_as_stored
+from muster.farm.space_texts import parse_seeds
+from muster_recipes.ssm.config import SsmConfig
+from muster_recipes.ssvae.config import SsvaeConfig
+
+
+@pytest.mark.parametrize("config", [SsmConfig, SsvaeConfig])
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (["3"], [0, 1, 2]),
+        (["3,"], [3]),
+        (["3:4"], [3]),
+        (["3,5,8"], [3, 5, 8]),
+        (["3", "5", "8"], [3, 5, 8]),
+        (["10:13"], [10, 11, 12]),
+    ],
+)
+def test_seeds_of_a_recipe_are_those_of_a_function(
+    config: type, words: list[str], seeds: list[int]
+) -> None:
+    shown = ["--seeds", *map(str, seeds)]
+    assert with_seeds(config, ["--seeds", *words, "--quiet"]) == [*shown, "--quiet"]
+    if len(words) == 1:
+        assert with_seeds(config, [f"--seeds={words[0]}"]) == shown
+        assert list(parse_seeds(words[0])) == seeds
+
+
+@pytest.mark.parametrize("text", ["x", "", "0", "1,1"])
+def test_what_are_no_seeds_is_refused_in_both(text: str) -> None:
+    with pytest.raises(UsageError):
+        with_seeds(SsmConfig, ["--seeds", text])
+    with pytest.raises(UsageError):
+        parse_seeds(text)
+
+
+def test_an_older_run_keeps_its_one_seed() -> None:
+    """There ``--seeds 3`` was the seed 3, which its stored settings say."""
+    words = ["ssm", "--seeds", "3", "--no-gd"]
+    assert with_seeds_as_stored({"seeds": [3]}, words) == ["ssm", "--seeds", "3,", "--no-gd"]
+    assert with_seeds_as_stored({"seeds": [3]}, ["--seeds=3"]) == ["--seeds=3,"]
+    assert with_seeds_as_stored({"seeds": [0, 1, 2]}, words) == words
+    assert with_seeds_as_stored({}, words) == words
+
+
+def test_a_sweep_of_a_recipe_counts_its_seeds(muster_main: MusterCli, tmp_path: Path) -> None:
+    words = ("sweep", "ssm", "--no-gnc", "--student-dims", "4", "--dry-run", "--json")
+    done = muster_main(*words, "--seeds", "3")
+    assert done.returncode == 0, done.stderr
+    assert '"tasks": 3' in done.stdout
+    done = muster_main(*words, "--seeds", "3,")
+    assert '"tasks": 1' in done.stdout
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "own_recipes.py").write_text(read_program("own_recipes.py"))
+    return tmp_path
+
+
+def test_a_recipe_in_a_file_has_its_flags_and_plan(own: Path, muster_main: MusterCli) -> None:
+    words = ("sweep", "own_recipes.py:SQUARES", "--widths", "1", "2", "3", "--num-seeds", "2")
+    done = muster_main(*words, "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tasks"] == 6
+    shown = muster_main("sweep", "own_recipes.py:SQUARES", "--help").stdout
+    assert "Squares of several widths." in shown
+    assert "Sides of the squares" in shown
+
+
+def test_a_map_recipe_in_a_file_has_its_flags_and_source(own: Path, muster_main: MusterCli) -> None:
+    done = muster_main(
+        "map", "own_recipes.py:SHOUT", "--words", "a", "b", "c", "--dry-run", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["records"] == 3
+    assert found["output"].endswith("shouted.jsonl")
+
+
+def test_a_recipe_of_another_command_is_sent_there(own: Path, muster_main: MusterCli) -> None:
+    for command, word, right in (
+        ("map", "own_recipes.py:SQUARES", "sweep"),
+        ("sweep", "own_recipes.py:SHOUT", "map"),
+        ("train", "own_recipes.py:SHOUT", "map"),
+        ("sweep", "reasoning", "map"),
+        ("sweep", "digits", "train"),
+        ("train", "ssm", "sweep"),
+        ("map", "ppo", "train"),
+    ):
+        done = muster_main(command, word)
+        assert done.returncode == 2
+        assert f"{word} is a recipe of `muster {right}`" in done.stderr
+        assert f"write: muster {right} {word}" in " ".join(done.stderr.split())
+
+
+def test_a_package_offers_recipes_by_entry_points(
+    own: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = own / "own_recipes-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-recipes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[muster.recipes]\nsquares = own_recipes:SQUARES\nshout = own_recipes:SHOUT\n"
+        "broken = own_recipes:NOWHERE\n"
+    )
+    monkeypatch.syspath_prepend(own)
+    recipes._installed.cache_clear()
+    try:
+        done = muster_main("sweep", "squares", "--num-seeds", "4", "--dry-run", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["tasks"] == 8
+        done = muster_main("map", "shout", "--dry-run", "--json")
+        assert done.returncode == 0, done.stderr
+        assert "is a recipe of `muster map`" in muster_main("sweep", "shout").stderr
+        broken = muster_main("sweep", "broken")
+        assert broken.returncode == 2
+        assert "The recipe broken of own-recipes cannot be loaded" in broken.stderr
+        assert "shout, squares" in " ".join(muster_main("sweep", "squaers").stderr.split())
+    finally:
+        recipes._installed.cache_clear()
+        sys.modules.pop("own_recipes", None)
+
+
+@pytest.mark.thorough
+def test_recipes_in_a_file_run_to_their_tables_and_figures(
+    own: Path, muster_cli: MusterCli
+) -> None:
+    words = ("sweep", "own_recipes.py:SQUARES", "--widths", "2", "3", "--devices", "cpu:1",
+             "--run-dir", "squares")  # fmt: skip
+    done = muster_cli(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (own / "squares" / "figures" / "squares.txt").read_text() == "2 4.0\n3 9.0"
+    more = muster_cli(*words, "--num-seeds", "2")
+    assert more.returncode == 0, more.stdout + more.stderr
+    assert (own / "squares" / "figures" / "squares.txt").read_text() == "2 4.5\n3 9.5"
+    done = muster_cli("map", "own_recipes.py:SHOUT", "--devices", "cpu:1", "--run-dir", "shouted")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"text":"ONE!"' in (own / "shouted.jsonl").read_text().splitlines()[0]
+    assert "letters" in done.stdout
