@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import muster
 from muster.base.errors import PlacementError
+from muster.base.settings import read_settings
 from muster.devices.inventory import to_json
+from muster.devices.leases import Lease, acquire
 from muster.devices.model import Device, Holder, Inventory
 
 TARGET = """
@@ -166,3 +169,34 @@ def test_packing_follows_the_memory_that_the_driver_shows(host: Path) -> None:
 def test_more_gpus_than_there_are(host: Path) -> None:
     with pytest.raises(PlacementError, match="this host has 3 visible GPUs"):
         muster.sweep("target.py:f", grid={"i": [1]}, devices="5")
+
+
+@pytest.mark.parametrize(
+    "asked", [["--gpu-ids", "1,2"], ["--gpus", "3"], ["--num-gpus", "3"], ["--nproc-per-node", "3"]]
+)
+def test_a_gang_never_quietly_takes_fewer(
+    asked: list[str], host: Path, muster_main: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (host / "gang.py").write_text("")
+    words = ["run", "--dry-run", *asked, "gang.py"]
+    assert muster_main(*words).returncode == 0
+    holder = Holder(pid=4711, user="bob", used_mib=9000)
+    (host / "facts.json").write_bytes(facts(3, {1: (holder,)}))
+    refused = muster_main(*words)
+    assert refused.returncode == 3
+    assert "cuda:1: busy: pid 4711 (bob) holds 9000 MiB" in refused.stderr
+    for choice in ([*asked, "--force"], ["--max-gpus", "3"], []):
+        assert muster_main("run", "--dry-run", *choice, "gang.py").returncode == 0
+
+
+def test_a_gang_is_refused_a_gpu_that_another_run_has_leased(
+    host: Path, muster_main: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (host / "gang.py").write_text("")
+    lease = acquire("GPU-2", "theirs", read_settings())
+    assert isinstance(lease, Lease)
+    with lease:
+        refused = muster_main("run", "--gpu-ids", "1,2", "--run-dir", "run", "gang.py")
+    assert refused.returncode == 3
+    assert "cuda:2: leased by run theirs" in refused.stderr
+    assert not (host / "run" / "run.json").exists()

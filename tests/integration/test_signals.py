@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.programs import read_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals of POSIX")
 
 MusterMain = Callable[..., subprocess.CompletedProcess[str]]
-PROGRAMS = Path(__file__).parents[1] / "programs"
 TASKS = "phases.py:f --grid x=1,2,3,4,5,6 --devices cpu:1"
 TRAINING = "--devices cpu:1 --no-tensorboard --grace 60"
 
@@ -75,7 +74,7 @@ class Case:
         self.run = folder / "run"
         self.errors = folder / "stderr.txt"
         for name in ("phases.py", "phases_training.py"):
-            shutil.copy(PROGRAMS / name, folder)
+            (folder / name).write_text(read_program(name))
         lines = [json.dumps({"x": i}) + "\n" for i in range(6)]
         (folder / "in.jsonl").write_text("".join(lines))
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.slow_training import TASK
+from tests.programs import slow_task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 
@@ -46,7 +46,7 @@ LOOKING = ["status run", "list", "errors run", "devices", "--help", "sweep --hel
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "tiny.py").write_text(TINY)
-    (tmp_path / "slow.py").write_text(TASK.replace("SECONDS", "0.0"))
+    (tmp_path / "slow.py").write_text(slow_task(0.0))
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"x": i}) + "\n" for i in range(3)))
     lines = "for i in range(9):\n    print('line', i, flush=True)\n"
     (tmp_path / "lines.py").write_text(lines + "open('written', 'w').close()\n")

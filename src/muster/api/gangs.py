@@ -287,10 +287,12 @@ def _names_a_number(options: GangOptions) -> bool:
 
 def _request(options: GangOptions, inventory: Inventory) -> DeviceRequest:
     if options.num_ranks is None:
-        return device_request(options)
+        return dataclasses.replace(device_request(options), is_exact=True)
     has_gpu = any(device.kind == "cuda" for device in inventory.devices)
     text = f"--nproc-per-node {options.num_ranks}"
-    return DeviceRequest(kind="count" if has_gpu else "cpu", count=options.num_ranks, text=text)
+    return DeviceRequest(
+        kind="count" if has_gpu else "cpu", count=options.num_ranks, text=text, is_exact=True
+    )
 
 
 def _take(options: GangOptions, run_name: str, settings: Settings) -> tuple[Placement, list[Lease]]:

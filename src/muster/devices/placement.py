@@ -91,7 +91,7 @@ def place(
     A GPU is left out, with the reason in ``skipped``, when it is lost, when others hold more than
     ``busy_threshold_mib`` of it, or when its UUID is in ``leased`` (UUID -> reason); ``force``
     takes it all the same unless it is lost. Fewer free GPUs than asked for is not an error as
-    long as one task fits. Raises UsageError for numbers that contradict each other and
+    long as one task fits, unless the request is exact. Raises UsageError for numbers that contradict each other and
     PlacementError when the host has too few GPUs or none is left.
     """
     _check(request, per_gpu, gpus_per_task, cpu_count)
@@ -113,6 +113,9 @@ def place(
         if (reason := reasons[gpu.ordinal]) and gpu not in usable
     ]
 
+    asked = len(request.ids) if request.kind == "ids" else request.count
+    if request.is_exact and request.kind != "auto" and asked is not None and len(usable) < asked:
+        raise _too_few(request, asked, usable, skipped)
     groups = [
         usable[start : start + gpus_per_task]
         for start in range(0, len(usable) - gpus_per_task + 1, gpus_per_task)
@@ -238,6 +241,19 @@ def _reason(gpu: _Gpu, leased: Mapping[str, str], busy_threshold_mib: int) -> st
     if gpu.device.lost is not None:
         return f"lost: {gpu.device.lost}"
     return leased.get(gpu.device.uuid) or busy_reason(gpu.device, busy_threshold_mib)
+
+
+def _too_few(
+    request: DeviceRequest, asked: int, usable: Sequence[_Gpu], skipped: Sequence[Skipped]
+) -> PlacementError:
+    free = ", ".join(gpu.label for gpu in usable) or "none"
+    lines = "\n".join(f"  {item.device}: {item.reason}" for item in skipped)
+    return PlacementError(
+        f"Cannot start {asked} rank{'s' if asked > 1 else ''} ({request.text}): "
+        f"{len(usable)} of the GPUs can be used ({free}).\n{lines}",
+        hint="wait, choose other GPUs, take what is free with --devices auto or --max-gpus, or use "
+        "--force to run beside what is there.",
+    )
 
 
 def _nothing_left(

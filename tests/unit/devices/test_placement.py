@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -371,3 +373,41 @@ def test_whatever_is_asked_the_placement_is_sound(
         assert slot.num_threads >= 1
     if any(slot.kind == "cuda" for slot in result.slots):
         assert sum(slot.num_threads for slot in result.slots) <= max(cpu_count, len(result.slots))
+
+
+EXACT = st.one_of(
+    st.integers(1, 6).map(lambda count: parse_devices(str(count))),
+    st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True).map(
+        lambda ids: parse_gpu_ids(",".join(map(str, ids)))
+    ),
+)
+
+
+@given(
+    inventory=inventories, request_=EXACT, force=st.booleans(), leased=st.sets(st.integers(0, 4))
+)
+def test_a_gang_gets_what_it_asked_for_or_nothing(
+    inventory: Inventory, request_: DeviceRequest, force: bool, leased: set[int]
+) -> None:
+    held = {f"GPU-{index}{index}": "leased" for index in leased}
+    exact = dataclasses.replace(request_, is_exact=True)
+    asked = len(request_.ids) or request_.count
+    try:
+        result = placed(exact, inventory, force=force, leased=held)
+    except PlacementError:
+        with contextlib.suppress(PlacementError):
+            fewer = placed(request_, inventory, force=force, leased=held)
+            assert len(fewer.slots) != asked
+    else:
+        assert len(result.slots) == asked
+
+
+def test_who_is_in_the_way_of_a_gang_is_named() -> None:
+    exact = dataclasses.replace(parse_gpu_ids("1,0,2"), is_exact=True)
+    with pytest.raises(PlacementError) as caught:
+        placed(exact, MIXED)
+    text = str(caught.value)
+    assert "Cannot start 3 ranks (--gpu-ids 1,0,2): 1 of the GPUs can be used (cuda:1)" in text
+    assert "cuda:0: busy: pid 100 (ada) holds 9000 MiB" in text
+    assert "cuda:2: lost: GPU 2 does not answer" in text
+    assert "--force" in text
