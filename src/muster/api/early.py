@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from muster.gang.launch import AgentHandle, start_agent
-from muster.gang.topology import read_topology
+from muster.gang.topology import Meeting, read_meeting, read_topology
 
-__all__ = ["AgentHandle", "read_topology", "start_agent"]
+__all__ = ["AgentHandle", "Meeting", "read_meeting", "read_topology", "start_agent"]

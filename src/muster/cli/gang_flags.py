@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from muster.api.early import Meeting, read_meeting
 from muster.api.gangs import GangOptions, GangRequest
 from muster.api.options import parse_duration
 from muster.base.errors import UsageError
@@ -52,12 +53,12 @@ class NodeFlags:
     """How many nodes."""
     min_nodes: int | None = None
     """Go on with as few as this when nodes are lost; needs --max-restarts."""
-    node_rank: int = _D.node_rank
-    """Which node this is, from 0."""
+    node_rank: int | None = None
+    """Which node this is, from 0. Default: NODE_RANK of the environment, else 0."""
     master_addr: str | None = None
-    """Where node 0 is."""
+    """Where node 0 is. Default: MASTER_ADDR of the environment."""
     master_port: int | None = None
-    """A free port there; the same on all nodes."""
+    """A free port there; the same on all nodes. Default: MASTER_PORT of the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,8 @@ def gang_options_from(
             f"--min-nodes {node.min_nodes} has no effect without restarts.",
             hint="add --max-restarts 3.",
         )
+    met = read_meeting() if slurm is None and node.nodes > 1 else Meeting()
+    node_rank = met.node_rank if node.node_rank is None else node.node_rank
     return GangOptions(
         devices=devices or _D.devices,
         gpu_ids=gpu_ids,
@@ -125,9 +128,9 @@ def gang_options_from(
         start=None if gang.start == "auto" else gang.start,
         num_nodes=1 if slurm is not None else node.nodes,
         min_nodes=node.min_nodes,
-        node_rank=node.node_rank,
-        master_addr=node.master_addr,
-        master_port=node.master_port,
+        node_rank=node_rank or 0,
+        master_addr=node.master_addr or met.master_addr,
+        master_port=met.master_port if node.master_port is None else node.master_port,
         slurm=slurm,
     )
 

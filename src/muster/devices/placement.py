@@ -91,8 +91,8 @@ def place(
     A GPU is left out, with the reason in ``skipped``, when it is lost, when others hold more than
     ``busy_threshold_mib`` of it, or when its UUID is in ``leased`` (UUID -> reason); ``force``
     takes it all the same unless it is lost. Fewer free GPUs than asked for is not an error as
-    long as one task fits, unless the request is exact. Raises UsageError for numbers that contradict each other and
-    PlacementError when the host has too few GPUs or none is left.
+    long as one task fits, unless the request is exact. Raises UsageError for numbers that
+    contradict each other and PlacementError when the host has too few GPUs or none is left.
     """
     _check(request, per_gpu, gpus_per_task, cpu_count)
     if request.kind == "cpu":

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from muster.base.errors import UsageError
 
@@ -119,6 +119,37 @@ def _of_slurm(env: Mapping[str, str]) -> Topology:
         restart_count=_whole(env, "SLURM_RESTART_COUNT", "slurm", "0"),
         launcher="slurm",
     )
+
+
+class Meeting(NamedTuple):
+    """Where several nodes meet and which of them this is, None for what nobody has said."""
+
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+def read_meeting(environment: Mapping[str, str] | None = None) -> Meeting:
+    """What the environment says to a launcher on one of several nodes, where its flags do not.
+
+    MASTER_ADDR, MASTER_PORT and NODE_RANK, as job scripts and operators set them; torchrun's own
+    PET_ names come first.
+    """
+    env = os.environ if environment is None else environment
+
+    def said(name: str) -> str | None:
+        return env.get(f"PET_{name}") or env.get(name) or None
+
+    def number(name: str) -> int | None:
+        text = said(name)
+        if text is None or text.isdecimal():
+            return None if text is None else int(text)
+        raise UsageError(
+            f"{name}={text} of the environment is not a whole number.",
+            hint=f"correct it, or give --{name.lower().replace('_', '-')}.",
+        )
+
+    return Meeting(number("NODE_RANK"), said("MASTER_ADDR"), number("MASTER_PORT"))
 
 
 def set_default(name: str, value: str) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from muster.base.errors import UsageError
-from muster.gang.topology import Topology, first_host, read_topology
+from muster.gang.topology import Meeting, Topology, first_host, read_meeting, read_topology
 
 TORCHRUN = {
     "RANK": "5",
@@ -97,3 +97,22 @@ def test_a_launcher_that_says_half_is_refused() -> None:
 )
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("environment", "meeting"),
+    [
+        ({}, Meeting()),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "7", "NODE_RANK": "1"}, Meeting(1, "a", 7)),
+        ({"PET_MASTER_ADDR": "a", "PET_NODE_RANK": "2"}, Meeting(2, "a", None)),
+        ({"PET_MASTER_PORT": "8", "MASTER_PORT": "7"}, Meeting(None, None, 8)),
+        ({"MASTER_ADDR": "", "NODE_RANK": ""}, Meeting()),
+    ],
+)
+def test_where_nodes_meet_by_the_environment(environment: dict[str, str], meeting: Meeting) -> None:
+    assert read_meeting(environment) == meeting
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="MASTER_PORT=http of the environment"):
+        read_meeting({"MASTER_PORT": "http"})
