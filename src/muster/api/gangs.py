@@ -104,8 +104,8 @@ class GangOptions:
         if self.num_nodes > 1 and (self.master_addr is None or self.master_port is None):
             raise UsageError(
                 f"--nodes {self.num_nodes} needs a place to meet.",
-                hint="add --master-addr HOST --master-port PORT (where node 0 is, the same on all), "
-                "or set MASTER_ADDR and MASTER_PORT.",
+                hint="add --master-addr HOST --master-port PORT (where node 0 is, the same on "
+                "all), or set MASTER_ADDR and MASTER_PORT.",
             )
 
 

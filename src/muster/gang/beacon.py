@@ -71,7 +71,7 @@ _COLLECTIVES = {
 class Beacon:
     """``step`` -1 and empty texts mean: not said, so look yourself.
 
-    ``phase``: setup, data, forward, backward, optimizer, evaluation, checkpoint, finish;
+    ``phase``: setup, data, compiling, forward, backward, optimizer, evaluation, checkpoint, finish;
     ``collective``: the name of the one that is waited for, "" outside.
     """
 
@@ -150,17 +150,19 @@ class Heart:
 
     def _beat(self, has_ended: bool) -> Beat:
         beacon = self._beacon
-        phase, collective = read_place(sys._current_frames().get(self._main or 0))
+        frames = sys._current_frames()
+        compiles = any(map(is_compiling, frames.values()))  # backward's may be in another thread
+        phase, collective = read_place(frames.get(self._main or 0))
         distributed = _loaded("torch.distributed")
         is_ready = bool(distributed is not None and distributed.is_initialized())
         return Beat(
             rank=self._topology.rank,
             count=self._count,
             step=beacon.step if beacon.step >= 0 else self._steps.most(),
-            phase=beacon.phase or phase,
-            collective=beacon.collective or collective,
+            phase="compiling" if compiles else beacon.phase or phase,
+            collective="" if compiles else beacon.collective or collective,
             num_collectives=_num_collectives(distributed) if is_ready else 0,
-            cpu_s=family_cpu_s(),
+            cpu_s=family_cpu_s() or 0.0,
             is_ready=is_ready,
             has_ended=has_ended,
         )
@@ -189,6 +191,18 @@ def read_place(frame: FrameType | None) -> tuple[str, str]:
             theirs = f"{path.rpartition('/')[2]}:{frame.f_lineno} in {name}"
         frame = frame.f_back
     return theirs, ""
+
+
+def is_compiling(frame: FrameType | None) -> bool:
+    """Whether torch.compile is at work in this stack; running what it made is something else."""
+    while frame is not None:
+        path, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
+        if path.endswith("torch/_dynamo/convert_frame.py"):
+            return True
+        if path.endswith("torch/_inductor/compile_fx.py") and "compile" in name:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_users(path: str) -> bool:
@@ -242,25 +256,33 @@ def _num_collectives(distributed: Any) -> int:
         return 0
 
 
-def family_cpu_s() -> float:
-    """Processor time of this process and its living descendants (data-loader workers)."""
-    times = os.times()
-    total = times.user + times.system + times.children_user + times.children_system
+def family_cpu_s(pid: int | None = None) -> float | None:
+    """Processor time of a process and its living descendants (data-loader workers).
+
+    Without ``pid`` of this one. None where that cannot be seen: it has ended, or no Linux.
+    """
     if sys.platform != "linux":
-        return total
-    waiting, seen = _children(os.getpid()), set[int]()
+        if pid is not None:
+            return None
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
+    first = pid or os.getpid()
+    total: float | None = None
+    waiting, seen = [first], set[int]()
     while waiting:
-        pid = waiting.pop()
-        if pid in seen:
+        member = waiting.pop()
+        if member in seen:
             continue
-        seen.add(pid)
+        seen.add(member)
         try:
-            text = Path(f"/proc/{pid}/stat").read_bytes()
+            text = Path(f"/proc/{member}/stat").read_bytes()
         except OSError:
             continue
         fields = text[text.rindex(b")") + 2 :].split()
-        total += (int(fields[11]) + int(fields[12])) / _TICKS
-        waiting += _children(pid)
+        # Of the first one also what its ended children have used.
+        used = sum(map(int, fields[11 : 15 if member == first else 13]))
+        total = (total or 0.0) + used / _TICKS
+        waiting += _children(member)
     return total
 
 

@@ -100,6 +100,7 @@ class GangAgent(SimpleElasticAgent):
             self._watchdog = Watchdog(
                 str(worker_group.master_addr),
                 int(worker_group.master_port or 0),
+                pids=pids,
                 world_size=world_size,
                 restart_count=restart,
                 judges=worker_group.group_rank == 0,

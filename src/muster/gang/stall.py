@@ -1,7 +1,8 @@
 """Who holds a gang up: beats of all ranks in, a verdict out. Pure; the clock is a parameter.
 
-A rank is *silent* when its beat is older than the limit: the process is stopped or something holds
-its interpreter. The gang *stands* when no rank has changed its step, phase or place for the limit.
+A rank is *silent* when its beat is older than the limit. One that uses the processor meanwhile, as
+its node sees it, computes something that holds its interpreter, such as a large `json.loads`: a
+remark after the limit, ended after ten times it. One that does not is stopped: ended. The gang *stands* when no rank has changed its step, phase or place for the limit.
 Of a gang that stands, the ranks that do not wait for others are to blame:
 
 =====================  =======================  ================================================
@@ -9,7 +10,7 @@ others wait            the rest                 verdict
 =====================  =======================  ================================================
 some                   is idle                  ended after the limit
 some                   computes                 a remark after the limit, ended after ten times it
-some                   sets up, saves, sums up  a remark, never ended: a disk may be slow
+some                   sets up, compiles, saves a remark, never ended: a disk may be slow
 all wait               all idle                 mismatched collectives: ended after the limit
 all wait               some compute             a remark, ended after ten times the limit
 nobody waits           (any)                    a remark, never ended
@@ -26,6 +27,9 @@ from typing import Any
 
 #: Below this share of one core over the window, a process does nothing.
 _IDLE_SHARE = 0.01
+#: A silent rank above this share of one core over the last seconds computes.
+_BUSY_SHARE = 0.05
+_BUSY_WINDOW_S = 10.0
 _PATIENCE = 10.0
 #: The watchdog itself did not run for this long: nobody is judged by that time.
 _GAP_S = 5.0
@@ -33,7 +37,7 @@ _GAP_S = 5.0
 _QUIET_S = 4.0
 
 #: One rank works on its own here, for as long as its disk or its task takes.
-_PATIENT = ("checkpoint", "setup", "finish")
+_PATIENT = ("checkpoint", "compiling", "setup", "finish")
 
 _PLACES = {
     "data": "in the data loader",
@@ -42,6 +46,7 @@ _PLACES = {
     "backward": "in backward",
     "optimizer": "in the optimizer",
     "checkpoint": "saving a checkpoint",
+    "compiling": "compiling",
     "evaluation": "in the evaluation",
     "setup": "setting up",
     "finish": "summing up",
@@ -97,7 +102,8 @@ class _Rank:
     beat: Beat
     heard_s: float
     moved_s: float
-    cpu: list[tuple[float, float]] = field(default_factory=list)
+    cpu: list[tuple[float, float]] = field(default_factory=list)  # as its beats say
+    seen_cpu: list[tuple[float, float]] = field(default_factory=list)  # as its node sees it
 
 
 class Watch:
@@ -126,6 +132,16 @@ class Watch:
         while len(rank.cpu) > 2 and rank.cpu[1][0] <= now_s - self._limit_s:
             rank.cpu.pop(0)
 
+    def see_cpu(self, number: int, cpu_s: float, now_s: float) -> None:
+        """Take in what a rank's node has seen of its processor time."""
+        rank = self._ranks.get(number)
+        if rank is None:
+            return
+        seen, window_s = rank.seen_cpu, min(_BUSY_WINDOW_S, self._limit_s)
+        seen.append((now_s, cpu_s))
+        while len(seen) > 2 and seen[1][0] <= now_s - window_s:
+            seen.pop(0)
+
     def forget(self, rank: int) -> None:
         """This rank has ended: its silence means nothing."""
         if rank in self._ranks:
@@ -138,7 +154,7 @@ class Watch:
         self._judged_s = now_s
         if gap_s > _GAP_S:
             for rank in self._ranks.values():
-                rank.heard_s, rank.moved_s, rank.cpu = now_s, now_s, []
+                rank.heard_s, rank.moved_s, rank.cpu, rank.seen_cpu = now_s, now_s, [], []
             return None
         here = [r for _, r in sorted(self._ranks.items()) if not r.beat.has_ended]
         silent = [r for r in here if now_s - r.heard_s > self._limit_s]
@@ -157,15 +173,25 @@ class Watch:
             return self._silence(quiet, here, now_s)
         return self._standstill(here, still_s)
 
-    def _silence(self, silent: Sequence[_Rank], here: Sequence[_Rank], now_s: float) -> Verdict:
-        who = [r.beat.rank for r in silent]
-        oldest_s = now_s - min(r.heard_s for r in silent)
+    def _silence(
+        self, silent: Sequence[_Rank], here: Sequence[_Rank], now_s: float
+    ) -> Verdict | None:
+        late_s = _PATIENCE * self._limit_s
+        stopped = [r for r in silent if not _computes(r) or now_s - r.heard_s > late_s]
+        guilty = stopped or silent
+        who = tuple(r.beat.rank for r in guilty)
+        oldest_s = now_s - min(r.heard_s for r in guilty)
+        why = "stopped, or something holds the interpreter"
+        if all(map(_computes, guilty)):
+            why = "something holds the interpreter and computes"
         text = (
-            f"{name_ranks(who)} {_be(who)} silent for {oldest_s:.0f} s (stopped, or something "
-            f"holds the interpreter), last seen {_where([r.beat for r in silent])}"
+            f"{name_ranks(who)} {_be(who)} silent for {oldest_s:.0f} s ({why}), "
+            f"last seen {_where([r.beat for r in guilty])}"
         )
-        rest = _describe([r.beat for r in here if r not in silent])
-        return Verdict(culprits=tuple(who), text="; ".join([text, *rest]))
+        text = "; ".join([text, *_describe([r.beat for r in here if r not in guilty])])
+        if stopped:
+            return Verdict(culprits=who, text=text)
+        return self._remark(who, f"{text} (busy, so left alone for now)")
 
     def _standstill(self, here: Sequence[_Rank], still_s: float) -> Verdict | None:
         waiting = [r for r in here if r.beat.waits]
@@ -181,7 +207,9 @@ class Watch:
             who = tuple(r.beat.rank for r in here)
             if is_late or all(self._is_idle(r) for r in here):
                 return Verdict(culprits=who, text=text)
-            return self._remark(who, text)
+            if not any(r.beat.collective for r in here):  # a long backward looks the same
+                text = f"no rank has moved for {still_s:.0f} s: {said}"
+            return self._remark(who, f"{text} (busy, so left alone for now)")
         idle = [r for r in others if self._is_idle(r) and r.beat.phase not in _PATIENT]
         guilty = idle or others
         is_late = is_late and all(r.beat.phase not in _PATIENT for r in guilty)
@@ -203,6 +231,13 @@ class Watch:
             return None
         self._remarked.add(who)
         return Verdict(culprits=who, text=text, is_final=False)
+
+
+def _computes(rank: _Rank) -> bool:
+    if len(rank.seen_cpu) < 2:
+        return False
+    (begin_s, begin_cpu), (end_s, end_cpu) = rank.seen_cpu[0], rank.seen_cpu[-1]
+    return end_cpu - begin_cpu > _BUSY_SHARE * (end_s - begin_s)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -20,7 +20,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from muster.base.processes import send_signal
 from muster.base.run_folder import RunFolder
-from muster.gang.beacon import EVERY_S, beat_key
+from muster.gang.beacon import EVERY_S, beat_key, family_cpu_s
 from muster.gang.rank import stack_signal
 from muster.gang.stall import Beat, Verdict, Watch
 
@@ -28,13 +28,14 @@ _DUMP_S = 5.0
 
 
 class Watchdog:
-    """``verdict`` is set once the gang must end; remarks go to ``remark`` from its thread."""
+    """``pids``: the ranks of this node. ``verdict`` is set once the gang must end; remarks go to ``remark`` from its thread."""
 
     def __init__(
         self,
         addr: str,
         port: int,
         *,
+        pids: Mapping[int, int],
         world_size: int,
         restart_count: int,
         judges: bool,
@@ -42,6 +43,7 @@ class Watchdog:
         remark: Callable[[str], None],
     ) -> None:
         self._address = (addr, port)
+        self._pids = dict(pids)
         self._world_size = world_size
         self._restart_count = restart_count
         self._verdict_key = f"muster/verdict/{restart_count}"
@@ -75,23 +77,38 @@ class Watchdog:
                 timeout=timedelta(seconds=30),
             )
             while self.verdict is None and not self._stop.wait(EVERY_S):
+                self._tell_cpu(store)
                 if self._judges:
                     self._look(store)
                 elif store.check([self._verdict_key]):
                     text = store.get(self._verdict_key).decode()
                     self.verdict = Verdict(culprits=(), text=text)
 
+    def _tell_cpu(self, store: TCPStore) -> None:
+        """What our ranks have used: one whose interpreter is held cannot say so itself."""
+        for rank, pid in self._pids.items():
+            used_s = family_cpu_s(pid)
+            if used_s is not None:
+                store.set(self._cpu_key(rank), str(used_s))
+
+    def _cpu_key(self, rank: int) -> str:
+        return f"muster/cpu/{self._restart_count}/{rank}"
+
     def _look(self, store: TCPStore) -> None:
-        beats = []
+        beats, used = [], {}
         for rank in range(self._world_size):
             key = beat_key(self._restart_count, rank)
             if rank in self._known or store.check([key]):
                 self._known.add(rank)
                 beats.append(Beat.from_record(json.loads(store.get(key))))
+            if rank in self._known and store.check([self._cpu_key(rank)]):
+                used[rank] = float(store.get(self._cpu_key(rank)))
         now_s = time.monotonic()
         with self._lock:
             for beat in beats:
                 self._watch.hear(beat, now_s)
+            for rank, cpu_s in used.items():
+                self._watch.see_cpu(rank, cpu_s, now_s)
             verdict = self._watch.judge(now_s)
         if verdict is None:
             return
