@@ -16,6 +16,7 @@ import pexpect
 import psutil
 import pytest
 from tests.conftest import MusterCli
+from tests.programs import read_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -538,3 +539,15 @@ def test_a_dry_run_shows_and_starts_nothing(tmp_path: Path, muster_main: MusterC
     assert "3 ranks: cpu:0, cpu:1, cpu:2" in done.stdout
     assert "train.py --json" in done.stdout
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
+
+
+@pytest.mark.thorough
+def test_a_rank_that_computes_and_holds_its_interpreter_is_left_alone(
+    tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    write(tmp_path, read_program("holds_interpreter.py"))
+    done = muster_cli(
+        "run", "--devices", "cpu:2", "--stall-timeout", "3", "train.py", timeout_s=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[0] both are here" in done.stdout

@@ -216,7 +216,9 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     )
     run = run_workload(workload, how, shown)
     after = tally(folder)
-    is_whole = not (after.num_open or after.num_lost)
+    # Ended before all chunks were listed, the ledger has nothing open and yet not everything.
+    was_ended = run.ending is not None and run.ending.interrupted
+    is_whole = not (after.num_open or after.num_lost or was_ended)
     if is_whole and run.ending is not None and not run.ending.cancelled:
         audience.say("writing the output")
         check_balance(folder, shards)
@@ -231,7 +233,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     numbers = count.last.numbers if count.last is not None else {}
     seconds = time.monotonic() - began
     cost = cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None))
-    is_cut = run.ending is not None and (run.ending.interrupted or run.ending.cancelled)
+    is_cut = was_ended or (run.ending is not None and run.ending.cancelled)
     return _mapped(
         folder, job, published, after, seconds=seconds, numbers=numbers,
         is_interrupted=is_cut and not is_whole,

@@ -1,16 +1,19 @@
 """Who holds a gang up: beats of all ranks in, a verdict out. Pure; the clock is a parameter.
 
-A rank is *silent* when its beat is older than the limit. One that uses the processor meanwhile, as
-its node sees it, computes something that holds its interpreter, such as a large `json.loads`: a
-remark after the limit, ended after ten times it. One that does not is stopped: ended. The gang *stands* when no rank has changed its step, phase or place for the limit.
-Of a gang that stands, the ranks that do not wait for others are to blame:
+A rank is *silent* when its beat is older than the limit. Where its node sees that it uses the
+processor meanwhile, it computes something that holds its interpreter, such as a large json.loads: a
+remark after the limit, ended after ten times it. Otherwise it is stopped: ended at once.
+
+The gang *stands* when no rank has changed its step, phase or place for the limit. Of a gang that
+stands, the ranks that do not wait for others are to blame:
 
 =====================  =======================  ================================================
 others wait            the rest                 verdict
 =====================  =======================  ================================================
 some                   is idle                  ended after the limit
 some                   computes                 a remark after the limit, ended after ten times it
-some                   sets up, compiles, saves a remark, never ended: a disk may be slow
+some                   sets up or saves         a remark, never ended: a disk may be slow
+some                   compiles                 a remark, never ended
 all wait               all idle                 mismatched collectives: ended after the limit
 all wait               some compute             a remark, ended after ten times the limit
 nobody waits           (any)                    a remark, never ended

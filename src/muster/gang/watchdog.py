@@ -28,7 +28,10 @@ _DUMP_S = 5.0
 
 
 class Watchdog:
-    """``pids``: the ranks of this node. ``verdict`` is set once the gang must end; remarks go to ``remark`` from its thread."""
+    """``verdict`` is set once the gang must end; remarks go to ``remark`` from its thread.
+
+    ``pids``: rank → process, of this node.
+    """
 
     def __init__(
         self,

@@ -166,3 +166,63 @@ def test_folded_ranks_say_exactly_who(ranks: set[int]) -> None:
         first, _, last = part.partition("-")
         named |= set(range(int(first), int(last or first) + 1))
     assert named == ranks
+
+
+def silence(seconds: int, cpu_share: float | None) -> list[Verdict]:
+    """What is said while rank 1 of 2 gives no beat and its node sees this use of a core."""
+    watch, said = Watch(2, LIMIT), []
+    watch.hear(beat(1, phase="train.py:3 in load"), 0.0)
+    for second in range(seconds + 1):
+        watch.hear(replace(beat(0, **WAIT), count=second + 1), float(second))
+        if cpu_share is not None:
+            watch.see_cpu(1, second * cpu_share, float(second))
+        verdict = watch.judge(float(second))
+        if verdict is not None:
+            said.append(verdict)
+            if verdict.is_final:
+                break
+    return said
+
+
+@pytest.mark.parametrize("cpu_share", [None, 0.0, 0.01])
+def test_a_silent_rank_without_cpu_is_ended(cpu_share: float | None) -> None:
+    [verdict] = silence(60, cpu_share)
+    assert verdict.is_final and verdict.culprits == (1,)
+    assert "rank 1 has been silent for 20 s (stopped, or something holds the" in verdict.text
+
+
+@pytest.mark.parametrize("cpu_share", [0.2, 1.0, 16.0])
+def test_a_silent_rank_that_computes_gets_the_long_limit(cpu_share: float) -> None:
+    [remark] = silence(int(9 * LIMIT), cpu_share)
+    assert not remark.is_final
+    assert "computes), last seen at train.py:3 in load; rank 0 waits in all-reduce" in remark.text
+    assert silence(int(11 * LIMIT), cpu_share)[-1].is_final
+
+
+def test_a_rank_that_computed_and_is_stopped_then_is_ended() -> None:
+    watch = Watch(2, LIMIT)
+    for second in range(60):
+        watch.hear(replace(beat(0, **WAIT), count=second + 1), float(second))
+        watch.hear(beat(1), 0.0)
+        watch.see_cpu(1, float(min(second, 40)), float(second))
+        verdict = watch.judge(float(second))
+        if verdict is not None and verdict.is_final:
+            assert 45 <= second <= 55
+            return
+    pytest.fail("it was not ended")
+
+
+@pytest.mark.parametrize("cpu_share", [0.0, 1.0])
+def test_compiling_is_never_ended_and_no_alarm(cpu_share: float) -> None:
+    both = [beat(0, phase="compiling", step=0), beat(1, phase="compiling", step=0)]
+    one = [beat(0, **WAIT), beat(1, phase="compiling", step=0)]
+    for beats in (both, one):
+        [remark] = watch_still(beats, 400, dict.fromkeys((0, 1), cpu_share))
+        assert not remark.is_final and "compiling" in remark.text
+        assert "mismatched" not in remark.text
+
+
+def test_a_long_backward_is_no_mismatch() -> None:
+    beats = [beat(0, phase="backward", step=2), beat(1, phase="backward", step=2)]
+    remark, *_ = watch_still(beats, 100, {0: 1.0, 1: 1.0})
+    assert not remark.is_final and "mismatched" not in remark.text
