@@ -22,6 +22,7 @@ from muster.base.atomic_files import replacing
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.parent import die_with_parent
 from muster.base.run_folder import RunFolder
+from muster.base.secret_words import shown_line
 from muster.farm import codec
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS
@@ -113,7 +114,7 @@ def _system(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
         error = f"{REASONS[Outcome(row.outcome)]}: {row.message or ''}".rstrip(": ")
     return {
         "task": key[:12],
-        "target": row.target,
+        "target": shown_line(row.target),
         "state": names.get(row.state, row.state.name.lower()),
         "attempts": row.attempts,
         "seconds": row.seconds if row.state.is_final else None,

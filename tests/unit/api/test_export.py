@@ -163,7 +163,7 @@ def test_values_of_commands_are_numbers_where_all_of_them_are(tmp_path: Path) ->
     program = tmp_path / "c.py"
     program.write_text(COMMAND)
     run = muster.sweep(
-        [sys.executable, str(program), "{lr}", "{dir}", "{tag}", "{model.width}"],
+        [sys.executable, str(program), "{lr}", "{dir}", "{tag}", "{model.width}", "--token=abc"],
         rows=[
             {"lr": "1e-3", "tag": "007", "model.width": "64"},
             {"lr": "2", "tag": "8", "model.width": "128"},
@@ -173,6 +173,7 @@ def test_values_of_commands_are_numbers_where_all_of_them_are(tmp_path: Path) ->
         monitor_interval_s=0,
     )
     rows = run.results().to_pylist()
+    assert rows[0]["target"].endswith(" --token=…")
     assert [row["lr"] for row in rows] == [0.001, 2.0]
     assert [row["loss"] for row in rows] == [0.001, 2.0]
     assert [row["tag"] for row in rows] == ["007", "8"]

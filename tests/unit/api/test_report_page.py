@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -31,10 +30,11 @@ from muster.api.report.words import (
     Given,
     Spread,
     as_given,
-    command_line,
     in_words,
     with_spread,
 )
+from muster.base.secret_words import command_line, is_secret_name, secrets_of
+from muster.base.terminal import clean_text
 
 #: All that a page is made of.
 TAGS = {
@@ -75,8 +75,8 @@ def page_with(text: str, picture: Path) -> Page:
 
 
 def shown(text: str) -> str:
-    """What a parser gives back: without control characters, and with its own line ends."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+    """What a parser gives back: with control characters written out, or taken out."""
+    return clean_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_no_text_becomes_a_tag_and_all_of_it_is_shown(text: str, picture: Path) 
     assert [tag for tag, _ in seen.tags] == [tag for tag, _ in plain.tags]
     assert {tag for tag, _ in seen.tags} <= TAGS
     assert [sorted(attrs) for _, attrs in seen.tags] == [sorted(a) for _, a in plain.tags]
-    wanted = shown(text).encode("utf-8", "replace").decode()
+    wanted = shown(text)
     alts = [attrs["alt"] for tag, attrs in seen.tags if tag == "img"]
     assert alts == [wanted]
     assert wanted in "".join(seen.texts)
@@ -212,3 +212,40 @@ def test_a_command_line_can_be_pasted_and_hides_keys() -> None:
     words = ["muster", "map", "x y", "--api-key", "abc", "--hf-token=def", "--max-tokens", "9"]
     assert command_line(words) == "muster map 'x y' --api-key … --hf-token=… --max-tokens 9"
     assert command_line(["muster", "--api-key", "--quiet", "z"]) == "muster --api-key --quiet z"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--token=hf_ARGSECRET"],
+        ["--wandb-key", "hf_ARGSECRET"],
+        ["--password", "hf_ARGSECRET"],
+        ["--hf-token", "hf_ARGSECRET"],
+        ["--grid", "api_key=hf_ARGSECRET"],
+        ["--grid=api_key=hf_ARGSECRET"],
+        ["--grid", "lr=1", "api_key=other,hf_ARGSECRET"],
+        ["db.password=hf_ARGSECRET"],
+        ["echo hf_ARGSECRET | login"],
+    ],
+)
+def test_a_secret_is_nowhere_on_the_page(words: list[str]) -> None:
+    argv = ["muster", "sweep", *words]
+    assert "ARGSECRET" not in command_line(argv)
+    secrets = secrets_of(argv, {"space": {"grid": {"auth_token": ["sesame-1", 2]}}})
+    assert "sesame-1" in secrets
+    page = Page(
+        title="t",
+        lead="A sweep of c.py --x=hf_ARGSECRET: 1 task.",
+        command="",
+        state="Failed: sesame-1",
+        mood=Mood.BAD,
+        sections=section("What failed", [Listing("login with hf_ARGSECRET", "sesame-1")]),
+    )
+    text = to_html(page, "by", secrets).decode()
+    assert "ARGSECRET" not in text and "sesame-1" not in text
+
+
+def test_names_of_secrets_and_of_ordinary_things() -> None:
+    secret = ("token", "wandb-key", "api_key", "APIKEY", "password", "hf.token", "aws-secret", "pw")
+    plain = ("max_tokens", "pad-token", "sort_key", "key", "author", "monkey", "tokenizer", "lr")
+    assert [name for name in (*secret, *plain) if is_secret_name(name)] == list(secret)

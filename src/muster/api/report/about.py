@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
-from muster.api.report.words import count, is_secret_name
+from muster.api.report.words import count
 from muster.api.runs import Status
 from muster.api.state import last_ending
 from muster.api.stored import StoredRun
@@ -21,6 +21,7 @@ from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
 from muster.base.run_folder import RunFolder
+from muster.base.secret_words import HIDDEN, is_secret_name
 from muster.farm.ledger.read import FailureGroup
 
 _MOST_FAILURES = 20
@@ -203,7 +204,7 @@ def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             shown[name] = _without_secrets(value)
         else:
-            shown[name] = "…" if value and is_secret_name(name) else value
+            shown[name] = HIDDEN if value and is_secret_name(name) else value
     return shown
 
 

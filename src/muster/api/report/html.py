@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+from collections.abc import Collection
 from typing import Any
 
 from muster.api.report.content import (
@@ -23,6 +24,7 @@ from muster.api.report.content import (
 )
 from muster.api.report.style import STYLE
 from muster.api.report.words import Given, Spread, as_given, in_words
+from muster.base.secret_words import HIDDEN, without_secrets
 from muster.base.terminal import clean_text
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -31,8 +33,10 @@ _LONG = ' class="long"'
 _LONG_CHARS = 40
 
 
-def to_html(page: Page, made_by: str) -> bytes:
-    """The whole page, UTF-8. Reads the pictures; raises OSError where one cannot be read."""
+def to_html(page: Page, made_by: str, secrets: Collection[str] = ()) -> bytes:
+    """The whole page, UTF-8, without ``secrets`` in any of its texts. Reads the pictures; raises
+    OSError where one cannot be read.
+    """
     names = _anchors(page.sections)
     contents = "".join(
         f'<li><a href="#{name}">{_safe(part.title)}</a></li>'
@@ -54,6 +58,8 @@ def to_html(page: Page, made_by: str) -> bytes:
         f"<main>\n{sections}</main>\n"
         f"<footer><p>{_safe(made_by)}</p></footer>\n</body>\n</html>\n"
     )
+    for secret in {_safe(secret) for secret in secrets}:
+        text = text.replace(secret, HIDDEN)
     return text.encode("utf-8", "replace")
 
 
@@ -150,4 +156,4 @@ def _anchors(sections: tuple[Section, ...]) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    return html.escape(clean_text(text), quote=True)
+    return html.escape(clean_text(without_secrets(text)), quote=True)

@@ -13,12 +13,12 @@ from muster.api.report.html import to_html
 from muster.api.report.map import MapMaker, map_content
 from muster.api.report.sweep import Content, SweepMaker, drawn, pictures_of, sweep_content
 from muster.api.report.training import script_content, training_content
-from muster.api.report.words import command_line
 from muster.api.runs import Run
 from muster.base.atomic_files import write_atomic
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, SetupError
 from muster.base.run_folder import RunFolder
+from muster.base.secret_words import command_line, secrets_of
 
 #: Monitor samples below which a picture of them says nothing.
 _FEWEST_SAMPLES = 4
@@ -59,7 +59,9 @@ def write_report(
         content = _content(run, maker, place)
         measured, hosts, files = _monitored(run.folder, place, draws=draws_monitor)
         made = _page(run, content, measured, hosts)
-        write_atomic(page, to_html(made, _made_by()))
+        stored = run.stored
+        secrets = secrets_of(stored.argv, stored.spec, stored.options)
+        write_atomic(page, to_html(made, _made_by(), secrets))
     except OSError as error:
         raise SetupError(
             f"Cannot make the report at {page}: {error.strerror or error} "

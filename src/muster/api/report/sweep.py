@@ -28,6 +28,7 @@ from muster.api.runs import Run
 from muster.base.atomic_files import replacing
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
+from muster.base.secret_words import HIDDEN, is_secret_name
 
 NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
 
@@ -193,7 +194,11 @@ def _flat_rows(folder: RunFolder, effort: Effort) -> Iterator[dict[str, Any]]:
 def _tasks(
     folder: RunFolder, effort: Effort
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], bool]]:
+    hidden: dict[tuple[str, str], str] = {}
     for params, metrics, system in _rows(folder, effort):
+        for name in filter(is_secret_name, params):  # told apart, so that groups stay groups
+            which = (name, str(params[name]))
+            params[name] = hidden.setdefault(which, f"{HIDDEN} ({len(hidden) + 1})")
         yield params, metrics, system["state"] == "done"
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 MISSING = "–"
 _MOST_CHARS = 200
 _MOST_LIST_CHARS = 60
-_SECRET = re.compile(
-    r"(^|[-_])(api[-_]?key|password|passwd|secret|(auth|access|hf)[-_]token)$", re.I
-)
 
 
 class Spread(NamedTuple):
@@ -85,30 +80,6 @@ def with_spread(mean: float, sd: float | None) -> str:
         return f"{mean:.4g} ± {sd:.2g}"
     places = max(0, decimals)
     return f"{round(mean, decimals):,.{places}f} ± {round(sd, decimals):,.{places}f}"
-
-
-def command_line(argv: Sequence[str]) -> str:
-    """The words as a shell takes them. What is given to a flag such as --api-key is not shown."""
-    import shlex
-
-    shown: list[str] = []
-    hides = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret = name.startswith("-") and is_secret_name(name.lstrip("-"))
-        if hides and not word.startswith("-"):
-            shown.append("…")
-        elif is_secret and equals:
-            shown.append(f"{name}=…")
-        else:
-            shown.append(shlex.quote(word))
-        hides = is_secret and not equals
-    return " ".join(shown)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether what has this name is not for everybody's eyes."""
-    return _SECRET.search(name) is not None
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

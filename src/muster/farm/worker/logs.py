@@ -28,7 +28,7 @@ class TaskLog:
         self._path = path
         self._streams = (sys.stdout, sys.stderr)
         # A task may close or redirect its output; the next one's goes into the log again.
-        self._kept = (os.dup(1), os.dup(2)) if path is not None else ()
+        self._kept: tuple[int, ...] = (os.dup(1), os.dup(2)) if path is not None else ()
         self.start = self.position()
 
     def position(self) -> int:

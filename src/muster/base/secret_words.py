@@ -1,0 +1,109 @@
+"""What a page or a table that is passed on must not show: values of flags and settings that are
+named like secrets.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+HIDDEN = "…"
+_SECRET = re.compile(
+    r"(^|[-_./])(api[-_]?key|apikey|passw(or)?d|passphrase|pwd|pw|secrets?|credentials?|auth|bearer"
+    r"|[a-z0-9]+[-_]key|([a-z0-9]+[-_])?token)$",
+    re.I,
+)
+#: Keys of tables and tokens of vocabularies.
+_HARMLESS = re.compile(
+    r"(^|[-_./])(sort|text|label|image|data|target|input|output|group|primary|index|join|batch"
+    r"|prompt|cache|metric|monitor|score|answer|question|eos|bos|pad|unk|sep|cls|mask|start|end"
+    r"|stop|special|next|per|num|max|min|new|first|last|each)[-_](key|token)$",
+    re.I,
+)
+#: As the services that give them out write them.
+_LOOKS_SECRET = re.compile(
+    r"\b(sk-[\w-]{12,}|hf_\w{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16}"
+    r"|xox[abpr]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+#: Anything shorter would hide the half of a page.
+_LEAST_CHARS = 6
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what has this name is not for everybody's eyes.
+
+    >>> [is_secret_name(name) for name in ("token", "wandb-key", "api_key", "db.password")]
+    [True, True, True, True]
+    >>> [is_secret_name(name) for name in ("max_tokens", "pad_token", "sort-key", "key", "author")]
+    [False, False, False, False, False]
+    """
+    return _SECRET.search(name) is not None and _HARMLESS.search(name) is None
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The words as a shell takes them, without the secrets in them."""
+    return " ".join(
+        hidden if hidden != word else shlex.quote(word)
+        for word, (hidden, _) in zip(argv, map(_split, argv, _before(argv)), strict=True)
+    )
+
+
+@lru_cache
+def shown_line(text: str) -> str:
+    """A line of words, such as the target of a command sweep, without the secrets in it."""
+    words = text.split(" ")
+    return " ".join(
+        _split(word, before)[0] for word, before in zip(words, _before(words), strict=True)
+    )
+
+
+def secrets_of(argv: Sequence[str], *settings: Mapping[str, Any]) -> frozenset[str]:
+    """The secrets in a command line and in settings, wherever they stand again."""
+    found = [secret for word, before in zip(argv, _before(argv), strict=True)
+             for secret in _split(word, before)[1]]  # fmt: skip
+    for values in settings:
+        found += _in_settings(values, is_secret=False)
+    return frozenset(secret for secret in found if len(secret) >= _LEAST_CHARS)
+
+
+def without_secrets(text: str) -> str:
+    """``text`` without what looks like a secret, wherever it comes from.
+
+    >>> without_secrets("login with hf_abcdefghijkl failed")
+    'login with … failed'
+    """
+    return _LOOKS_SECRET.sub(HIDDEN, text)
+
+
+def _before(argv: Sequence[str]) -> list[str]:
+    return ["", *argv[:-1]] if argv else []
+
+
+def _split(word: str, before: str) -> tuple[str, list[str]]:
+    """``word`` as it is shown, and the secrets in it; ``before`` is the word in front of it."""
+    name, equals, value = word.partition("=")
+    if equals and name in ("--grid", "--zip"):
+        inner, secrets = _split(value, "")
+        return (f"{name}={inner}" if secrets else word), secrets
+    if equals and is_secret_name(name.lstrip("-")):
+        return f"{name}={HIDDEN}", [value, *(part.strip("'\" []") for part in value.split(","))]
+    is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
+    if is_value and is_secret_name(before.lstrip("-")):
+        return HIDDEN, [word]
+    if _LOOKS_SECRET.search(word):
+        return without_secrets(word), [found[0] for found in _LOOKS_SECRET.finditer(word)]
+    return word, []
+
+
+def _in_settings(value: Any, *, is_secret: bool) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _in_settings(item, is_secret=is_secret or is_secret_name(str(name)))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _in_settings(item, is_secret=is_secret)
+    elif is_secret and isinstance(value, str):
+        yield value
