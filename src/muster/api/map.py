@@ -20,6 +20,7 @@ from muster.api.map_publish import (
     Published,
     Tally,
     check_balance,
+    check_not_input,
     check_output,
     publish,
     read_published,
@@ -75,6 +76,8 @@ def map(
     skip: int = 0,
     shuffle_seed: int | None = None,
     where: str | Sequence[str] = (),
+    delimiter: str | None = None,
+    encoding: str | None = None,
     show: Any = None,
     **options: Any,
 ) -> Mapped:
@@ -86,6 +89,7 @@ def map(
         source: a path, folder, glob or ``hf:NAME``, or an iterable of records.
         sink: a .jsonl, .parquet or .csv file, or a folder.
         limit, skip, shuffle_seed, where: which records, see `Selection`.
+        delimiter, encoding: of CSV and other text files; a comma and UTF-8 by default.
         show: called about ten times a second with the state of affairs.
         options: fields of `SweepOptions` (``devices="cpu:4"``) and `MapSettings`
             (``batch_size=64``).
@@ -108,6 +112,7 @@ def map(
             shuffle_seed=shuffle_seed,
             where=(where,) if isinstance(where, str) else tuple(where),
         ),
+        options=InputOptions(delimiter=delimiter, encoding=encoding),
         settings=settings,
     )
     return run_map(job, how, Audience() if show is None else Audience(show=show))
@@ -141,6 +146,7 @@ def _specs(stages: Any) -> tuple[Any, ...]:
 def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     """Run or continue a job; the engine behind ``muster.map`` and the command."""
     folder = folder_of(job, options)
+    check_not_input(job)
     if job.settings.restart and folder.path.exists():
         job = _begun_again(job, folder)
     try:
@@ -165,6 +171,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     import tempfile
 
     folder = folder_of(job, options)
+    check_not_input(job)
     check_output(folder, job.output, overwrite=job.settings.overwrite)
     with tempfile.TemporaryDirectory() as scratch:
         source = open_source(job, Path(scratch))
@@ -266,6 +273,7 @@ def _mapped(
         num_out=counts.num_out,
         num_rejected=counts.num_rejected,
         num_dropped=counts.num_dropped,
+        num_blank=counts.num_blank,
         num_lost=counts.num_lost,
         is_interrupted=is_interrupted,
         stop_signal=stop_signal,

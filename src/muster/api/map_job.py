@@ -79,7 +79,8 @@ class Mapped:
     """What came of a map. ``output`` is None while it is not written.
 
     ``num_in`` = rows that are done; of these ``num_rejected`` are in ``errors`` and
-    ``num_dropped`` were dropped by a stage, by ``where`` or are blank lines.
+    ``num_dropped`` were dropped by a stage or by ``where``. ``num_blank``: blank lines, which are
+    no rows.
     ``num_lost``: rows of chunks that failed as a whole, and ``causes`` why.
     """
 
@@ -91,6 +92,7 @@ class Mapped:
     num_out: int
     num_rejected: int
     num_dropped: int
+    num_blank: int = 0
     num_lost: int = 0
     is_interrupted: bool = False
     stop_signal: int = 0

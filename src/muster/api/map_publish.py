@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.api.map_job import MapJob
 from muster.base.errors import SetupError, UsageError
 from muster.base.records import read_json, write_json
 from muster.base.run_folder import RunFolder
@@ -19,6 +20,7 @@ from muster.farm.model import TaskState
 from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sinks.unordered import Appender
+from muster.pipeline.sources.files import find_files
 from muster.pipeline.sources.model import Source
 
 
@@ -44,6 +46,7 @@ class Tally:
     num_out: int = 0
     num_rejected: int = 0
     num_dropped: int = 0
+    num_blank: int = 0
     num_lost: int = 0
     num_open: int = 0
 
@@ -56,7 +59,8 @@ def tally(folder: RunFolder) -> Tally:
     for state, params, value in _chunks(folder):
         width = params["stop"] - params["start"]
         if state is TaskState.DONE:
-            sums["num_in"] += value["rows_in"]
+            sums["num_in"] += value["rows_in"] - value.get("blank", 0)
+            sums["num_blank"] += value.get("blank", 0)
             sums["num_out"] += value["rows_out"]
             sums["num_rejected"] += value["rejected"]
             sums["num_dropped"] += value["dropped"]
@@ -107,7 +111,7 @@ def check_balance(
     chunks = [
         ChunkCounts(
             value["order"], value["start"], value["stop"], value["rows_in"], value["rows_out"],
-            value["dropped"], value["rejected"],
+            value["dropped"], value["rejected"], value.get("blank", 0),
         )
         for state, _, value in _chunks(folder)
         if state is TaskState.DONE
@@ -209,6 +213,33 @@ def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
             f"then, {size_of(path):,} now.",
             hint="move it away, or replace it with --overwrite.",
         )
+
+
+def check_not_input(job: MapJob) -> None:
+    """UsageError when the output is a file of the input, by whatever name, or holds one."""
+    if not isinstance(job.input, str):
+        return
+    text = job.input.removeprefix("hf:")
+    if text == job.input:
+        files = [found.path for found in find_files(text)]
+    else:
+        files = [Path(text).expanduser()]
+    output = job.output.path
+    for file in files:
+        holders = [file, *file.resolve().parents] if output.is_dir() else [file]
+        if any(_is_same_file(output, holder) for holder in holders):
+            what = "is the input" if _is_same_file(output, file) else "holds the input"
+            raise UsageError(
+                f"The output {output} {what} {file}: it would be replaced by what is made of it.",
+                hint="choose another --output; --overwrite never replaces an input.",
+            )
+
+
+def _is_same_file(one: Path, two: Path) -> bool:
+    try:
+        return one.samefile(two)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _is_half_published(folder: RunFolder, path: Path) -> bool:

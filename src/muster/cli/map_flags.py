@@ -41,6 +41,10 @@ class InputFlags:
     """Its split."""
     streaming: Switch = False
     """Download it once as a stream instead of through the Hugging Face cache."""
+    delimiter: str | None = None
+    """What separates the columns of CSV: ';', tab. Default: a comma, in .tsv files a tab."""
+    encoding: str | None = None
+    """The encoding of text files, such as latin-1 or utf-16. Default: utf-8."""
     limit: int | None = None
     """Read at most this many records."""
     num_examples: int | None = None
@@ -226,6 +230,8 @@ def _job(
             config=getattr(source, "config", None),
             split=getattr(source, "split", None),
             streaming=source.streaming,
+            delimiter=getattr(source, "delimiter", None),
+            encoding=getattr(source, "encoding", None),
         ),
     )
     if where is None and recipe is not None:
@@ -270,7 +276,14 @@ def _recipe_input(recipe: MapRecipe, config: Any, source: Any) -> tuple[Any, Any
     if not isinstance(found, tuple):
         return found, InputOptions()
     text, name, split = found
-    return text, InputOptions(config=name, split=split, streaming=source.streaming)
+    options = InputOptions(
+        config=name,
+        split=split,
+        streaming=source.streaming,
+        delimiter=getattr(source, "delimiter", None),
+        encoding=getattr(source, "encoding", None),
+    )
+    return text, options
 
 
 def _settings(flags: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Whether the counts of a run add up, asked before anything of it is published. Pure.
 
 A sweep: tasks of the plan = done + failed + cancelled + waiting, and every done one has a result.
-A map: rows of the source = rows out + dropped + rejected, chunk by chunk and without a gap. Where
-a stage makes several records of a row, and for a row that is rejected twice, the right side may be
-larger; it is never smaller.
+A map: rows of the source = rows out + dropped + rejected + blank lines, chunk by chunk and without
+a gap. Where a stage makes several records of a row, and for a row that is rejected twice, the right
+side may be larger; it is never smaller.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class ChunkCounts(NamedTuple):
     rows_out: int
     dropped: int
     rejected: int
+    blank: int = 0
 
 
 def imbalance_of_tasks(
@@ -53,13 +54,14 @@ def imbalance_of_tasks(
 def imbalance_of_rows(shards: Sequence[int], chunks: Sequence[ChunkCounts]) -> str | None:
     """As `imbalance_of_tasks`. ``shards``: the rows of each; ``chunks``: all finished ones."""
     sums = [sum(column) for column in zip(*(chunk[3:] for chunk in chunks), strict=True)]
-    rows_in, rows_out, dropped, rejected = sums or (0, 0, 0, 0)
+    rows_in, rows_out, dropped, rejected, blank = sums or (0, 0, 0, 0, 0)
     why = _misfit(shards, sorted(chunks))
     if why is None and rows_in == sum(shards):
         return None
     return (
         f"the source has {sum(shards):,} rows, and the finished chunks account for {rows_in:,} "
-        f"({rows_out:,} records out, {dropped:,} rows dropped, {rejected:,} rejected)"
+        f"({rows_out:,} records out, {dropped:,} rows dropped, {rejected:,} rejected"
+        + (f", {blank:,} blank lines)" if blank else ")")
         + ("" if why is None else f": {why}")
     )
 
@@ -76,7 +78,7 @@ def _misfit(shards: Sequence[int], chunks: Sequence[ChunkCounts]) -> str | None:
         if chunk.start < at[chunk.order]:
             return f"{name} are there twice"
         at[chunk.order] = chunk.stop
-        accounted = chunk.rows_out + chunk.dropped + chunk.rejected
+        accounted = chunk.rows_out + chunk.dropped + chunk.rejected + chunk.blank
         is_whole = chunk.rows_in == chunk.stop - chunk.start
         if not is_whole or chunk.rows_in > accounted or chunk.dropped > chunk.rows_in:
             return (

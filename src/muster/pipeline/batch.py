@@ -125,14 +125,16 @@ def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
     assert step.many is not None
     try:
         made = step.many([dict(record) for record in records])
-        if not isinstance(made, list | tuple) or len(made) != len(records):
-            raise TypeError(_wrong_length(made, len(records)))
-        return [checked(step.name, item) for item in made]
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemory(len(records), error) from error
         if len(records) == 1:
             return [_again(step, lambda record: _alone(step, record), records[0], error)]
+    else:
+        if not isinstance(made, list | tuple) or len(made) != len(records):
+            # Which entry is of which record nobody knows: guessing one by one would hide that.
+            return [Failure(step.name, _wrong_length(step, made, len(records)))] * len(records)
+        return [checked(step.name, item) for item in made]
     half = len(records) // 2
     return _call_many(step, records[:half]) + _call_many(step, records[half:])
 
@@ -141,17 +143,18 @@ def _alone(step: Step, record: dict[str, Any]) -> Any:
     assert step.many is not None
     made = step.many([record])
     if not isinstance(made, list | tuple) or len(made) != 1:
-        raise TypeError(_wrong_length(made, 1))
+        raise TypeError(_wrong_length(step, made, 1))
     return checked(step.name, made[0])
 
 
-def _wrong_length(made: Any, expected: int) -> str:
+def _wrong_length(step: Step, made: Any, expected: int) -> str:
+    records = "1 record" if expected == 1 else f"{expected} records"
     if isinstance(made, list | tuple):
         return (
-            f"process got {expected} records and returned {len(made)}: return one entry per "
+            f"process of {step.name} got {records} and returned {len(made)}: return one entry per "
             "record, None to drop it, a list to put several in its place"
         )
-    return f"process must return a list, not {type(made).__name__}"
+    return f"process of {step.name} got {records} and must return a list, not {type(made).__name__}"
 
 
 def checked(stage: str, made: Any) -> Any:

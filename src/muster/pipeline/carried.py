@@ -104,7 +104,9 @@ def header(
     out = io.BytesIO()
     with pa.ipc.new_stream(out, batch.schema) as stream:
         stream.write_batch(batch)
-    names = dict.fromkeys(max(records, key=len))  # the order of a record that has most of them
+    names = dict.fromkeys(
+        max(records, key=lambda record: len(record))
+    )  # the order of a record that has most of them
     names.update(dict.fromkeys(name for record in records for name in record))
     data = orjson.dumps([base64.b64encode(out.getbuffer()).decode(), list(names)])
     return MARK_IN_JSON + b":" + data

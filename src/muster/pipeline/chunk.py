@@ -33,7 +33,7 @@ from muster.pipeline.doubt import Doubt, Kind, suspect
 from muster.pipeline.engines.model import EngineError
 from muster.pipeline.journal import Journal
 from muster.pipeline.meter import METER
-from muster.pipeline.sources.model import ArrowRow, BadRow, Shard
+from muster.pipeline.sources.model import BLANK, ArrowRow, BadRow, Shard
 from muster.pipeline.stages import Reject
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
@@ -86,12 +86,14 @@ class Chunk:
         self._size = BatchSize(worker.batch_size)
         self._suspicion = suspect(journal.doubt(), ctx.tries, worker.plan.row_retries)
         self._in_flight: set[int] = set()
+        self._num_blank = 0
         self._seen: Any = None
         self._row_of = worker.source.row_of(shard)
         self._writer = RowWriter(worker, journal, self._row_of)
         self._reported_s = self._looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
+        before = self._blank_before()
         self._set_up()
         rows = self._read()
         if self._worker.waiting:
@@ -100,6 +102,7 @@ class Chunk:
         else:
             self._run_batches(rows)
         self._writer.end()
+        num_blank = self._num_blank + before
         done = self._journal.num_done
         if done != self._stop - self._start or any(self._journal.missing(self._start, self._stop)):
             raise AssertionError(f"{done} rows stored of {self._start} to {self._stop}")
@@ -112,7 +115,8 @@ class Chunk:
             "rows_in": self._stop - self._start,
             "rows_out": totals.num_rows,
             "rejected": totals.num_rejects,
-            "dropped": totals.num_dropped,
+            "dropped": totals.num_dropped - num_blank,
+            "blank": num_blank,
             "bytes": totals.size,
             "sha256": totals.sha256,
             "errors_bytes": totals.bad_size,
@@ -166,6 +170,16 @@ class Chunk:
 
     # ------------------------------------------------------------------ reading
 
+    def _blank_before(self) -> int:
+        """Blank lines among the rows of earlier attempts: the journal has them as dropped rows."""
+        if self._worker.plan.source["kind"] not in ("jsonl", "csv", "tsv"):
+            return 0
+        return sum(
+            row is BLANK
+            for start, stop in self._journal.stored(self._start, self._stop)
+            for _, row in self._worker.source.read(self._shard, start, stop)
+        )
+
     def _read(self) -> Iterator[tuple[int, dict[str, Any] | BadRow | None]]:
         """The rows that are not in the journal, in order."""
         for start, stop in list(self._journal.missing(self._start, self._stop)):
@@ -203,7 +217,9 @@ class Chunk:
             if "id" not in record:
                 record = {"id": absolute, **record}
             return Row(number, record["id"], [record], [], source)
-        if isinstance(record, BadRow):
+        if record is BLANK:
+            self._num_blank += 1
+        elif isinstance(record, BadRow):
             return Row(number, absolute, [], [Failure("read", f"{record.where}: {record.reason}")])
         return Row(number, absolute, [], [])
 

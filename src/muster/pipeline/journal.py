@@ -150,6 +150,14 @@ class Journal:
         if at < stop:
             yield at, stop
 
+    def stored(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The ranges of rows from ``start`` to ``stop`` that are in it and gave neither a record
+        nor a reject somewhere, in order.
+        """
+        for entry in sorted(self._entries):
+            if entry.num_dropped and entry.start < stop and entry.stop > start:
+                yield max(entry.start, start), min(entry.stop, stop)
+
     @property
     def end(self) -> int:
         """Behind the last row that is in it; 0 when it is empty."""

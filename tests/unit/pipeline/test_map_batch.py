@@ -73,12 +73,23 @@ def test_only_the_records_that_make_a_batch_raise_are_rejected(
     assert set(reasons(rows)) == {n for n, value in enumerate(values) if value in poison}
 
 
-@pytest.mark.parametrize("answer", [[{"a": 1}], "text", None, 3])
+@pytest.mark.parametrize("answer", [[], [{"a": 1}], [{"a": 1}] * 3, "text", None, 3])
 def test_a_batch_stage_that_answers_for_another_number_of_records_is_told(answer: Any) -> None:
+    calls = []
+
+    def process(batch: list[dict[str, Any]]) -> Any:
+        calls.append(len(batch))
+        return answer
+
     rows = rows_of(1, 2)
-    apply(Step("s", many=lambda batch: answer), rows, keeps_ids=True)
-    assert set(reasons(rows)) <= {0, 1}
-    assert len(reasons(rows)) == (0 if answer == [{"a": 1}] else 2)
+    apply(Step("Caption", many=process), rows, keeps_ids=True)
+    assert calls == [2], "one by one the same answer might pass for a good one"
+    assert records(rows) == []
+    for reason in reasons(rows).values():
+        assert reason.startswith("process of Caption got 2 records and")
+        if isinstance(answer, list):
+            assert f"returned {len(answer)}: return one entry per record, None to drop" in reason
+    assert set(reasons(rows)) == {0, 1}
 
 
 def test_out_of_memory_changes_nothing_and_says_how_many() -> None:

@@ -7,7 +7,7 @@ import decimal
 import itertools
 import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,68 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.pipeline.chunks_here import run_chunks
 
-from muster.base.run_folder import RunFolder
-from muster.pipeline.chunk import run_chunk
-from muster.pipeline.plan import MapPlan, StageSpec, write_plan
-from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sources.model import Selection
 from muster.pipeline.sources.table import open_input
-
-STAGES = Path(__file__).parents[2] / "programs" / "map_stages.py"
-
-
-class Context:
-    """Of a worker that is alone."""
-
-    device, tries, num_waiting = "cpu", 0, 0
-
-    def __init__(self, run_path: Path, key: str) -> None:
-        self.run_path, self.key = run_path, key
-
-    def divide(self, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None: ...
-    def measure(self, text: str, numbers: Mapping[str, float]) -> None: ...
-    def retire(self) -> None: ...
 
 
 def mapped(table: pa.Table, place: Path, stage: str = "same", **how: Any) -> pa.Table:
     """What reader, stage, journal and writer make of a Parquet file of this table."""
-    group = how.pop("row_group_size", 7)
-    pq.write_table(table, place / "in.parquet", row_group_size=group)
-    folder = RunFolder(place / "run")
-    folder.create()
-    source = open_input(place / "in.parquet", how.pop("selection", Selection()), folder=folder.path)
-    spec = StageSpec(location=str(STAGES), attribute=stage)
-    plan = MapPlan(
-        source=source.describe(), stages=(spec,), base_folder=str(place), keeps_types=True,
-        keeps_ids=how.pop("keeps_ids", False), batch_size=how.pop("batch_size", 4),
-    )  # fmt: skip
-    write_plan(folder.map_json, plan)
-    parts = []
-    for shard in source.shards(10):
-        key = f"k{shard.order}"
-        params = {**shard._asdict(), "place": list(shard.place)}
-        done = run_chunk(Context(folder.path, key), **params, start=0, stop=shard.count)
-        base = folder.parts_of(shard.order) / key
-        assert not done["rejected"], base.with_suffix(".errors.jsonl").read_text()
-        parts.append(
-            Part(
-                done["order"],
-                done["start"],
-                done["stop"],
-                base.with_suffix(".jsonl"),
-                done["rows_out"],
-                done["bytes"],
-                done["sha256"],
-                None,
-                0,
-            )
-        )
-    metadata = tuple(source.metadata().items())
-    sink = SinkSpec(path=place / "out.parquet", format="parquet", metadata=metadata)
-    merge(parts, sink, errors=place / "errors.jsonl")
-    return pq.read_table(place / "out.parquet")
+    pq.write_table(table, place / "in.parquet", row_group_size=7)
+    selection = how.pop("selection", Selection())
+    source = open_input(place / "in.parquet", selection, folder=place / "input")
+    how = {"keeps_types": True, "keeps_ids": False, "batch_size": 4, **how}
+    done = run_chunks(source, place, stage, **how)
+    assert not any(result["rejected"] for result in done.results)
+    return pq.read_table(done.merged(source, place / "out.parquet"))
 
 
 def raw(array: Any) -> list[Any]:

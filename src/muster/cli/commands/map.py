@@ -132,6 +132,7 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
         "records_out": mapped.num_out,
         "rejected": mapped.num_rejected,
         "dropped": mapped.num_dropped,
+        "blank_lines": mapped.num_blank,
         "lost": mapped.num_lost,
         "causes": list(mapped.causes),
         "cost": mapped.cost,
@@ -153,6 +154,8 @@ def _sum_up(parsed: Parsed, mapped: Any, summary: Mapping[str, Any], made: list[
         parts.append(f"{mapped.num_dropped:,} dropped")
     if mapped.num_rejected:
         parts.append(f"{mapped.num_rejected:,} rejected")
+    if mapped.num_blank:
+        parts.append(f"{mapped.num_blank:,} blank lines")
     took = "" if mapped.was_done else f", in {human_duration(mapped.seconds)}"
     output.say(f"{mapped.path.name}: {', '.join(parts)}{took}")
     for line in _pace_lines(mapped):

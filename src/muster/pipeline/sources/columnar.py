@@ -9,6 +9,7 @@ from typing import Any
 from muster.base.errors import UsageError
 from muster.pipeline.sources.conditions import Condition, matches
 from muster.pipeline.sources.formats import MAX_SHARD_BYTES, Cut, DataFile, Row
+from muster.pipeline.sources.model import ArrowRow
 
 _BATCH = 1024
 
@@ -176,7 +177,7 @@ class ArrowStream:
         return self._tables[key]
 
 
-def _rows(piece: Any) -> Iterator[Row]:
+def _rows(piece: Any) -> Iterator[ArrowRow]:
     """Records of a batch, or of a table, that know where they come from."""
     import pyarrow as pa
 

@@ -36,6 +36,11 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         lines.append("the files of the input have another order")
     if not lines and old["columns"] != new["columns"]:
         lines.append(f"columns: {', '.join(old['columns'])} -> {', '.join(new['columns'])}")
+    lines += [
+        f"{name}: {old.get(name, 'the default')} -> {new.get(name, 'the default')}"
+        for name in ("delimiter", "encoding")
+        if old.get(name) != new.get(name)
+    ]
     for name, value in new["selection"].items():
         if old["selection"].get(name) != value:
             lines.append(f"{name}: {old['selection'].get(name)} -> {value}")

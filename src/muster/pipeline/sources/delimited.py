@@ -9,8 +9,9 @@ from typing import BinaryIO, NamedTuple
 
 from muster.base.errors import UsageError
 from muster.pipeline.sources.formats import MAX_SHARD_BYTES, Cut, DataFile, Row
-from muster.pipeline.sources.model import BadRow
+from muster.pipeline.sources.model import BLANK, BadRow
 
+_OTHERS = (";", "\t", "|", ",")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -30,9 +31,23 @@ class Delimited:
     """``cut.place`` is a byte, ``cut.line`` the number of lines before it."""
 
     delimiter: str
+    is_given: bool = False  # by the user, who knows
 
     def columns(self, file: DataFile) -> list[str]:
-        return self._header(file).fields
+        names = self._header(file).fields
+        if (
+            len(names) == 1
+            and not self.is_given
+            and (other := next((c for c in _OTHERS if c in names[0]), None))
+        ):
+            shown = "tab" if other == "\t" else other
+            raise UsageError(
+                f"{file.name} has one column as it is read, {names[0]!r}: its header has no "
+                f"{'tab' if self.delimiter == chr(9) else self.delimiter!r} but {shown!r}.",
+                hint=f"say --delimiter '{shown}' (or --delimiter '{self.delimiter}' if this is "
+                "the name of the only column).",
+            )
+        return names
 
     def cuts(self, file: DataFile, rows: int) -> Iterator[Cut]:
         header = self._header(file)
@@ -118,7 +133,7 @@ class _Lines:
                 yield line.decode()
             except UnicodeDecodeError as error:
                 bad = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
-                self.problem = self.problem or f"not UTF-8: {bad}"
+                self.problem = self.problem or f"not UTF-8: {bad} (name another with --encoding)"
                 yield line.decode(errors="replace")
 
 
@@ -127,7 +142,7 @@ def _row(record: _Record, header: list[str], name: str) -> Row:
     if record.problem:
         return BadRow(where, record.problem)
     if not record.fields:
-        return None
+        return BLANK
     if len(record.fields) != len(header):
         reason = f"{len(record.fields):,} fields where the header has {len(header):,}"
         return BadRow(where, reason)

@@ -114,7 +114,8 @@ class FileSource:
         files = [
             [file["size"], file["mtime_ns"], file["hash"]] for file in self.description["files"]
         ]
-        key = json.dumps([self.description["kind"], files, rows, most])
+        reading = [self.description[n] for n in ("delimiter", "encoding") if n in self.description]
+        key = json.dumps([self.description["kind"], files, rows, most, *reading])
         return cut_index(folder, key, self._pieces(rows, most))
 
     def _pieces(self, rows: int, most: int | None) -> Iterator[Piece]:

@@ -75,7 +75,7 @@ def check_start(path: Path, name: str, kind: str) -> None:
     if is_what == "UTF-16":
         raise UsageError(
             f"{name} is UTF-16.",
-            hint=f"convert it: iconv -f UTF-16 -t UTF-8 {name} > new{path.suffix}",
+            hint="say --encoding utf-16.",
         )
     if is_what:
         raise UsageError(f"{name} is {is_what} data.", hint="give it the suffix that says so.")

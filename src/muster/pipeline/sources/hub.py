@@ -15,11 +15,15 @@ from muster.pipeline.sources.unpack import missing, spool_stream
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """Of a Hugging Face data set. ``streaming``: download no more than is read."""
+    """Of a Hugging Face data set: ``config``, ``split``, and ``streaming`` (download no more than
+    is read). Of text files: ``encoding``, and the ``delimiter`` of CSV.
+    """
 
     config: str | None = None
     split: str | None = None
     streaming: bool = False
+    delimiter: str | None = None
+    encoding: str | None = None
 
 
 def arrow_files(name: str, options: InputOptions) -> list[Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from muster.pipeline.sources.formats import MAX_SHARD_BYTES, Cut, DataFile, Row
-from muster.pipeline.sources.model import BadRow
+from muster.pipeline.sources.model import BLANK, BadRow
 
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -137,7 +137,7 @@ def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
 def _read_slowly(line: bytes, name: str, number: int) -> Row:
     """What orjson did not take, or not exactly; says what is wrong with a bad line."""
     if not line.strip():
-        return None
+        return BLANK
     where = f"{name}, line {number:,}"
     try:
         text = line.decode()
@@ -145,7 +145,8 @@ def _read_slowly(line: bytes, name: str, number: int) -> Row:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         bad = line[error.start]
-        return BadRow(where, f"not UTF-8: byte {error.start + 1} of the line is 0x{bad:02x}")
+        place = f"byte {error.start + 1} of the line is 0x{bad:02x}"
+        return BadRow(where, f"not UTF-8: {place} (name another with --encoding)")
     except UnicodeEncodeError:
         return BadRow(where, "not Unicode: half of a surrogate pair stands alone")
     except RecursionError:

@@ -43,6 +43,10 @@ class BadRow:
     reason: str
 
 
+#: A line without anything in it: a row by its place in the file, and no record.
+BLANK = BadRow("", "a blank line")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """Which rows, in which order. ``skip`` and ``limit`` count rows of the source (of its shuffled
@@ -77,5 +81,5 @@ class Source(Protocol):
     ) -> Iterator[tuple[int, dict[str, Any] | BadRow | None]]:
         """Rows ``start`` to ``stop`` (counted in the shard from 0) as (row in the shard, record).
 
-        None stands for a row that ``where`` or a blank line leaves out.
+        None stands for a row that ``where`` leaves out, `BLANK` for a blank line.
         """

@@ -18,10 +18,12 @@ from muster.pipeline.sources.formats import DataFile, Format
 from muster.pipeline.sources.hub import InputOptions, arrow_files, first_rows, streamed_file
 from muster.pipeline.sources.json_lines import JsonLines
 from muster.pipeline.sources.model import Selection
-from muster.pipeline.sources.unpack import spool, unpack
+from muster.pipeline.sources.unpack import recode, spool, text_encoding, unpack
 
 __all__ = ["InputOptions", "changes", "from_iterator", "identity", "open_input", "reopen"]
 
+_OF_THE_HUB = ("config", "split", "streaming")
+_OF_TEXT = ("delimiter", "encoding")
 _NO_OPTIONS = InputOptions()
 
 
@@ -38,24 +40,55 @@ def open_input(
     """
     _check_selection(selection)
     if not isinstance(what, str | Path):
-        _refuse(options, "an iterable")
+        _refuse(options, "an iterable", (*_OF_THE_HUB, *_OF_TEXT))
         return from_iterator(what, folder, selection)
     text = str(what)
     if text.startswith("hf:"):
+        _refuse(options, text, _OF_TEXT)
         return _from_hub(text.removeprefix("hf:"), selection, options, folder)
-    _refuse(options, text)
+    _refuse(options, text, _OF_THE_HUB)
     files: list[dict[str, Any]] = []
     found = find_files(text)
+    kind = found[0].kind
+    if kind == "parquet":
+        _refuse(options, text, _OF_TEXT)
+    elif kind == "jsonl":
+        _refuse(options, text, ("delimiter",))
+    encoding = None if options.encoding is None else text_encoding(options.encoding)
     for item in found:
         try:
             entry = {"path": str(item.path), **fingerprint(item.path)}
             if item.packed:
                 entry["unpacked"] = str(unpack(item, folder).absolute())
+            if encoding is not None:
+                packed = Path(entry.get("unpacked", entry["path"]))
+                plain = recode(packed, item.path.name, folder, encoding)
+                entry["unpacked"] = str(plain.absolute())
             check_start(Path(entry.get("unpacked", entry["path"])), item.path.name, item.kind)
         except PermissionError:
             raise UsageError(f"You may not read {item.path}.") from None
         files.append(entry)
-    return _opened(found[0].kind, files, selection, folder, text)
+    return _opened(kind, files, selection, folder, text, _reading(options, encoding))
+
+
+def _reading(options: InputOptions, encoding: str | None) -> dict[str, str]:
+    """What a description says of how text is read, where it is not the default."""
+    said = {}
+    if options.delimiter is not None:
+        said["delimiter"] = _delimiter(options.delimiter)
+    if encoding is not None:
+        said["encoding"] = encoding
+    return said
+
+
+def _delimiter(text: str) -> str:
+    found = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(found) != 1 or found in '"\r\n':
+        raise UsageError(
+            f"--delimiter {text!r} cannot separate columns.",
+            hint="write one character, such as ';', or tab.",
+        )
+    return found
 
 
 def from_iterator(records: Iterable[Any], folder: Path, selection: Selection) -> FileSource:
@@ -80,7 +113,7 @@ def reopen(description: Mapping[str, Any], folder: Path | None = None) -> FileSo
     )
     return FileSource(
         description=dict(description),
-        format=_format(kind, where),
+        format=_format(kind, where, description.get("delimiter")),
         selection=selection,
         conditions=where,
         folder=folder,
@@ -113,11 +146,17 @@ def _entry(path: Path, name: str) -> dict[str, Any]:
 
 
 def _opened(
-    kind: str, files: list[dict[str, Any]], selection: Selection, folder: Path, text: str
+    kind: str,
+    files: list[dict[str, Any]],
+    selection: Selection,
+    folder: Path,
+    text: str,
+    reading: Mapping[str, str] | None = None,
 ) -> FileSource:
     if not sum(file["size"] for file in files):
         raise UsageError(f"There are no records in {text}: it is empty.")
-    form = _format(kind, ())
+    reading = reading or {}
+    form = _format(kind, (), reading.get("delimiter"))
     columns: dict[str, None] = {}
     for file in files:
         path = Path(file.get("unpacked", file["path"]))
@@ -127,16 +166,18 @@ def _opened(
         "kind": kind,
         "files": files,
         "columns": list(columns),
+        **reading,
         "selection": {**dataclasses.asdict(selection), "where": list(selection.where)},
     }
     return reopen(description, folder)
 
 
-def _format(kind: str, where: Any) -> Format:
+def _format(kind: str, where: Any, delimiter: str | None) -> Format:
     if kind == "jsonl":
         return JsonLines()
     if kind in ("csv", "tsv"):
-        return Delimited("," if kind == "csv" else "\t")
+        usual = "," if kind == "csv" else "\t"
+        return Delimited(delimiter or usual, is_given=delimiter is not None)
     return Parquet(where) if kind == "parquet" else ArrowStream()
 
 
@@ -146,11 +187,14 @@ def _check_selection(selection: Selection) -> None:
             raise UsageError(f"--{name} {value} is negative.")
 
 
-def _refuse(options: InputOptions, text: str) -> None:
-    given = [f"--{field.name}" for field in dataclasses.fields(options)
-             if getattr(options, field.name)]  # fmt: skip
+def _refuse(options: InputOptions, text: str, names: tuple[str, ...]) -> None:
+    given = [name for name in names if getattr(options, name)]
     if given:
+        what = "Hugging Face data sets: --input hf:NAME"
+        if given[0] in _OF_TEXT:
+            what = "text files" if given == ["encoding"] else "CSV files"
+        flags = " and ".join(f"--{name}" for name in given)
         raise UsageError(
-            f"{' and '.join(given)} has no effect on {text}.",
-            hint="these belong to Hugging Face data sets: --input hf:NAME.",
+            f"{flags} has no effect on {text}.",
+            hint=f"{'this belongs' if len(given) == 1 else 'these belong'} to {what}.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import shutil
@@ -37,6 +38,54 @@ def unpack(found: Found, folder: Path) -> Path:
             raise UsageError(
                 f"Cannot unpack {found.path}: {error}.", hint="the file is damaged or cut short."
             ) from None
+    return target
+
+
+def text_encoding(name: str) -> str | None:
+    """The encoding's own name; None for UTF-8, which needs no copy. UsageError: there is none."""
+    try:
+        found = codecs.lookup(name)
+        "".encode(name)  # those that are no encodings of text refuse
+    except LookupError:
+        raise UsageError(
+            f"There is no encoding {name!r}.", hint="try utf-8, utf-16, latin-1 or cp1252."
+        ) from None
+    return None if found.name in ("utf-8", "utf-8-sig", "ascii") else found.name
+
+
+def recode(path: Path, name: str, folder: Path, encoding: str) -> Path:
+    """A copy of a text file in UTF-8; that of an earlier start when the file is unchanged.
+
+    UsageError names the first byte that the encoding does not have.
+    """
+    key = hashlib.blake2b(f"{name}{fingerprint(path)}{encoding}".encode(), digest_size=8)
+    target = folder / f"{path.stem}-{key.hexdigest()}{path.suffix}"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    decoder = codecs.getincrementaldecoder(encoding)()
+    line, before, is_first = 1, 0, True
+    with path.open("rb") as raw, replacing(target) as temporary, temporary.open("wb") as plain:
+        is_over = False
+        while not is_over:
+            block = raw.read(_BLOCK)
+            is_over = not block
+            try:
+                text = decoder.decode(block, is_over)
+            except UnicodeDecodeError as error:
+                head = error.object[: error.start].decode(encoding, "replace")
+                place = before + len(block) - len(error.object) + error.start
+                bad = error.object[error.start]
+                raise UsageError(
+                    f"{name} is not {encoding}: byte {place + 1:,} is 0x{bad:02x}, in line "
+                    f"{line + head.count(chr(10)):,}.",
+                    hint="name its encoding with --encoding.",
+                ) from None
+            text = text.removeprefix("\ufeff") if is_first else text
+            is_first = is_first and not text
+            line += text.count("\n")
+            before += len(block)
+            plain.write(text.encode("utf-8", "replace"))
     return target
 
 

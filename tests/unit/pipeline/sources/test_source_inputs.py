@@ -159,7 +159,7 @@ def test_a_local_folder_through_load_dataset(
         ("a.csv", b"a,b,a\n1,2,3\n", "The header of a.csv names 'a' twice"),
         ("a.csv", b"a,\xff\n", "The header of a.csv cannot be read: not UTF-8"),
         ("a.txt", b"x", "Cannot tell what .*a.txt is from its name"),
-        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "a.jsonl is UTF-16.\nHint: convert it: iconv"),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "a.jsonl is UTF-16.\nHint: say --encoding utf-16"),
         ("a.jsonl", gzip.compress(b"{}\n", mtime=0), "a.jsonl is gzip data"),
         ("a.json", b"[\n{}]", "a.json is one JSON value over several lines"),
         ("a.json", b'{\n "a": 1}', "a.json is one JSON value over several lines"),

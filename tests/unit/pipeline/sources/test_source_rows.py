@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.pipeline.sources.model import BadRow, Selection
+from muster.pipeline.sources.model import BLANK, BadRow, Selection
 from muster.pipeline.sources.table import open_input, reopen
 
 Factory = pytest.TempPathFactory
@@ -78,7 +78,7 @@ def test_json_lines(tmp_path_factory, items, rows, newline, ends, has_bom, is_as
     text = newline.join(lines) + (newline if ends or not lines[-1] else "")
     path = folder / "data.jsonl"
     path.write_bytes((b"\xef\xbb\xbf" if has_bom else b"") + text.encode())
-    expected = [json.loads(line) if line.strip() else None for line in lines]
+    expected = [json.loads(line) if line.strip() else BLANK for line in lines]
     check(str(path), expected, rows, rng, folder / "input")
 
 
@@ -184,7 +184,7 @@ def test_a_bad_line_is_named_and_stops_nothing(tmp_path: Path, line: bytes, reas
         assert isinstance(bad, BadRow)
         assert bad.where == "data.jsonl, line 17"
         assert bad.reason.startswith(reason)
-        assert [row for _, row in found[17:]] == [None, {"n": 1}, {"n": 1}, {"n": 1}]
+        assert [row for _, row in found[17:]] == [BLANK, {"n": 1}, {"n": 1}, {"n": 1}]
 
 
 def test_csv_rows_that_are_none_are_named(tmp_path: Path) -> None:
@@ -198,8 +198,11 @@ def test_csv_rows_that_are_none_are_named(tmp_path: Path) -> None:
             {"a": "1", "b": "2"},
             BadRow("data.csv, line 3", "3 fields where the header has 2"),
             BadRow("data.csv, line 5", "1 fields where the header has 2"),
-            None,
-            BadRow("data.csv, line 7", "not UTF-8: byte 3 of the line is 0xe9"),
+            BLANK,
+            BadRow(
+                "data.csv, line 7",
+                "not UTF-8: byte 3 of the line is 0xe9 (name another with --encoding)",
+            ),
             BadRow("data.csv, line 8", "not CSV: unexpected end of data"),
         ]
 

@@ -1,0 +1,69 @@
+"""A map in this process: the real reader, stages, journal and merge, without farm and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.base.run_folder import RunFolder
+from muster.pipeline.chunk import run_chunk
+from muster.pipeline.plan import MapPlan, StageSpec, write_plan
+from muster.pipeline.sinks.merge import merge
+from muster.pipeline.sinks.model import Part, SinkSpec
+from muster.pipeline.sources.model import Source
+
+STAGES = Path(__file__).parents[2] / "programs" / "map_stages.py"
+
+
+class Context:
+    """Of a worker that is alone."""
+
+    device, tries, num_waiting = "cpu", 0, 0
+
+    def __init__(self, run_path: Path, key: str) -> None:
+        self.run_path, self.key = run_path, key
+
+    def divide(self, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None: ...
+    def measure(self, text: str, numbers: Mapping[str, float]) -> None: ...
+    def retire(self) -> None: ...
+
+
+@dataclass
+class Done:
+    """The results of all chunks as the ledger has them, and the parts that they left."""
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    def merged(self, source: Source, path: Path) -> Path:
+        kind: Any = path.suffix.removeprefix(".")
+        metadata = tuple((source.metadata() if kind == "parquet" else {}).items())
+        sink = SinkSpec(path=path, format=kind, metadata=metadata)
+        merge(self.parts, sink, errors=path.with_name("errors.jsonl"))
+        return path
+
+
+def run_chunks(
+    source: Source, place: Path, stage: str = "same", *, rows_per_chunk: int = 10, **how: Any
+) -> Done:
+    folder = RunFolder(place / "run")
+    folder.create()
+    spec = StageSpec(location=str(STAGES), attribute=stage)
+    plan = MapPlan(source=source.describe(), stages=(spec,), base_folder=str(place), **how)
+    write_plan(folder.map_json, plan)
+    done = Done()
+    for shard in source.shards(rows_per_chunk):
+        key = f"k{shard.order}"
+        params = {**shard._asdict(), "place": list(shard.place)}
+        result = run_chunk(Context(folder.path, key), **params, start=0, stop=shard.count)
+        base = folder.parts_of(shard.order) / key
+        errors = base.with_suffix(".errors.jsonl") if result["rejected"] else None
+        part = Part(
+            result["order"], result["start"], result["stop"], base.with_suffix(".jsonl"),
+            result["rows_out"], result["bytes"], result["sha256"], errors, result["rejected"],
+        )  # fmt: skip
+        done.results.append(result)
+        done.parts.append(part)
+    return done
