@@ -124,16 +124,21 @@ def test_a_large_model_on_cards_that_are_not_here(plan_here: PlanHere, tmp_path:
                       "--json")  # fmt: skip
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert [row["num_devices"] for row in plan["predictions"]] == [1, 2, 3, 4, 5, 6, 7, 8, 16]
+    assert [row["num_devices"] for row in plan["predictions"]] == [3, 4, 5, 6, 7, 8, 16]
+    assert plan["too_small"] == [1, 2]  # 6.7e9 x 16 bytes are 107 GB, and activations
     first = plan["predictions"][0]
-    # 1.8877e14 FLOP x 512 samples / (989.5e12 x 0.4) = 244.2 s for a step; 1,954 of them.
-    assert first["step"]["value"] == pytest.approx(1.8877e14 * 512 / (989.5e12 * 0.4), rel=1e-3)
+    # 1.8877e14 FLOP x 171 samples / (989.5e12 x 0.4) = 81.6 s for a step; 1,954 of them.
+    assert first["compute"]["value"] == pytest.approx(1.8877e14 * 171 / (989.5e12 * 0.4), rel=1e-3)
+    assert plan["fastest"][0]["compute"]["value"] == pytest.approx(
+        first["compute"]["value"] * 0.4 / 0.6
+    )
     assert plan["num_steps"] == 1954
-    assert first["energy"]["value"] == pytest.approx(first["wall"]["value"] * 700)
-    assert first["cost"]["value"] == pytest.approx(first["wall"]["value"] / 3600 * 3.0)
+    assert first["energy"]["value"] == pytest.approx(first["wall"]["value"] * 700 * 3)
+    assert first["cost"]["value"] == pytest.approx(first["wall"]["value"] / 3600 * 3.0 * 3)
     assert plan["memory"]["fits"] is True
     table = plan_here(*words, "--devices", "H100 SXM x2")
-    assert "rests on" in table.stdout and "does NOT fit" in table.stdout
+    assert "rests on" not in table.stdout and "does NOT fit" in table.stdout
+    assert "No row for 1, 2 devices: the model does not fit there." in table.stdout
 
 
 def test_memory_says_what_would_make_it_fit(plan_here: PlanHere) -> None:

@@ -29,6 +29,7 @@ from muster.plan.gather import (
     listed_inputs,
     machine_of,
     parameters_of,
+    range_of,
     work_of,
 )
 from muster.plan.makespan import Makespan, makespans
@@ -79,7 +80,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """``mixed``: for unlike devices, in place of ``predictions``."""
+    """``mixed``: for unlike devices, in place of ``predictions``.
+
+    ``slowest``, ``fastest``: the same predictions at both ends of what is published for such work,
+    where nothing was measured. ``too_small``: numbers of devices on which the model does not fit.
+    """
 
     what: str
     groups: tuple[Group, ...]
@@ -90,6 +95,9 @@ class TrainingPlan:
     predictions: tuple[Prediction, ...]
     mixed: MixedPlan | None
     memory: MemoryPlan | None
+    slowest: tuple[Prediction, ...] = ()
+    fastest: tuple[Prediction, ...] = ()
+    too_small: tuple[int, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """What plan.json holds, and ``--json`` prints."""
@@ -103,6 +111,9 @@ class TrainingPlan:
             "num_steps": self.num_steps,
             "inputs": {name: figure.record() for name, figure in self.inputs.items()},
             "predictions": [one.record() for one in self.predictions],
+            "slowest": [one.record() for one in self.slowest],
+            "fastest": [one.record() for one in self.fastest],
+            "too_small": list(self.too_small),
             "mixed": None if self.mixed is None else _mixed_record(self.mixed),
             "memory": None if self.memory is None else self.memory.record(),
         }
@@ -179,8 +190,15 @@ def plan_training(what: str, known: Known, settings: Settings, prices: PriceList
     memory = _memory_of(known, first)
     mixed = None
     predictions: tuple[Prediction, ...] = ()
+    slowest = fastest = predictions
+    too_small: tuple[int, ...] = ()
     if len(groups) == 1:
-        predictions = predict(work, machine, row_counts(first.count))
+        counts = row_counts(first.count)
+        too_small = tuple(n for n in counts if not _may_fit(known, first, n))
+        counts = [n for n in counts if n not in too_small]
+        predictions = predict(work, machine, counts)
+        if (ends := range_of(known, first)) is not None:
+            slowest, fastest = (predict(work_of(e, first), machine, counts) for e in ends)
     else:
         for group in groups[1:]:
             inputs[f"time per sample on {group.name}"] = compute_on(known, group).per_sample
@@ -193,9 +211,21 @@ def plan_training(what: str, known: Known, settings: Settings, prices: PriceList
         num_steps=None if work.num_steps is None else work.num_steps.value,
         inputs=inputs,
         predictions=predictions,
+        slowest=slowest,
+        fastest=fastest,
+        too_small=too_small,
         mixed=mixed,
         memory=memory,
     )
+
+
+def _may_fit(known: Known, group: Group, num_devices: int) -> bool:
+    """Whether the model fits on so many devices with one sample at a time, as far as is known."""
+    plan = _memory_of(known, dataclasses.replace(group, count=num_devices))
+    if plan is None or plan.memory is None:
+        return True
+    least = dataclasses.replace(plan.need, micro_batch=1)
+    return footprint(least).fits(plan.memory.value)
 
 
 def plan_memory(known: Known, settings: Settings) -> tuple[MemoryPlan, ...]:

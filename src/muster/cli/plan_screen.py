@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from muster.api.plan import MemoryPlan, SweepPlan, TrainingPlan
@@ -45,7 +44,7 @@ def show_training(plan: TrainingPlan) -> None:
     if plan.mixed is not None:
         _show_mixed(plan)
     else:
-        _show_predictions(plan.predictions)
+        _show_predictions(plan)
     if plan.memory is not None and plan.memory.memory is not None:
         output.say()
         _show_fit(plan.memory)
@@ -134,23 +133,55 @@ def show_comparison(name: str, found: Comparison) -> None:
     output.table(["", "predicted", "rests on", "measured", "error"], rows)
 
 
-def _show_predictions(predictions: Sequence[Prediction]) -> None:
+#: What depends on how fast a device computes, and so is an interval where that is assumed.
+_OF_SPEED = ("step", "compute", "samples_per_s", "wall", "energy", "cost")
+
+
+def _show_predictions(plan: TrainingPlan) -> None:
+    if plan.predictions:
+        _show_rows(plan)
+    if plan.fastest:
+        rate = plan.inputs["utilisation"]
+        output.say(
+            f"Not measured: step times and what follows assume a utilisation {rate.source}. "
+            "--calibrate measures it here, --utilisation gives it."
+        )
+    if plan.too_small:
+        counts = ", ".join(map(str, plan.too_small))
+        devices = "device" if plan.too_small == (1,) else "devices"
+        output.say(f"No row for {counts} {devices}: the model does not fit there.")
+
+
+def _show_rows(plan: TrainingPlan) -> None:
+    predictions = plan.predictions
     columns = [
         (title, name)
         for title, name in _COLUMNS
         if any(getattr(one, name) is not None for one in predictions)
     ]
-    rows = [
-        [
-            str(one.num_devices),
-            *[_cell(name, getattr(one, name)) for _, name in columns],
-            one.bound,
-        ]
-        for one in predictions
-    ]
+    rows = []
+    for place, one in enumerate(predictions):
+        cells = [_cell(name, getattr(one, name)) for _, name in columns]
+        if plan.fastest:
+            ends = (plan.slowest[place], plan.fastest[place])
+            cells = [
+                _between(name, *ends) if name in _OF_SPEED else cell
+                for cell, (_, name) in zip(cells, columns, strict=True)
+            ]
+        rows.append([str(one.num_devices), *cells, one.bound])
     origins = [weakest(getattr(one, name) for one in predictions) for _, name in columns]
     rows.append(["rests on", *origins, ""])
     output.table(["devices", *[title for title, _ in columns], "bound by"], rows)
+
+
+def _between(name: str, slow: Prediction, fast: Prediction) -> str:
+    """``1.20 s to 2.40 s``, the smaller number first."""
+    figures = [getattr(slow, name), getattr(fast, name)]
+    if None in figures:
+        return ""
+    low, high = sorted(figures, key=lambda figure: figure.value)
+    texts = [_cell(name, low), _cell(name, high)]
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 
 
 def _show_mixed(plan: TrainingPlan) -> None:

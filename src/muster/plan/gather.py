@@ -6,7 +6,7 @@ Each value has its origin; what is missing is an error that says how to give it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.base.errors import UsageError
@@ -18,12 +18,32 @@ from muster.plan.devices import Group, card_of
 from muster.plan.links import find_link, given_link, presumed, usual_link
 from muster.plan.origin import Figure, assumed, from_table, given, weakest
 from muster.plan.prices import PriceList
-from muster.plan.request import MachineRequest, PlanRequest, Precision, TrainingRequest
+from muster.plan.request import (
+    KindOfWork,
+    MachineRequest,
+    PlanRequest,
+    Precision,
+    TrainingRequest,
+)
 from muster.plan.scaling import Machine, Work
 from muster.plan.transformer import Transformer
 from muster.plan.units import Bytes, Flops, FlopsPerSecond, Seconds, Watts
 
-_UTILISATION = assumed(0.4, "a usual MFU of a well-tuned training; often less")
+_RESNET = (
+    "ResNet-50 as published by the card's maker: 6,000 to 7,000 images/s on 8 V100, about 20,000 "
+    "on 8 A100"
+)
+_LARGE = (
+    "GPT-2 on 8 A100 (nanoGPT 30 %, llm.c 60 %), Llama-2 7B on 128 A100 (57 %, PyTorch FSDP), PaLM "
+    "(46 %, appendix B)"
+)
+#: What share of the peak a training reaches, by what it computes: usual, least and most of what is
+#: published, and where.
+_UTILISATION: dict[KindOfWork, tuple[float, float, float, str]] = {
+    "transformer": (0.4, 0.3, 0.6, _LARGE),
+    "convolution": (0.18, 0.13, 0.22, _RESNET),
+    "other": (0.25, 0.1, 0.5, "nothing is known of the work (--work); from small kernels to LLMs"),
+}
 _GRADIENT_BYTES = 4  # under autocast gradients are fp32
 
 
@@ -101,13 +121,11 @@ def machine_of(request: MachineRequest, group: Group, prices: PriceList) -> Mach
 def compute_on(known: Known, group: Group) -> ComputeTime:
     """The time of a step on one device of ``group``: measured, measured elsewhere, or derived."""
     calibration = known.calibration
-    if calibration is None:
+    if calibration is None or is_derived(known, group):
         return _derived(known, group)
     here = card_of(calibration.card)
     if calibration.card == group.name or (here is not None and here == group.card):
         return calibration.compute
-    if (here is None or group.card is None) and flops_of(known) is not None:
-        return _derived(known, group)
     precision = known.precision_on(group)
     mine = None if here is None else here.peak_flops(precision)
     theirs = None if group.card is None else group.card.peak_flops(precision)
@@ -119,6 +137,17 @@ def compute_on(known: Known, group: Group) -> ComputeTime:
         )
     ratio = assumed(mine / theirs, f"as their peaks in {precision}")
     return calibration.compute.scaled(ratio)
+
+
+def is_derived(known: Known, group: Group) -> bool:
+    """Whether steps were measured neither on such a device nor on one whose peak compares."""
+    calibration = known.calibration
+    if calibration is None:
+        return True
+    here = card_of(calibration.card)
+    if calibration.card == group.name or (here is not None and here == group.card):
+        return False
+    return (here is None or group.card is None) and flops_of(known) is not None
 
 
 def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
@@ -162,7 +191,7 @@ def listed_inputs(
     """Everything the predictions rest on, by name, for showing."""
     link, network = machine.fabric.link, machine.fabric.network
     found: dict[str, Figure[Any] | None] = {
-        **({} if known.calibration is not None else _derived_from(known, group)),
+        **(_derived_from(known, group) if is_derived(known, group) else {}),
         "time per sample": work.compute.per_sample,
         "fixed time per step": work.compute.fixed,
         "gradients": work.gradients,
@@ -195,7 +224,32 @@ def _derived_from(known: Known, group: Group) -> dict[str, Figure[Any] | None]:
 
 def _utilisation(known: Known) -> Figure[float]:
     rate = known.request.model.utilisation
-    return _UTILISATION if rate is None else given(rate, "--utilisation")
+    if rate is not None:
+        return given(rate, "--utilisation")
+    usual, least, most, source = _UTILISATION[kind_of_work(known)]
+    return assumed(usual, f"between {least:g} and {most:g}: {source}")
+
+
+def kind_of_work(known: Known) -> KindOfWork:
+    """What the model mostly computes: as said, or a transformer where its config was read."""
+    said = known.request.model.work
+    return said or ("transformer" if known.transformer is not None else "other")
+
+
+def range_of(known: Known, group: Group) -> tuple[Known, Known] | None:
+    """The same with the least and with the most utilisation that is published for such work.
+
+    None where nothing of the kind is assumed: steps were measured, or the utilisation is given.
+    """
+    if known.request.model.utilisation is not None or not is_derived(known, group):
+        return None
+    _, least, most, _ = _UTILISATION[kind_of_work(known)]
+    return _with_utilisation(known, least), _with_utilisation(known, most)
+
+
+def _with_utilisation(known: Known, rate: float) -> Known:
+    model = replace(known.request.model, utilisation=rate)
+    return replace(known, request=replace(known.request, model=model))
 
 
 def _derived(known: Known, group: Group) -> ComputeTime:

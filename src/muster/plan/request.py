@@ -12,6 +12,9 @@ from muster.plan.memory import Optimizer
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
+KindOfWork = Literal["transformer", "convolution", "other"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
     """The training."""
@@ -49,7 +52,10 @@ class ModelRequest:
     sequence_length: int | None = None
     """Tokens per sample, for hf:config.json."""
     utilisation: float | None = None
-    """Share of the card's peak that is reached (MFU). Default: 0.4, assumed."""
+    """Share of the card's peak that is reached (MFU). Default: by --work, assumed."""
+    work: KindOfWork | None = None
+    """What the model mostly computes, where steps are not measured: transformer, convolution or
+    other. Default: transformer with hf:config.json, else other."""
     peak_tflops: float | None = None
     """Peak of one device, for one that the table of cards does not have."""
     activation_mib: float | None = None

@@ -88,7 +88,7 @@ class Prediction:
 
 def predict(work: Work, machine: Machine, counts: range | list[int]) -> tuple[Prediction, ...]:
     """A prediction for each number of devices; UsageError where a device would get no sample."""
-    if max(counts) > work.global_batch:
+    if max(counts, default=0) > work.global_batch:
         raise UsageError(
             f"A global batch of {work.global_batch} cannot be shared by {max(counts)} devices.",
             hint="give a larger --global-batch, or fewer devices.",
