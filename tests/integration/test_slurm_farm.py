@@ -382,7 +382,7 @@ def test_what_sbatch_refuses_is_told_in_its_words(
         "sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm", "--partition", "nowhere"
     )
     assert done.returncode == 3
-    assert "SLURM did not take the job" in done.stderr
+    assert "SLURM has refused the job" in done.stderr
     assert "invalid partition" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,46 @@ def test_why_it_waits_is_said_once_and_in_the_status(
     finally:
         sweep.terminate()
         sweep.wait(60)
+
+
+@pytest.fixture
+def closed(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
+    """The partition urgent starts no jobs."""
+    slurm.run("scontrol", "update", "PartitionName=urgent", "State=DOWN")
+    yield slurm
+    slurm.run("scontrol", "update", "PartitionName=urgent", "State=UP")
+
+
+def test_a_sweep_that_can_never_start_ends_with_the_reason(
+    closed: SlurmCluster, words: tuple[str, ...], muster_cli: MusterCli
+) -> None:
+    done = muster_cli(*words, "--partition", "urgent", timeout_s=120)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "SLURM will never start job " in done.stderr
+    assert "its partition is down (PartitionDown)." in done.stderr
+    assert "name another --partition" in done.stderr
+    assert "each worker asks SLURM for no GPU; --gpus-per-worker N" in done.stderr + done.stdout
+    assert closed.squeue() == []
+
+
+@pytest.mark.thorough
+def test_a_gang_that_can_never_start_ends_with_the_reason(
+    closed: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text("print(1)\n")
+    words = ("run", "--on", "slurm", "--partition", "urgent", "--run-dir", "r%j", "--devices")
+    done = muster_cli(*words, "cpu:1", "p.py", timeout_s=120)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "its partition is down (PartitionDown)." in done.stderr
+    assert closed.squeue() == []
+
+
+def test_a_percent_sign_and_a_letter_in_the_run_folder_mean_themselves(
+    slurm: SlurmCluster, words: tuple[str, ...], muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    again = [word if word != "run" else "run%j-%A" for word in words]
+    done = muster_cli(*again, timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= {"run%j-%A", ".muster"}
+    jobs = {path.name for path in (tmp_path / "run%j-%A" / "pilots" / "jobs").iterdir()}
+    assert len(jobs) == 2, jobs  # the script and the output

@@ -32,7 +32,7 @@ from muster.farm.collect import (
     element_numbers,
     last_words,
 )
-from muster.farm.executors.slurm import array_name, script, submit
+from muster.farm.executors.slurm_script import array_name, script, submit
 from muster.farm.executors.slurm_states import Element
 from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.store import NewTask

@@ -7,7 +7,9 @@ from typing import Protocol
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.base.errors import UsageError
-from muster.base.settings import Settings
+from muster.base.sbatch import further_options, gpus_among
+from muster.base.settings import Settings, read_settings
+from muster.base.slurm_site import read_site
 from muster.devices.inventory import discover
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import (
@@ -18,6 +20,7 @@ from muster.devices.placement import (
     parse_gpu_ids,
     place,
 )
+from muster.farm.executors.cluster import ClusterRequest, with_site
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.model import SlotSpec
 
@@ -70,6 +73,8 @@ def _on_cluster(options: SweepOptions) -> Placement:
     """A slot for each worker; which devices it has is known only where it runs."""
     _refuse_local(options)
     request = options.cluster
+    on_ray = options.executor == "ray"
+    num_threads = request.cores_per_actor if on_ray else request.cores_per_job
     return Placement(
         slots=tuple(
             Slot(
@@ -77,7 +82,7 @@ def _on_cluster(options: SweepOptions) -> Placement:
                 label=f"{options.executor}/{number}",
                 kind="cuda" if request.gpus_per_worker else "cpu",
                 visible_devices=None,
-                num_threads=request.cpus_per_worker,
+                num_threads=num_threads,
             )
             for number in range(request.num_workers)
         )
@@ -126,7 +131,17 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
     lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
     if options.per_gpu == "auto" and placement.slots[0].kind == "cuda":
         lines[0] += f", then up to {PerGpuAuto.CAP} on each as memory allows"
+    if options.executor == "slurm":
+        lines.append(_asked_of_slurm(options.cluster))
     return lines + remarks(placement)
+
+
+def _asked_of_slurm(request: ClusterRequest) -> str:
+    site = with_site(request, read_site(read_settings()))
+    num_gpus = gpus_among(further_options(site.slurm_args)) or request.whole_gpus
+    if num_gpus:
+        return f"each worker asks SLURM for {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+    return "each worker asks SLURM for no GPU; --gpus-per-worker N asks for some"
 
 
 def remarks(placement: Placement) -> list[str]:

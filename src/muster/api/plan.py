@@ -7,6 +7,7 @@ imports torch: steps are measured by ``muster train`` in a child process.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,7 +147,20 @@ def known_model(what: str, request: PlanRequest) -> Known | None:
         return Known(request=request, parameters=said or count, transformer=transformer)
     if not what:
         return Known(request=request, parameters=said)
+    if re.fullmatch(r"[\d.,_]+(?:[eE]\+?\d+)?[KMBTkmbt]?", what):
+        number = re.sub(r"[,_]", "", what)
+        number = re.sub(
+            r"[kmbt]$", lambda unit: _POWERS[unit[0].lower()], number, flags=re.IGNORECASE
+        )
+        raise UsageError(
+            f"{what} is neither a task nor a run.",
+            hint=f"as a number of parameters: params={number}",
+        )
     return None
+
+
+#: 7B, as models are called.
+_POWERS = {"k": "e3", "m": "e6", "b": "e9", "t": "e12"}
 
 
 def known_task(

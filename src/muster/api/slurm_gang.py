@@ -16,7 +16,7 @@ from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, Setu
 from muster.base.records import read_json, write_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
-from muster.base.slurm_commands import JobStatus, job_status, submit
+from muster.base.slurm_commands import JobStatus, cancel_job, job_status, never_starts, submit
 from muster.base.slurm_site import read_site
 from muster.gang.slurm import GangRequest, NodeCommand, gang_script
 from muster.gang.tail import Tail
@@ -24,8 +24,8 @@ from muster.gang.tail import Tail
 __all__ = ["GangRequest", "NodeCommand", "SlurmGang", "SlurmJob", "follow", "hand_in"]
 
 _LOOK_S = 0.2
-#: The controller of a large cluster is not asked more often than this by one who waits.
-_ASK_S, _ASK_LATER_S, _LATER_S = 1.0, 10.0, 60.0
+#: The controller of a large cluster is asked more and more seldom by one who waits.
+_ASK_S, _ASK_LATER_S = 1.0, 60.0
 _FILE_S = 10.0
 
 
@@ -95,7 +95,7 @@ def hand_in(gang: SlurmGang, argv: Sequence[str]) -> SlurmJob:
 def follow(job: SlurmJob, hear: Callable[[str], None], say: Callable[[str], None]) -> JobEnd:
     """Stay with the job to its end: ``hear`` gets what it prints, ``say`` what becomes of it.
 
-    A KeyboardInterrupt leaves the job as it is.
+    A KeyboardInterrupt leaves the job as it is. Raises SetupError for a job that can never start.
     """
     tail = Tail(job.log, hear, lambda: None)
     began_s = asked_s = time.monotonic()
@@ -111,7 +111,8 @@ def follow(job: SlurmJob, hear: Callable[[str], None], say: Callable[[str], None
         while time.monotonic() < asked_s + _pause_s(asked_s - began_s):
             time.sleep(_LOOK_S)
             tail.read()
-        status, asked_s = _asked(job, status), time.monotonic()
+        last, status, asked_s = status, _asked(job, status), time.monotonic()
+        _check_hope(job, status, last)
     _read_rest(job, tail)
     return _end_of(job, status)
 
@@ -143,7 +144,18 @@ def _news(status: JobStatus) -> str:
 
 
 def _pause_s(waited_s: float) -> float:
-    return _ASK_S if waited_s < _LATER_S else _ASK_LATER_S
+    """A twentieth of what it has taken so far, and never more than a minute."""
+    return min(_ASK_LATER_S, max(_ASK_S, waited_s / 20))
+
+
+def _check_hope(job: SlurmJob, status: JobStatus, last: JobStatus) -> None:
+    """SetupError, and the job cancelled, when two answers say that it can never start."""
+    if status.state != "PENDING" or (last.state, last.reason) != (status.state, status.reason):
+        return
+    error = never_starts(job.job_id, status.reason)
+    if error is not None:
+        cancel_job(job.job_id)
+        raise error
 
 
 def _read_rest(job: SlurmJob, tail: Tail) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.api.launch import Prepared
-from muster.farm.executors.slurm import script
+from muster.farm.executors.slurm_script import script
 
 
 def sweep_script(prepared: Prepared) -> str:

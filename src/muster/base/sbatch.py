@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.base.errors import UsageError
 
+#: Cores that are asked for with each GPU where nobody has said how many.
+CORES_PER_GPU = 4
 _TIME = re.compile(r"(?:\d+-\d{1,2}(?::\d{1,2}){0,2}|\d+(?::\d{1,2}){0,2})")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
@@ -138,6 +140,20 @@ def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
 def further_options(texts: Sequence[str], flag: str = "--slurm-arg") -> dict[str, str]:
     """All of them by name; the last of a name wins, as with sbatch itself."""
     return dict(further_option(text, flag) for text in texts)
+
+
+def gpus_among(options: Mapping[str, str]) -> int:
+    """How many GPUs of a node sbatch's own options ask for, such as ``gres=gpu:a100:4``.
+
+    >>> gpus_among({"gres": "gpu:a100:4"}), gpus_among({"gpus": "2"}), gpus_among({"nice": "9"})
+    (4, 2, 0)
+    """
+    for name in ("gpus-per-node", "gres", "gpus"):
+        value = options.get(name, "")
+        found = re.search(r"gpu(?:\S*?)(?::(\d+))?(?:,|$)" if name == "gres" else r"(\d+)$", value)
+        if found:
+            return int(found[1] or 1)
+    return 0
 
 
 def _check_one_line(flag: str, value: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from muster.api.options import parse_duration
 from muster.base.errors import UsageError
@@ -10,7 +11,7 @@ from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
 
 _NOT_OF = {
-    "slurm": ("address",),
+    "slurm": ("address", "resource", "placement_strategy"),
     "ray": ("mem", "time", "partition", "account", "slurm_arg", "warn_before"),
 }
 
@@ -21,10 +22,10 @@ class ClusterFlags:
 
     workers: int | None = None
     """How many workers."""
-    gpus_per_worker: int | None = None
-    """GPUs of each."""
+    gpus_per_worker: float | None = None
+    """GPUs of each; on Ray also a part of one, such as 0.5."""
     cpus_per_worker: int | None = None
-    """CPU cores of each."""
+    """CPU cores of each. Default: 1, or on SLURM 4 with each GPU."""
     mem: str | None = None
     """SLURM: memory of each worker, such as 16G."""
     time: str | None = None
@@ -40,6 +41,10 @@ class ClusterFlags:
     time. Default: 90 seconds."""
     address: str | None = None
     """Ray: HOST:PORT of a cluster that runs already; one is started here otherwise."""
+    resource: tuple[str, ...] = ()
+    """Ray: NAME=AMOUNT of a custom resource of each worker. May be given several times."""
+    placement_strategy: Literal["DEFAULT", "SPREAD"] | None = None
+    """Ray: DEFAULT fills nodes one after another, SPREAD spreads the workers over all nodes."""
 
 
 def cluster_request_from(flags: ClusterFlags, executor: str) -> ClusterRequest:
@@ -63,6 +68,10 @@ def cluster_request_from(flags: ClusterFlags, executor: str) -> ClusterRequest:
         "mem": "memory",
         "time": "time_limit",
         "slurm_arg": "slurm_args",
+        "resource": "resources",
     }
     given = {names.get(n, n): value for n, value in values.items() if value is not None}
-    return ClusterRequest(**given)
+    request = ClusterRequest(**given)
+    if executor == "slurm":
+        _ = request.whole_gpus  # refuses a part of one
+    return request

@@ -24,11 +24,13 @@ from pathlib import Path
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, UsageError
 from muster.base.run_folder import RunFolder
 from muster.base.sbatch import (
+    CORES_PER_GPU,
     BatchScript,
     check_memory,
     check_time,
     command_line,
     further_options,
+    gpus_among,
     time_limit_s,
 )
 from muster.base.slurm_site import SlurmSite
@@ -97,7 +99,7 @@ def gang_script(
             *site.setup_lines,
             *(_meeting_place() if request.num_nodes > 1 else ()),
             *_watch(_warning_s(request, request.time_limit or site.time_limit)),
-            _srun(request, command),
+            _srun(request, site, command),
             *_END,
         ),
     )
@@ -118,7 +120,7 @@ def _options(request: GangRequest, site: SlurmSite, folder: RunFolder) -> dict[s
     if request.gpus_per_node:
         options["gpus-per-node"] = str(request.gpus_per_node)
     wanted = {
-        "cpus-per-task": None if request.cpus_per_node is None else str(request.cpus_per_node),
+        "cpus-per-task": None if (cores := _cores(request, site)) is None else str(cores),
         "mem": None if memory is None else check_memory(memory),
         "time": limit,
         "partition": request.partition or site.partition,
@@ -126,9 +128,17 @@ def _options(request: GangRequest, site: SlurmSite, folder: RunFolder) -> dict[s
     }
     options |= {name: value for name, value in wanted.items() if value is not None}
     further = {**dict(site.options), **further_options(request.slurm_args)}
-    if further.keys() & {"gres", "gpus"}:  # GPUs of a kind, such as gres=gpu:a100:4
+    if gpus_among(further):  # GPUs of a kind, such as gres=gpu:a100:4
         options.pop("gpus-per-node", None)
     return options | further
+
+
+def _cores(request: GangRequest, site: SlurmSite) -> int | None:
+    """Of a node: as said, else some for each GPU, where ranks would share a single one."""
+    further = {**dict(site.options), **further_options(request.slurm_args)}
+    if request.cpus_per_node is not None or "cpus-per-gpu" in further:
+        return request.cpus_per_node
+    return CORES_PER_GPU * (gpus_among(further) or request.gpus_per_node or 0) or None
 
 
 def _pattern(path: Path) -> str:
@@ -163,7 +173,8 @@ def _watch(warning_s: int) -> tuple[str, ...]:
     return (
         "",
         "# Shortly before the time limit SLURM sends USR1 to this script, at a preemption maybe.",
-        'end=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s 2>/dev/null)',
+        'end=$(SLURM_TIME_FORMAT=standard squeue -h -j "$SLURM_JOB_ID" -o %e)',
+        'end=$(date -d "$end" +%s 2>/dev/null)',
         "at_limit=0",
         "warned() {",
         f'    if [ -n "$end" ] && [ {near} ]; then at_limit=1; fi',
@@ -199,7 +210,7 @@ _END = (
 )
 
 
-def _srun(request: GangRequest, command: NodeCommand) -> str:
+def _srun(request: GangRequest, site: SlurmSite, command: NodeCommand) -> str:
     words = command_line(["exec", sys.executable, "-m", "muster", *command.head])
     first, given = ["muster"], '"$@"'
     if request.num_nodes > 1:
@@ -208,7 +219,7 @@ def _srun(request: GangRequest, command: NodeCommand) -> str:
             ' --master-addr "$0" --master-port "$1"'
         )
         first, given = ['"$address"', '"$port"'], '"${@:2}"'
-    cores = request.cpus_per_node  # which srun does not take over from sbatch
+    cores = _cores(request, site)  # which srun does not take over from sbatch
     srun = ["srun", *([] if cores is None else [f"--cpus-per-task={cores}"])]
     launcher = command_line([*srun, "bash", "-c", f"unset SLURM_PROCID; {words} {given}"])
     return " ".join([launcher, *first, command_line(command.rest), "&"])

@@ -7,21 +7,24 @@ state of the queue can be met; the real SLURM is in tests/integration/test_slurm
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
-from muster.base.errors import UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.base.journal import read_journal
 from muster.base.run_folder import RunFolder
+from muster.base.slurm_commands import why_never
 from muster.farm import wire
 from muster.farm.events import Event, Progress, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
 from muster.farm.executors.mailbox import BYE, HELLO, LEAVING, PilotBox, pilot_box
-from muster.farm.executors.slurm import SlurmExecutor, script
+from muster.farm.executors.slurm import SlurmExecutor
+from muster.farm.executors.slurm_script import script
 from muster.farm.executors.slurm_seat import Seat
 from muster.farm.executors.slurm_states import Element
 from muster.farm.executors.slurm_watch import may_serve
@@ -37,11 +40,11 @@ class Queue:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._shown = folder / "shown"
+        self.shown = folder / "shown"
         self.show()
-        self._command("squeue", f"cat {self._shown}")
+        self._command("squeue", f"cat {self.shown}")
         self._command("scancel", f'echo "$@" >> {folder / "cancelled"}')
-        self._command("sbatch", f"echo x >> {folder / 'sent'}; echo Submitted batch job 90")
+        self._command("sbatch", f"echo x >> {folder / 'sent'}; echo 90")
         self._command("srun", "true")
         self._command("scontrol", "true")
 
@@ -53,7 +56,16 @@ class Queue:
     def show(self, **elements: str) -> None:
         """Elements such as ``_12_0="RUNNING"``."""
         lines = [f"{name[1:]} {state} 0 None\n" for name, state in elements.items()]
-        self._shown.write_text("".join(lines))
+        self.shown.write_text("".join(lines))
+
+    def show_waiting(self, reason: str, *elements: str) -> None:
+        self.shown.write_text("".join(f"{name} PENDING 0 {reason}\n" for name in elements))
+
+    def break_squeue(self) -> None:
+        self._command("squeue", "exit 1")
+
+    def mend_squeue(self) -> None:
+        self._command("squeue", f"cat {self.shown}")
 
     @property
     def num_sent(self) -> int:
@@ -226,6 +238,122 @@ def test_a_job_that_somebody_cancels_is_told_and_written_down(
     [line] = read_journal(folder.events)
     assert (line["event"], line["text"]) == ("job_cancelled", text)
     close(there, queue)
+
+
+def test_a_pilot_that_appears_is_heard_although_squeue_is_not_asked_again(
+    queue: Queue, folder: RunFolder
+) -> None:
+    asked_before(folder, REQUEST)
+    queue.show(_12_0="PENDING")
+    there = executor(folder)
+    there.start(1, SLOT)
+    until(there, lambda event: event == Progress(1, 0, "waits for SLURM: pending (job 12_0)"))
+    queue.break_squeue()
+    speak(folder, 12)
+    until(there, lambda event: event == Progress(1, 0, ""))
+    queue.mend_squeue()
+    close(there, queue)
+
+
+def until(executor: SlurmExecutor, found: Callable[[Event], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not any(found(event) for event in executor.poll(0.1)):
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("reason", "says", "hint"),
+    [
+        ("PartitionConfig", "no nodes such as it asks for", "sinfo"),
+        ("PartitionNodeLimit", "more nodes than its partition gives", "--nodes"),
+        ("PartitionTimeLimit", "more time than its partition allows", "--time"),
+        ("PartitionDown", "its partition is down", "--partition"),
+        ("BadConstraints", "no node has what it asks for", "--slurm-arg"),
+        ("QOSMaxWallDurationPerJobLimit", "more than its account or QOS allows", "sacctmgr"),
+    ],
+)
+def test_a_job_that_can_never_start_ends_the_run_with_the_reason(
+    queue: Queue, folder: RunFolder, reason: str, says: str, hint: str
+) -> None:
+    asked_before(folder, REQUEST)
+    queue.show_waiting(reason, "12_0", "12_1")
+    there = executor(folder)
+    there.start(1, SLOT)
+    there.start(2, SlotSpec(slot_id=1, label="slurm/1", devices=()))
+    with pytest.raises(SetupError) as caught:
+        until(there, lambda event: False)
+    assert "SLURM will never start job 12_0: " in str(caught.value)
+    assert says in str(caught.value) and f"({reason})" in str(caught.value)
+    assert hint in str(caught.value)
+    close(there, queue)
+
+
+@pytest.mark.parametrize("reason", ["Priority", "Resources", "BeginTime", "QOSMaxJobsPerUserLimit",
+                                    "ReqNodeNotAvail, UnavailableNodes:n1", "JobHeldUser",
+                                    "AssocGrpCPUMinutesLimit", "Dependency"])  # fmt: skip
+def test_a_job_that_may_start_is_waited_for(reason: str) -> None:
+    assert why_never(reason) is None
+
+
+@pytest.mark.thorough
+def test_workers_that_are_there_go_on_when_others_can_never_start(
+    queue: Queue, folder: RunFolder
+) -> None:
+    asked_before(folder, REQUEST)
+    queue.show_waiting("PartitionDown", "12_1")
+    with queue.shown.open("a") as file:
+        file.write("12_0 RUNNING 0 None\n")
+    speak(folder, 12)
+    there = executor(folder)
+    there.start(1, SLOT)
+    there.start(2, SlotSpec(slot_id=1, label="slurm/1", devices=()))
+    end_s = time.monotonic() + 4.0
+    while time.monotonic() < end_s:
+        there.poll(0.1)
+    close(there, queue)
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+@pytest.mark.parametrize(
+    ("values", "lines", "absent"),
+    [
+        ({}, ["--cpus-per-task=1"], ["--gpus", "--gres"]),
+        ({"gpus_per_worker": 1}, ["--gpus-per-node=1", "--cpus-per-task=4"], []),
+        ({"gpus_per_worker": 2}, ["--gpus-per-node=2", "--cpus-per-task=8"], []),
+        ({"gpus_per_worker": 2, "cpus_per_worker": 3}, ["--cpus-per-task=3"], []),
+        (
+            {"gpus_per_worker": 2, "slurm_args": ("gres=gpu:a100:2",)},
+            ["--gres=gpu:a100:2", "--cpus-per-task=8"],
+            ["--gpus-per-node"],
+        ),
+        (
+            {"slurm_args": ("gpus=v100:1",)},
+            ["--gpus=v100:1", "--cpus-per-task=4"],
+            ["--gpus-per-node"],
+        ),
+        (
+            {"gpus_per_worker": 1, "slurm_args": ("cpus-per-gpu=6",)},
+            ["--gpus-per-node=1", "--cpus-per-gpu=6"],
+            ["cpus-per-task"],
+        ),
+    ],
+)
+def test_cores_follow_gpus_and_gpus_are_asked_for_once(
+    tmp_path: Path, values: dict[str, Any], lines: list[str], absent: list[str]
+) -> None:
+    text = script(ClusterRequest(**values), RunFolder(tmp_path / "run"), [0])
+    asked = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    for line in lines:
+        assert f"#SBATCH {line}" in asked
+    for word in absent:
+        assert word not in "\n".join(asked)
+
+
+def test_a_part_of_a_gpu_is_not_asked_of_slurm(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="SLURM gives whole GPUs"):
+        script(ClusterRequest(gpus_per_worker=0.5), RunFolder(tmp_path / "run"), [0])
 
 
 # ------------------------------------------------------------------ names of folders

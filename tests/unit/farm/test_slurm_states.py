@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from muster.farm.executors.slurm import _ranges
+from muster.farm.executors.slurm_script import _ranges
 from muster.farm.executors.slurm_states import (
     Element,
     ending_of,

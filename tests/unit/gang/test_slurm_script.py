@@ -81,6 +81,27 @@ def test_gpus_of_a_kind_are_asked_for_instead() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "cores"),
+    [
+        ({}, None),
+        ({"gpus_per_node": 4}, "16"),
+        ({"gpus_per_node": 4, "cpus_per_node": 6}, "6"),
+        ({"slurm_args": ("gres=gpu:a100:8",)}, "32"),
+        ({"gpus_per_node": 4, "slurm_args": ("cpus-per-gpu=6",)}, None),
+    ],
+)
+def test_ranks_do_not_share_a_single_core(values: dict[str, object], cores: str | None) -> None:
+    text = script(**values)
+    assert options(text).get("cpus-per-task") == cores
+    assert ("srun --cpus-per-task" in text) == (cores is not None)
+
+
+def test_the_end_of_the_job_is_a_date_whatever_format_the_user_likes() -> None:
+    [line] = [line for line in script().splitlines() if line.startswith("end=$(") and "%e" in line]
+    assert line.startswith("end=$(SLURM_TIME_FORMAT=standard squeue")
+
+
+@pytest.mark.parametrize(
     ("limit", "grace_s", "warning"),
     [(None, 15.0, "60"), ("1:00:00", 15.0, "60"), ("1:00:00", 90.0, "120"), ("1", 15.0, "30")],
 )

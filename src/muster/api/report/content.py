@@ -83,12 +83,13 @@ class Page(NamedTuple):
 
 
 def table_of(
-    caption: str, rows: Iterable[Mapping[str, Any]], *, whole: Path | None = None
+    caption: str, rows: Iterable[Mapping[str, Any]], *, whole: Path | None = None, which: str = ""
 ) -> Table | None:
     """A table from records, a column per name; None where there are no records.
 
     Columns without any value are left out, and so are rows beyond ``MOST_ROWS``; the note then
-    says how many there are and that ``whole`` has them all.
+    says how many there are and that ``whole`` has them all. ``which``: what the first rows are,
+    such as those with the lowest loss.
     """
     records = list(rows)
     if not records:
@@ -99,7 +100,8 @@ def table_of(
     cells = tuple(tuple(record.get(name) for name in known) for record in shown)
     notes = []
     if len(records) > len(shown):
-        notes.append(f"The first {len(shown):,} of {len(records):,} rows.")
+        first = f"{len(shown):,} of {len(records):,} rows"
+        notes.append(f"{first}: {which}." if which else f"The first {first}.")
         if whole is not None:
             notes.append(f"All of them are in {whole.name}.")
     if len(known) < len(names):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from muster.base.errors import UsageError
-from muster.base.sbatch import check_memory, check_time, further_options
+from muster.base.sbatch import CORES_PER_GPU, check_memory, check_time, further_options
 from muster.base.slurm_site import SlurmSite
 from muster.farm.model import TargetSpec
 
@@ -22,7 +23,9 @@ class ClusterRequest:
 
     Attributes
         num_workers: how many pilots: array elements on SLURM, actors on Ray.
-        gpus_per_worker, cpus_per_worker: devices and cores of each.
+        gpus_per_worker, cpus_per_worker: devices and cores of each; on Ray also a part of a GPU,
+            such as 0.5, which its workers share. None: as many cores as the
+            engine gives without being asked, which is 1, or on SLURM 4 with each GPU.
         memory: memory of each as the engine writes it (``16G``); None: the engine's default.
         time_limit: as SLURM writes it (``4:00:00``); None: the partition's.
         partition, account: as SLURM knows them.
@@ -31,11 +34,13 @@ class ClusterRequest:
         warn_before_s: how long before its time limit SLURM warns a worker, so that the running
             task can save its state.
         address: where the Ray cluster is; None: one is started here.
+        resources: Ray's custom resources of each worker, as ``name=amount``.
+        placement_strategy: Ray's: DEFAULT fills nodes one after another, SPREAD goes round them.
     """
 
     num_workers: int = 1
-    gpus_per_worker: int = 0
-    cpus_per_worker: int = 1
+    gpus_per_worker: float = 0
+    cpus_per_worker: int | None = None
     memory: str | None = None
     time_limit: str | None = None
     partition: str | None = None
@@ -44,12 +49,14 @@ class ClusterRequest:
     setup_lines: tuple[str, ...] = ()
     warn_before_s: int = 90
     address: str | None = None
+    resources: tuple[str, ...] = ()
+    placement_strategy: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
 
     def __post_init__(self) -> None:
         limits = {"num_workers": 1, "gpus_per_worker": 0, "cpus_per_worker": 1, "warn_before_s": 1}
         for name, least in limits.items():
             value = getattr(self, name)
-            if value < least:
+            if value is not None and value < least:
                 flag = "--" + name.removeprefix("num_").removesuffix("_s").replace("_", "-")
                 raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
         if self.time_limit is not None:
@@ -57,6 +64,54 @@ class ClusterRequest:
         if self.memory is not None:
             check_memory(self.memory)
         further_options(self.slurm_args)
+        if self.placement_strategy not in ("DEFAULT", "SPREAD"):
+            raise UsageError(
+                f"--placement-strategy {self.placement_strategy} is not known.",
+                hint="write DEFAULT or SPREAD.",
+            )
+        if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
+            raise UsageError(
+                f"--gpus-per-worker {self.gpus_per_worker:g}: more than one GPU is a whole number.",
+                hint="write 1, 2, …; or a part of one GPU, such as 0.5, with --on ray.",
+            )
+        _ = self.custom_resources
+
+    @property
+    def custom_resources(self) -> dict[str, float]:
+        """Ray's, by name; UsageError for what cannot be read."""
+        found = {}
+        for text in self.resources:
+            name, _, amount = text.partition("=")
+            try:
+                found[name] = float(amount or "nan")
+            except ValueError:
+                found[name] = math.nan
+            if not name or not 0 < found[name] < math.inf:
+                raise UsageError(
+                    f"--resource {text} is not NAME=AMOUNT with an amount greater than 0.",
+                    hint="write it as the nodes were started with, such as --resource ssd=1.",
+                )
+        return found
+
+    @property
+    def whole_gpus(self) -> int:
+        """What is asked of SLURM, which hands out whole GPUs; UsageError for a part of one."""
+        if self.gpus_per_worker % 1:
+            raise UsageError(
+                f"--gpus-per-worker {self.gpus_per_worker:g}: SLURM gives whole GPUs to a job.",
+                hint="write 1; parts of a GPU are for --on ray.",
+            )
+        return int(self.gpus_per_worker)
+
+    @property
+    def cores_per_job(self) -> int:
+        """What is asked of SLURM for a worker: loading data for a GPU takes several cores."""
+        return self.cpus_per_worker or max(1, CORES_PER_GPU * self.whole_gpus)
+
+    @property
+    def cores_per_actor(self) -> int:
+        """What is asked of Ray for a worker."""
+        return self.cpus_per_worker or 1
 
 
 def with_site(request: ClusterRequest, site: SlurmSite) -> ClusterRequest:

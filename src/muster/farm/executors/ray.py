@@ -152,8 +152,10 @@ class RayExecutor:
         actor = (
             self._ray.remote(Pilot)
             .options(
-                num_cpus=self._request.cpus_per_worker,
+                num_cpus=self._request.cores_per_actor,
                 num_gpus=self._request.gpus_per_worker,
+                resources=self._request.custom_resources,
+                scheduling_strategy=self._request.placement_strategy,
                 max_restarts=0,
                 max_task_retries=0,
             )

@@ -168,13 +168,20 @@ def check_address(address: str) -> None:
 
 def room_for(nodes: Sequence[Mapping[str, float]], request: ClusterRequest) -> int:
     """How many of the workers fit on nodes with these resources if nothing else runs there."""
-    num_workers = 0
-    for node in nodes:
-        fits = [int(node.get("CPU", 0.0) // request.cpus_per_worker)]
-        if request.gpus_per_worker:
-            fits.append(int(node.get("GPU", 0.0) // request.gpus_per_worker))
-        num_workers += min(fits)
-    return num_workers
+    wanted = {"CPU": float(request.cores_per_actor), **request.custom_resources}
+    if request.gpus_per_worker:
+        wanted["GPU"] = request.gpus_per_worker
+    return sum(
+        # A part of a GPU is one of a single GPU: two workers of 0.6 do not share one.
+        min(_times(node.get(name, 0.0), amount) for name, amount in wanted.items())
+        for node in nodes
+    )
+
+
+def _times(there: float, amount: float) -> int:
+    if amount < 1 and there >= 1:
+        return int(there) * int(1 / amount + 1e-6)
+    return int(there / amount + 1e-6)
 
 
 def check_room(
@@ -192,7 +199,7 @@ def check_room(
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
     hint = f"ask for --workers {room}, or for less per worker."
     if room == 0:
-        hint = "ask for less with --cpus-per-worker and --gpus-per-worker."
+        hint = "ask for less with --cpus-per-worker, --gpus-per-worker and --resource."
     raise SetupError(
         f"{request.num_workers} workers of {each} do not fit: {where} has room for {room} "
         f"({len(nodes)} node{'s' if len(nodes) != 1 else ''}: {shown or 'none'}{more}).",
@@ -202,10 +209,13 @@ def check_room(
 
 def needs(request: ClusterRequest) -> str:
     """What each worker gets, in words."""
-    cores = f"{request.cpus_per_worker} core{'s' if request.cpus_per_worker != 1 else ''}"
-    if not request.gpus_per_worker:
-        return cores
-    return f"{cores} and {request.gpus_per_worker} GPU{'s' if request.gpus_per_worker != 1 else ''}"
+    cores = f"{request.cores_per_actor} core{'s' if request.cores_per_actor != 1 else ''}"
+    gpus = request.gpus_per_worker
+    parts = [cores]
+    if gpus:
+        parts.append(f"{gpus:g} GPU{'s' if gpus > 1 else ''}")
+    parts += [f"{amount:g} {name}" for name, amount in request.custom_resources.items()]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else cores
 
 
 def _resources(ray: Any) -> list[Mapping[str, float]]:

@@ -6,36 +6,23 @@ that is lost is replaced by its own job when SLURM requeues it, else by another 
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import sha256
-from typing import Any
+from collections.abc import Sequence
 
 import orjson
 
 from muster.base.atomic_files import write_atomic
 from muster.base.clock import SystemClock
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import SetupError
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
-from muster.base.sbatch import further_options
-from muster.base.settings import kept_environment, read_settings, variable
-from muster.base.slurm_commands import advice
-from muster.base.slurm_site import read_site
+from muster.base.slurm_commands import never_starts, why_never
 from muster.farm.events import Event, Progress
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.cluster import (
-    ClusterRequest,
-    look_every_s,
-    needs_of_pilots,
-    with_site,
-)
+from muster.farm.executors.cluster import look_every_s, needs_of_pilots
 from muster.farm.executors.mailbox import boxes_of, has_assigned, read_beat, write_beat
+from muster.farm.executors.slurm_script import job_name, path_for_output, submit
 from muster.farm.executors.slurm_seat import Seat
 from muster.farm.executors.slurm_states import Element, ending_of
 from muster.farm.executors.slurm_watch import (
@@ -56,8 +43,6 @@ _BEAT_EVERY_S = 2.0
 _UNSEEN_S = 30.0
 _RETRY_S = 15.0
 _CLOSE_PATIENCE_S, _CLOSE_LIMIT_S = 5.0, 60.0
-#: Variables that say which cluster is meant.
-_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
 _HOW_TO_END = "Ctrl-C or `muster cancel` ends the whole run"
 _TAIL_BYTES = 4000
 
@@ -65,10 +50,10 @@ _TAIL_BYTES = 4000
 class SlurmExecutor:
     def __init__(self, assignment: Assignment) -> None:
         self._folder = RunFolder(assignment.folder.path.absolute())
-        _path_for_output(self._folder)  # refuses what SLURM cannot write to
+        path_for_output(self._folder)  # refuses what SLURM cannot write to
         self._request = assignment.cluster
         self._name = job_name(self._folder)
-        self._watch = JobWatch(self._name)
+        self._watch = JobWatch()
         self._seats: dict[int, Seat] = {}
         self._owners: dict[int, Seat] = {}  # by worker
         self._arrays: dict[int, int] = {}  # slot → the array whose element serves it, or will
@@ -77,6 +62,7 @@ class SlurmExecutor:
         self._retry_s = 0.0
         self._happened: list[Event] = []
         self._cancelled: dict[int, str] = {}  # slot → its last job, which somebody has cancelled
+        self._never: dict[int, str] = {}  # slot → why its job can never start, by the last answer
         found = elements_now(self._name)
         self._beat = read_beat(self._folder)._replace(is_closed=False)
         self._beat = self._beat._replace(session=self._beat.session + 1)
@@ -123,7 +109,10 @@ class SlurmExecutor:
             events, self._happened = self._happened, []
             for seat in self._seats.values():
                 if seat.due_s <= now:
+                    before = seat.box
                     events += seat.look(now)
+                    if before is not None and (seat.leaving or seat.box != before):
+                        self._watch.hurry(now)  # why it leaves is SLURM's to say
             events += self._watch_jobs(now)
             events += self._ask_for_pilots(now)
             if events or now >= deadline:
@@ -200,8 +189,7 @@ class SlurmExecutor:
     # ------------------------------------------------------------------ jobs
 
     def _watch_jobs(self, now: float) -> list[Event]:
-        waiting = any(seat.has_waiting or seat.leaving for seat in self._seats.values())
-        answer = self._watch.look(now, is_busy=waiting)
+        answer = self._watch.look(now, set(self._arrays.values()))
         if answer is None:
             return []
         asked_s, elements = answer
@@ -213,7 +201,28 @@ class SlurmExecutor:
                     continue
                 element = Element("GONE")
             events += self._heed(self._seats[slot_id], array, element)
+        self._give_up_hope(elements)
         return events
+
+    def _give_up_hope(self, elements: Elements) -> None:
+        """SetupError when no worker is there and the jobs that would bring one can never start.
+
+        Two answers in a row must say so: a partition may be reconfigured between them.
+        """
+        jobs = {slot_id: f"{array}_{slot_id}" for slot_id, array in self._arrays.items()}
+        waiting = {
+            slot_id: element.reason
+            for slot_id, array in self._arrays.items()
+            if (element := elements.get((array, slot_id))) is not None and element.waits
+        }
+        never = {slot_id: why for slot_id, why in waiting.items() if why_never(why) is not None}
+        is_hopeless = never and len(never) == len(jobs) and never == self._never
+        self._never = never
+        if is_hopeless and all(seat.box is None for seat in self._seats.values()):
+            slot_id, reason = min(never.items())
+            error = never_starts(jobs[slot_id], reason)
+            assert error is not None
+            raise error
 
     def _heed(self, seat: Seat, array: int, element: Element) -> list[Event]:
         """What the state of its job means for a slot."""
@@ -300,142 +309,3 @@ def _write_assignment(folder: RunFolder, assignment: Assignment) -> None:
         **needs_of_pilots(assignment.cluster, assignment.targets),
     }
     write_atomic(folder.pilot_assignment, orjson.dumps(record))
-
-
-# ---------------------------------------------------------------------- what is submitted
-
-
-def array_name(folder: RunFolder) -> str:
-    """Names the array without a coordinator of this folder: no coordinator ends its elements."""
-    return f"{job_name(folder)}-array"
-
-
-def job_name(folder: RunFolder) -> str:
-    """Names the pilots' jobs of this run folder and of no other; squeue filters by it."""
-    path = str(folder.path.absolute())
-    shown = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.path.absolute().name)[:24]
-    return f"muster-{shown}-{sha256(path.encode()).hexdigest()[:10]}"
-
-
-def script(request: ClusterRequest, folder: RunFolder, slots: Sequence[int], line: str = "") -> str:
-    """The text that is handed to sbatch for these slots. Nothing is written or sent.
-
-    ``line``: what each element runs, a line of bash; a pilot when there is none.
-    """
-    folder = RunFolder(folder.path.absolute())
-    from_submitit = _submitit().slurm.slurm._make_sbatch_string
-    parameters = _parameters(request, folder, slots, is_pilot=not line)
-    command = line or pilot_command(folder)
-    return str(from_submitit(command=command, folder=folder.job_files, **parameters))
-
-
-def submit(request: ClusterRequest, folder: RunFolder, slots: Sequence[int], line: str = "") -> int:
-    """Submit what ``script`` shows; the array's id.
-
-    Raises SetupError with what sbatch said.
-    """
-    submitit = _submitit()
-    folder = RunFolder(folder.path.absolute())
-    folder.job_files.mkdir(parents=True, exist_ok=True)
-    try:
-        executor = submitit.SlurmExecutor(folder=folder.job_files)
-        executor.update_parameters(**_parameters(request, folder, slots, is_pilot=not line))
-        with _outside_of_jobs(submitit):
-            job = executor._submit_command(line or pilot_command(folder))
-    except (RuntimeError, OSError) as error:
-        raise SetupError(
-            f"SLURM did not take the job: {_said(error)}",
-            hint=advice(_said(error)),
-        ) from None
-    return int(job.job_id)
-
-
-@contextmanager
-def _outside_of_jobs(submitit: Any) -> Iterator[None]:
-    """This may itself be a job, whose limits sbatch would take over; the cluster stays the same."""
-    found = {name: value for name in _CLUSTER if (value := variable(name)) is not None}
-    with submitit.helpers.clean_env(), kept_environment(found):
-        yield
-
-
-def pilot_command(folder: RunFolder) -> str:
-    words = [sys.executable, "-m", "muster.farm.pilot", str(folder.path.absolute())]
-    return shlex.join(words)
-
-
-def _parameters(
-    request: ClusterRequest, folder: RunFolder, slots: Sequence[int], *, is_pilot: bool
-) -> dict[str, Any]:
-    """As submitit names them, with what the site file adds."""
-    request = with_site(request, read_site(read_settings()))
-    output = f"{_path_for_output(folder)}/%A_%a.out"
-    further = {name: value or True for name, value in further_options(request.slurm_args).items()}
-    more: dict[str, Any] = {"array": _ranges(slots), "output": output, "requeue": True}
-    if not is_pilot:  # a program that knows TERM: it finishes what it is at
-        more["signal"] = f"TERM@{request.warn_before_s}"
-    return {
-        "job_name": job_name(folder) if is_pilot else array_name(folder),
-        "partition": request.partition,
-        "account": request.account,
-        "time": request.time_limit,
-        "cpus_per_task": request.cpus_per_worker,
-        "gpus_per_node": request.gpus_per_worker or None,
-        "mem": request.memory,
-        "ntasks_per_node": 1,
-        "setup": list(request.setup_lines) or None,
-        "signal_delay_s": request.warn_before_s,
-        "stderr_to_stdout": True,
-        "wckey": None,
-        "srun_args": ["--output", output, f"--cpus-per-task={request.cpus_per_worker}"],
-        "additional_parameters": {**more, **further},
-    }
-
-
-def _path_for_output(folder: RunFolder) -> str:
-    """The folder of the jobs' outputs as sbatch and srun read it, where % begins a field.
-
-    Raises UsageError for a backslash, which tells them to replace no fields at all.
-    """
-    path = str(folder.job_files)
-    if "\\" in path:
-        raise UsageError(
-            f"--run-dir {folder.path}: SLURM cannot write below a backslash.",
-            hint="name another run folder.",
-        )
-    return path.replace("%", "%%")
-
-
-def _ranges(slots: Sequence[int]) -> str:
-    """Numbers as sbatch writes them.
-
-    >>> _ranges([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    parts: list[list[int]] = []
-    for number in sorted(slots):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
-
-
-def _said(error: Exception) -> str:
-    """The last line of what sbatch wrote, without submitit's words around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    from_sbatch = [line for line in lines if "sbatch: error:" in line]
-    text = (from_sbatch or lines or [type(error).__name__])[0]
-    return text.rpartition("sbatch: error:")[2].strip()
-
-
-def _submitit() -> Any:
-    try:
-        import submitit
-        import submitit.helpers
-        import submitit.slurm.slurm
-    except ImportError as error:
-        raise SetupError(
-            f"--on slurm needs submitit, which cannot be imported: {error}.",
-            hint="pip install 'muster-gpu[slurm]'",
-        ) from None
-    return submitit

@@ -9,33 +9,37 @@ from collections.abc import Collection, Mapping
 from typing import IO
 
 from muster.base.errors import SetupError
+from muster.base.slurm_commands import no_answer
 from muster.farm.executors.mailbox import PilotBox
 from muster.farm.executors.slurm_states import SQUEUE, Element, read_squeue, was_preempted
 
 _LIMIT_S = 30.0
-_SOON_S, _SELDOM_S = 1.0, 5.0
+#: How long to wait before asking again: twice as long each time that nothing is new. Who waits
+#: for a day asks about 1,450 times; a site's controller serves thousands of such.
+_SOON_S, _SELDOM_S = 1.0, 60.0
 
 Elements = Mapping[tuple[int, int], Element]
 
 
 class JobWatch:
-    """Asks for the jobs of one name, all in one call, without waiting for the answer."""
+    """Asks for the jobs of a run, all in one call, without waiting for the answer."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._asked_s = 0.0
+        self._pause_s = _SOON_S
+        self._last: Elements | None = None
         self.due_s = 0.0
 
-    def look(self, now: float, *, is_busy: bool) -> tuple[float, Elements] | None:
+    def look(self, now: float, jobs: Collection[int]) -> tuple[float, Elements] | None:
         """When the answer that has come was asked for, and the answer; None: there is none.
 
-        ``is_busy``: something is expected to change soon.
+        Without ``jobs`` nobody is asked.
         """
         if self._process is None:
             if now >= self.due_s:
-                self._ask(now)
+                self._ask(now, jobs)
             return None
         code = self._process.poll()
         if code is None:
@@ -47,10 +51,18 @@ class JobWatch:
         self._output.seek(0)
         text = self._output.read().decode("utf-8", "replace")
         self._forget()
-        self.due_s = now + (_SOON_S if is_busy else _SELDOM_S)
-        return (self._asked_s, read_squeue(text)) if code == 0 else None
+        # squeue fails when it has forgotten the only job that it was asked for.
+        is_answer = code == 0 or "Invalid job id" in text
+        found = read_squeue(text) if is_answer else None
+        is_news = found is not None and found != self._last
+        self._pause_s = _SOON_S if is_news else min(2 * self._pause_s, _SELDOM_S)
+        self._last = found if found is not None else self._last
+        self.due_s = now + self._pause_s
+        return None if found is None else (self._asked_s, found)
 
     def hurry(self, now: float) -> None:
+        """Something has changed, and more is expected to."""
+        self._pause_s = _SOON_S / 2
         self.due_s = min(self.due_s, now)
 
     def close(self) -> None:
@@ -59,13 +71,16 @@ class JobWatch:
             self._process.wait()
             self._forget()
 
-    def _ask(self, now: float) -> None:
+    def _ask(self, now: float, jobs: Collection[int]) -> None:
+        if not jobs:
+            self.due_s = now + _SOON_S
+            return
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the answer)
         self._process = subprocess.Popen(
-            [*SQUEUE, f"--name={self._name}"],
+            [*SQUEUE, f"--jobs={','.join(map(str, sorted(jobs)))}"],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
-            stderr=subprocess.DEVNULL,
+            stderr=self._output,
         )
         self._asked_s = now
         self.due_s = now + 0.02
@@ -90,12 +105,9 @@ def elements_now(name: str) -> Elements:
             hint="run this on a login node of the cluster, or without --on slurm.",
         ) from None
     except subprocess.TimeoutExpired:
-        raise SetupError(f"squeue has not answered for {_LIMIT_S:g} s.") from None
+        raise no_answer(f"squeue has waited for {_LIMIT_S:g} s", "squeue") from None
     if done.returncode:
-        raise SetupError(
-            f"squeue failed with exit code {done.returncode}: {done.stderr.strip()}",
-            hint="see with `sinfo` whether the cluster answers.",
-        )
+        raise no_answer(done.stderr, "squeue")
     return read_squeue(done.stdout)
 
 
@@ -142,4 +154,4 @@ def end_all(name: str, *, patience_s: float, limit_s: float) -> None:
             return
         is_over = time.monotonic() - began > patience_s
         cancel([f"{a}_{n}" for (a, n), item in there.items() if item.waits or is_over])
-        time.sleep(0.1 if not is_over else 0.3)
+        time.sleep(min(2.0, max(0.1, (time.monotonic() - began) / 5)))
