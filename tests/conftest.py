@@ -32,6 +32,20 @@ _MARK = f"PYTEST_STARTED_BY={uuid.uuid4().hex}"
 os.environ.update([_MARK.split("=")])
 
 
+#: Folders of real processes: what runs in them is thorough unless it is marked as quick.
+_OF_PROCESSES = ("chaos", "integration")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before ``-m`` is looked at."""
+    tests = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(tests).parts[0]
+        if folder in _OF_PROCESSES and item.get_closest_marker("quick") is None:
+            item.add_marker(pytest.mark.thorough)
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
     """No changed environment or folder, no thread and no process outlives a test.

@@ -122,7 +122,14 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     assert left == [], "close leaves no process"
 
 
-every = pytest.mark.parametrize("bench", sorted(EXECUTORS), indirect=True)
+every = pytest.mark.parametrize(
+    "bench",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if name in CLUSTERS else [])
+        for name in sorted(EXECUTORS)
+    ],
+    indirect=True,
+)
 local = pytest.mark.parametrize("bench", ["local"], indirect=True)
 
 

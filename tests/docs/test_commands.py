@@ -286,8 +286,16 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+#: The page that everybody reads first is tried in `make test` too.
+FIRST = ROOT / "README.md"
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[] if p == FIRST else [pytest.mark.thorough]) for p in PAGES],
+    ids=_name,
+)
 def test_every_command_runs(page: Path, tmp_path: Path) -> None:
     try:
         run_page(page.read_text(), tmp_path)

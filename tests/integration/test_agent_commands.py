@@ -60,6 +60,7 @@ def test_the_larger_action_space(muster_cli: MusterCli, tmp_path: Path) -> None:
     assert "options-91" in done.stdout
 
 
+@pytest.mark.quick
 def test_any_gymnasium_environment(muster_cli: MusterCli, tmp_path: Path) -> None:
     done = muster_cli(
         "train", "ppo", "--env", "CartPole-v1", "--num-steps", "512", "--num-envs", "4",
@@ -93,6 +94,7 @@ def test_mistakes_are_told_without_a_traceback(
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.quick
 def test_what_does_not_fit_an_agent_is_refused(muster_main: MusterCli) -> None:
     for command, said in (("verify", "learns by acting"), ("plan", "learns by acting")):
         done = muster_main(command, "ppo")

@@ -82,6 +82,7 @@ def test_torch_that_does_not_start_is_told_with_its_reason(
     assert f"torch 2.9.0+cu130 does not start: ImportError: {why}" in done.stdout
 
 
+@pytest.mark.quick
 def test_quick_starts_no_torch_and_measures_nothing(muster_cli: MusterCli) -> None:
     done = muster_cli("doctor", "--quick", "--json")
     report = json.loads(done.stdout)
@@ -152,6 +153,7 @@ def test_a_models_memory_is_shown_beside_the_findings(muster_cli: MusterCli) -> 
     assert re.search(r"optimizer +7\.45 GiB", shown)
 
 
+@pytest.mark.quick
 def test_flags_about_a_model_need_one(muster_main: MusterCli) -> None:
     done = muster_main("doctor", "--quick", "--batch-size", "3")
     assert done.returncode == 2

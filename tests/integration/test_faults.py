@@ -113,6 +113,7 @@ def tree(process: subprocess.Popen[bytes]) -> list[int]:
 # ------------------------------------------------------------------ exit codes
 
 
+@pytest.mark.quick
 def test_exit_code_0_and_the_same_command_again_runs_nothing(place: Place) -> None:
     place.sweep("double", "--grid", "x=1,2,3")
     place.sweep("double", "--grid", "x=1,2,3")
@@ -121,6 +122,7 @@ def test_exit_code_0_and_the_same_command_again_runs_nothing(place: Place) -> No
     assert [place.rows()[x]["y"] for x in "123"] == ["2", "4", "6"]
 
 
+@pytest.mark.quick
 def test_exit_code_1_then_retry_runs_the_failed_ones_only(place: Place) -> None:
     place.sweep("some_fail", "--grid", "x=1,2,3,4", code=1)
     assert place.states() == {"1": "failed", "2": "done", "3": "failed", "4": "done"}
@@ -136,6 +138,7 @@ def test_exit_code_1_then_retry_runs_the_failed_ones_only(place: Place) -> None:
     assert len(place.notes()) == 6
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "words",
     [
@@ -291,6 +294,7 @@ def test_nothing_survives_a_killed_coordinator_for_two_seconds(place: Place, kin
     assert place.counts() == {"waiting": 2}
 
 
+@pytest.mark.quick
 def test_after_a_killed_coordinator_the_same_command_finishes_the_rest(place: Place) -> None:
     words = ["t.py:slow", "--grid", "x=1,2,3,4,5,6", "--devices", "cpu:2"]
     process = place.begin(*words)
@@ -359,6 +363,7 @@ def test_more_seeds_are_the_same_plan(place: Place) -> None:
     assert place.counts() == {"done": 4}
 
 
+@pytest.mark.quick
 def test_changed_code_is_refused_unless_allowed(place: Place) -> None:
     place.sweep("some_fail", "--grid", "x=1,2", code=1)
     file = place.path / "t.py"

@@ -99,6 +99,7 @@ def test_a_wrong_answer_is_told_at_once_and_ctrl_c_starts_nothing(tmp_path: Path
     assert child.exitstatus == 130
 
 
+@pytest.mark.quick
 def test_without_a_terminal_flags_are_enough(muster_main: MusterCli) -> None:
     done = muster_main(
         "launch", "--kind", "train", "--target", "digits", "--devices", "cpu:1", "--print"
@@ -107,6 +108,7 @@ def test_without_a_terminal_flags_are_enough(muster_main: MusterCli) -> None:
     assert done.stdout.startswith("muster train digits --devices cpu:1 --batch-size ")
 
 
+@pytest.mark.quick
 def test_without_a_terminal_what_is_missing_is_named(muster_main: MusterCli) -> None:
     done = muster_main("launch", "--kind", "sweep", "--print")
     assert done.returncode == 2

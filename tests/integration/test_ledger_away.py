@@ -42,6 +42,7 @@ MOUNTS = """\
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -62,6 +63,7 @@ def test_a_local_folder_keeps_its_ledger(tmp_path: Path) -> None:
     assert not place.is_away
 
 
+@pytest.mark.quick
 def test_what_was_shipped_survives_the_loss_of_the_local_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def run_folder(place: Path) -> Path:
 ON = ("--devices", "cpu:2", "--monitor-interval", "0")
 
 
+@pytest.mark.quick
 def test_every_record_once_in_order_and_the_second_time_nothing_is_left(place: Path) -> None:
     write(place / "in.jsonl", 1000)
     words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
@@ -92,6 +93,7 @@ def test_a_class_is_set_up_once_per_worker_and_its_fields_are_flags(place: Path)
     assert max(int(size) for [size] in notes(place, "batch")) <= 25
 
 
+@pytest.mark.quick
 def test_poison_costs_only_itself_and_the_exit_code_says_so(place: Path) -> None:
     write(place / "in.jsonl", 1000)
     done = run("stages.py:fussy", "--input", "in.jsonl", "--output", "out.jsonl", *ON)
@@ -367,6 +369,7 @@ def test_a_killed_worker_costs_at_most_the_rows_in_flight(place: Path) -> None:
     assert len(notes(place)) <= 300 + 4
 
 
+@pytest.mark.quick
 def test_a_killed_coordinator_leaves_nothing_running_and_the_next_goes_on(place: Path) -> None:
     write(place / "in.jsonl", 300)
     words = (*SLOW, "--output", "out.jsonl", "--chunk-rows", "150")
@@ -499,6 +502,7 @@ def test_an_output_of_somebody_else_is_not_touched(place: Path) -> None:
     assert len(rows(place / "out.jsonl")) == 10
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -546,6 +550,7 @@ def test_a_malformed_line_is_named_by_file_and_line(place: Path) -> None:
         assert f"in.jsonl, line {line}" in error["reason"]
 
 
+@pytest.mark.quick
 def test_a_dry_run_starts_nothing(place: Path) -> None:
     write(place / "in.jsonl", 640)
     words = ("stages.py:square", "--input", "in.jsonl", "--output", "out.jsonl", "--dry-run")

@@ -123,6 +123,7 @@ def test_recorded_gpus_and_one_that_is_lost_are_rows(
     assert rows[2]["lost"] == "fell off the bus"
 
 
+@pytest.mark.quick
 def test_json_is_one_document(folder: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     record(folder, FACTS, monkeypatch)
     done = here("monitor", "--interval", "0.1", "--duration", "0.1", "--json")

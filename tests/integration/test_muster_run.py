@@ -112,6 +112,7 @@ def test_a_plain_ddp_script_runs_unchanged(
     assert record["spec"]["program"]["path"] == "train.py"
 
 
+@pytest.mark.quick
 def test_the_culprit_comes_first_and_the_rest_is_folded(
     tmp_path: Path, muster_cli: MusterCli
 ) -> None:
@@ -509,6 +510,7 @@ def test_the_error_of_an_entry_is_told(tmp_path: Path) -> None:
     assert "in fail" in done.stdout and "nursery" not in done.stdout
 
 
+@pytest.mark.quick
 def test_what_cannot_be_run_is_refused_before_anything_starts(
     tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,6 +534,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.quick
 def test_a_dry_run_shows_and_starts_nothing(tmp_path: Path, muster_main: MusterCli) -> None:
     write(tmp_path, "")
     done = muster_main("run", "--devices", "cpu:3", "--dry-run", "train.py", "--json")

@@ -115,6 +115,7 @@ def test_a_task_is_measured_planned_trained_and_compared(
     assert "predicted  rests on  measured" in shown.stdout
 
 
+@pytest.mark.quick
 def test_a_large_model_on_cards_that_are_not_here(plan_here: PlanHere, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     words = ("hf:config.json", "--sequence-length", "4096", "--global-batch", "512",
@@ -184,6 +185,7 @@ def test_the_makespan_of_a_sweep(
     assert "longest first" in plan_here("sw").stdout
 
 
+@pytest.mark.quick
 def test_prices_are_a_file_to_edit(plan_here: PlanHere, tmp_path: Path) -> None:
     assert plan_here("--write-prices").returncode == 0
     prices = tmp_path / "prices.toml"

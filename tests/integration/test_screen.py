@@ -78,6 +78,7 @@ def test_ctrl_c_in_a_terminal_drains_and_resume_finishes(folder: Path) -> None:
     assert "8 tasks: 7 done, 1 failed" in resumed.stdout
 
 
+@pytest.mark.quick
 def test_a_pipe_gets_plain_lines(folder: Path) -> None:
     done = run(folder, *sweep("--devices", "cpu:2"))
     assert done.returncode == 1
@@ -90,6 +91,7 @@ def test_quiet_says_nothing(folder: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 1)
 
 
+@pytest.mark.quick
 def test_json_is_one_document(folder: Path) -> None:
     done = run(folder, *sweep("--json"))
     answer = json.loads(done.stdout)
@@ -100,6 +102,7 @@ def test_json_is_one_document(folder: Path) -> None:
     assert status["is_running"] is False
 
 
+@pytest.mark.quick
 def test_logs_and_errors_show_what_the_task_printed(folder: Path) -> None:
     run(folder, *sweep("--quiet"))
     groups = json.loads(run(folder, "errors", "run", "--json").stdout)
@@ -111,6 +114,7 @@ def test_logs_and_errors_show_what_the_task_printed(folder: Path) -> None:
     assert "seen in the log 4" not in shown
 
 
+@pytest.mark.quick
 def test_dry_run_starts_and_writes_nothing(folder: Path) -> None:
     done = run(folder, *sweep("--dry-run"))
     assert done.returncode == 0

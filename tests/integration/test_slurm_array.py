@@ -119,6 +119,7 @@ def test_what_is_missing_is_named_and_failures_are_told(
     assert [f.message for f in Run(tmp_path / "run").failures()] == ["ValueError: two"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "says"),
     [

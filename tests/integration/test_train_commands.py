@@ -47,6 +47,7 @@ def test_dp_says_what_it_is_and_means_the_same_batch(muster_cli: MusterCli) -> N
     assert "2 ranks x 32 per rank x 1 accumulation = global batch 64" in done.stdout
 
 
+@pytest.mark.quick
 def test_gpus_that_are_not_there_are_a_clear_error(muster_main: MusterCli) -> None:
     done = muster_main("train", "har", "--multi-gpu", "dp", "--gpu-ids", "91,92")
     assert done.returncode == 3
@@ -82,6 +83,7 @@ def test_inside_a_launcher_a_dry_run_trains_nothing_and_json_is_json(tmp_path: P
     assert json.loads(done.stdout)["results"]["steps"] == 3
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
