@@ -20,6 +20,17 @@ def copied(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name != "binary"}]
 
 
+def changed_once(record: dict[str, Any]) -> dict[str, Any]:
+    """Changes every column, in the seventh row only."""
+    if record["n"] != 7:
+        return record
+    return {name: value if name == "n" else None for name, value in record.items()} | {
+        "pairs": [["k", 5]],
+        "int8": 1000,
+        "when": "then",
+    }
+
+
 def altered(record: dict[str, Any]) -> dict[str, Any]:
     """Changes a list in place, and one column to values of each kind that Python has."""
     record["list"].append(1.5)

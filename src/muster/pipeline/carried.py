@@ -37,7 +37,8 @@ class Carried(NamedTuple):
 
 
 def untouched(rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> list[str]:
-    """The columns of the rows' batch that are in the records, and as they were given to a stage.
+    """The columns of the rows' batch that are in the records, and as they were given to a stage
+    or None, which every type has.
 
     ``records``: each made of the row at the same place.
     """
@@ -46,19 +47,17 @@ def untouched(rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> li
     found = []
     for field in rows[0].batch.schema:
         name = field.name
-        changed = there = False
-        for row, record in zip(rows, records, strict=True):
-            if name in record:
-                there = True
-                value, given = record[name], row[name]
-                if value is not given and not (
-                    type(value) is type(given) and type(value) in _SIMPLE and value == given
-                ):
-                    changed = True
-                    break
-        if there and not changed and not _was_altered(field, rows, records):
+        pairs = [(r[name], row[name]) for row, r in zip(rows, records, strict=True) if name in r]
+        is_kept = all(value is given or _is_kept(value, given) for value, given in pairs)
+        if pairs and is_kept and not _was_altered(field, rows, records):
             found.append(name)
     return found
+
+
+def _is_kept(value: Any, given: Any) -> bool:
+    if value is None:
+        return True
+    return type(value) is type(given) and type(value) in _SIMPLE and bool(value == given)
 
 
 def _was_altered(field: Any, rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> bool:
@@ -69,7 +68,7 @@ def _was_altered(field: Any, rows: Sequence[ArrowRow], records: Sequence[dict[st
 
     if not pa.types.is_nested(field.type):
         return False
-    here = [i for i, record in enumerate(records) if field.name in record]
+    here = [i for i, record in enumerate(records) if record.get(field.name) is not None]
     column = rows[0].batch.column(field.name)
     fresh = values_of(column.take(pa.array([rows[i].index for i in here], pa.int64())))
     now = [records[i][field.name] for i in here]
@@ -95,7 +94,10 @@ def header(
     source = rows[0].batch
     arrays, fields = [], []
     for name in kept:
-        index = [row.index if name in r else None for row, r in zip(rows, records, strict=True)]
+        index = [
+            row.index if name in r and (r[name] is not None or row[name] is None) else None
+            for row, r in zip(rows, records, strict=True)
+        ]
         array = _taken(source.column(name), index)
         arrays.append(_with_short_dictionary(array))
         field = source.schema.field(name)
@@ -105,7 +107,7 @@ def header(
     with pa.ipc.new_stream(out, batch.schema) as stream:
         stream.write_batch(batch)
     names = dict.fromkeys(
-        max(records, key=lambda record: len(record))
+        max(map(list, records), key=len)
     )  # the order of a record that has most of them
     names.update(dict.fromkeys(name for record in records for name in record))
     data = orjson.dumps([base64.b64encode(out.getbuffer()).decode(), list(names)])

@@ -12,6 +12,7 @@ from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
 from muster.pipeline.carried import as_plain, header, marked, untouched, with_header
 from muster.pipeline.journal import Journal
+from muster.pipeline.sources.model import ArrowRow
 from muster.pipeline.worker import Worker
 
 #: So many records at the start of a worker that all fail say that the stage is broken.
@@ -105,16 +106,18 @@ class RowWriter:
         return orjson.dumps(record, default=str, option=_OPTIONS)
 
 
-def _encoded(batch: list[Row]) -> list[Written]:
-    dumps = orjson.dumps
+def _encoded(batch: list[Row], *, typed: bool = False) -> list[Written]:
+    dumps, option = orjson.dumps, _TYPED_OPTIONS if typed else _OPTIONS
     try:
-        return [(row, [dumps(r, option=_OPTIONS) for r in row.records]) for row in batch]
+        return [(row, [dumps(r, option=option) for r in row.records]) for row in batch]
     except (TypeError, ValueError):
-        return [(row, _lines_of(row, row.records)[0]) for row in batch]
+        return [(row, _lines_of(row, row.records, typed=typed)[0]) for row in batch]
 
 
 def _typed(batch: list[Row]) -> list[Written]:
     """For an output with types: values keep theirs, and untouched columns are carried over."""
+    if all(row.source is None for row in batch):
+        return _encoded(batch, typed=True)
     return [written for group in _groups(batch) for written in _packed(group)]
 
 
@@ -144,12 +147,15 @@ def _packed(group: list[Row]) -> list[Written]:
     if not kept:
         return [(row, _lines_of(row, row.records, typed=True)[0]) for row in group]
     names = set(kept)
-    written, sources, records = [], [], []
+    written: list[Written] = []
+    sources: list[ArrowRow] = []
+    records: list[dict[str, Any]] = []
     for row in group:
         rest = [{k: v for k, v in record.items() if k not in names} for record in row.records]
         lines, good = _lines_of(row, rest, typed=True)
         written.append((row, lines))
-        sources += [row.source] * len(good)
+        if row.source is not None:
+            sources += [row.source] * len(good)
         records += [row.records[place] for place in good]
     if records:
         head = header(sources, records, kept)

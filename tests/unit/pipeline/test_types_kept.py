@@ -218,6 +218,28 @@ def test_columns_stay_when_rows_are_dropped_and_doubled(tmp_path: Path) -> None:
     assert found["binary"].null_count >= 8
 
 
+def test_a_column_that_changes_in_one_row_has_a_type_for_all(tmp_path: Path) -> None:
+    count = 20
+    table = pa.table(
+        {
+            "n": pa.array(range(count), pa.int16()),
+            "int8": pa.array([1] * count, pa.int8()),
+            "when": pa.array([0] * count, pa.timestamp("ns")),
+            "pairs": pa.array([[("k", 1)]] * count, pa.map_(pa.string(), pa.int64())),
+            "f32": pa.array([0.5] * count, pa.float32()),
+        }
+    )
+    found = mapped(table, tmp_path, "changed_once")
+    types = {field.name: field.type for field in found.schema}
+    assert types["n"] == pa.int16()
+    assert types["int8"] == pa.int64()
+    assert types["f32"] == pa.float32(), "null is a value of every type"
+    assert types["when"] == types["pairs"] == pa.string()
+    assert found["when"].to_pylist()[6:8] == ['"1970-01-01T00:00:00"', '"then"']
+    assert found["pairs"].to_pylist()[6:8] == ['[["k",1]]', '[["k",5]]']
+    assert found["int8"].to_pylist()[6:8] == [1, 1000]
+
+
 def test_what_a_stage_returns_has_the_type_of_what_it_returned(tmp_path: Path) -> None:
     table = pa.table(
         {

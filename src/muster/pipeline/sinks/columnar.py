@@ -19,7 +19,7 @@ from muster.pipeline.carried import as_plain
 from muster.pipeline.sinks.model import Part
 from muster.pipeline.sinks.parts import Batch, batches
 from muster.pipeline.sinks.survey import Seen
-from muster.pipeline.sources.arrow_rows import values_of
+from muster.pipeline.sources.arrow_rows import json_like
 
 #: Small, because it is what the peak of memory consists of, and a run of a few thousand records
 #: should not take less than one of millions.
@@ -100,7 +100,7 @@ class ParquetEncoder:
 
     def _table(self, batch: Batch) -> Any:
         arrays = []
-        there = None if batch.carried is None else batch.carried.batch
+        there: Any = None if batch.carried is None else batch.carried.batch
         names = set() if there is None else set(there.schema.names)
         for field in self.schema:
             if field.name in self._carried:
@@ -111,7 +111,7 @@ class ParquetEncoder:
                     arrays.append(pa.nulls(len(batch.records), field.type))
                 continue
             if field.name in names:
-                values = values_of(there.column(field.name))
+                values = json_like(there.column(field.name))
             else:
                 values = [record.get(field.name) for record in batch.records]
             if is_json_text(field):

@@ -154,13 +154,13 @@ def survey(parts: Iterable[Part], declared: Iterable[str] = ()) -> dict[str, See
     }
     apart |= {name for name, seen in found.items() if len(seen.carried) > 1 and not _join(seen)}
     if apart:
-        from muster.pipeline.sources.arrow_rows import values_of
+        from muster.pipeline.sources.arrow_rows import json_like
 
         for batch in batches(parts):
             if batch.carried is not None:
                 there = batch.carried.batch
                 for name in apart & set(there.schema.names):
-                    found[name].add(values_of(there.column(name)))
+                    found[name].add(json_like(there.column(name)))
         for name in apart:
             found[name].carried = []
     return found

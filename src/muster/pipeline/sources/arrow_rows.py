@@ -36,6 +36,18 @@ def values_of(array: Any) -> list[Any]:
         return [_value_of(scalar) for scalar in array]
 
 
+def json_like(array: Any) -> list[Any]:
+    """As `values_of`, with the pairs of maps as lists, which is what lines of JSON have."""
+    values = values_of(array)
+    return [_with_lists(v) for v in values] if pa.types.is_nested(array.type) else values
+
+
+def _with_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_lists(item) for name, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _value_of(scalar: Any) -> Any:
     """Of a column that holds something for which Python has no value."""
     if not scalar.is_valid:

@@ -162,7 +162,7 @@ def _opened(
         path = Path(file.get("unpacked", file["path"]))
         if path.stat().st_size:
             columns.update(dict.fromkeys(form.columns(DataFile(path, Path(file["path"]).name))))
-    description = {
+    description: dict[str, Any] = {
         "kind": kind,
         "files": files,
         "columns": list(columns),
