@@ -35,7 +35,7 @@ from muster.farm.executors.table import EXECUTORS, make_executor
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import TargetSpec, TaskState
+from muster.farm.model import TargetSpec
 from muster.farm.publish import publish_after_crash
 from muster.farm.view import RunView
 
@@ -205,8 +205,8 @@ def _settle(
     request = options.cluster if options.executor == "slurm" else None
     ledger.begin()
     left = settle(folder, ledger, request, targets)
-    if workload.reopens_failed:
-        ledger.reopen([TaskState.FAILED])
+    if workload.reopens:
+        ledger.reopen(workload.reopens)
     ledger.commit()
     if request is None:
         dismiss(folder)

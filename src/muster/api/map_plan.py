@@ -18,7 +18,7 @@ from muster.base.target import code_hash
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import Outcome, TargetSpec
+from muster.farm.model import Outcome, TargetSpec, TaskState
 from muster.pipeline.plan import MapPlan
 from muster.pipeline.sources.model import Source
 from muster.pipeline.sources.table import changes, identity, open_input
@@ -137,5 +137,5 @@ def workload_of(job: MapJob, source: Source) -> Workload:
         retry=_RETRY,
         kind="map",
         has_table=False,
-        reopens_failed=True,
+        reopens=(TaskState.FAILED, TaskState.CANCELLED),
     )

@@ -19,7 +19,7 @@ from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
-from muster.farm.model import TargetSpec
+from muster.farm.model import TargetSpec, TaskState
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
 from muster.farm.template import check_places, names_in, shell_line
@@ -50,7 +50,7 @@ class Workload:
     retry: RetryPolicy | None = None  # instead of the one that the options mean
     kind: Literal["sweep", "map"] = "sweep"
     has_table: bool = True  # results.* are exported
-    reopens_failed: bool = False  # tasks that failed are tried again at the next start
+    reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
 
     @property
     def digest(self) -> str:

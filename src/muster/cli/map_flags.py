@@ -153,7 +153,7 @@ class Parsed:
 
 def parse_map(argv: list[str], text: str) -> Parsed:
     """The job that the words mean; ``job`` is None where a recipe is only asked something."""
-    words = join_repeated(_pipeline_first(argv), ("--where", "--slurm-arg"))
+    words = join_repeated(pipeline_first(argv), ("--where", "--slurm-arg"))
     name = words[0] if words and not words[0].startswith("-") else ""
     text = text.format(recipes=", ".join(sorted(MAPS)))
     recipe = map_recipe(name) if name else None
@@ -340,7 +340,7 @@ def _without(kind: type, names: set[str]) -> type:
     return made
 
 
-def _pipeline_first(words: list[str]) -> list[str]:
+def pipeline_first(words: list[str]) -> list[str]:
     """Flags may come before the pipeline."""
     if words and not words[0].startswith("-"):
         return list(words)

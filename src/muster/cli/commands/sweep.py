@@ -93,9 +93,11 @@ _COMMON = {
 }
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], *, reopens: tuple[TaskState, ...] = ()) -> int:
+    """``reopens``: tasks in these states are run again, once the run has really started."""
     words, command = _words_of(argv)
     workload, flags = _parsed(words, command)
+    workload = dataclasses.replace(workload, reopens=reopens)
     options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
     if flags.portion.array is not None:
         from muster.cli.array import array_of, send_array
@@ -132,7 +134,7 @@ def slurm_array(argv: list[str]) -> SlurmArray:
 def _words_of(argv: list[str]) -> tuple[list[str], list[str]]:
     """The target with its flags, and the command behind ``--``."""
     words, command = split_command(argv)
-    return _target_first(words), command
+    return target_first(words), command
 
 
 def _parsed(words: list[str], command: list[str]) -> tuple[Workload, Any]:
@@ -180,7 +182,7 @@ def _no_numbers(workload: Workload) -> str:
     return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
 
 
-def _target_first(words: list[str]) -> list[str]:
+def target_first(words: list[str]) -> list[str]:
     """Flags may come before the target: ``muster sweep --seeds 3 train.py:run``."""
     if words and not words[0].startswith("-"):
         return words
