@@ -23,7 +23,7 @@ from muster.api.plans import choose_folder, open_plan
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
 from muster.base.errors import SetupError, UsageError
-from muster.base.records import read_json, write_json
+from muster.base.records import read_record, write_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.farm.collect import (
@@ -123,7 +123,9 @@ def _check_share(plan: ArrayPlan) -> None:
 def _record_of(folder: RunFolder) -> Mapping[str, Any] | None:
     if not folder.elements_json.exists():
         return None
-    record: Mapping[str, Any] = read_json(folder.elements_json, "record of the array")
+    record: Mapping[str, Any] = read_record(
+        folder.elements_json, "record of the array", {"elements": int}
+    )
     return record
 
 

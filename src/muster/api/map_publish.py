@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.api.map_job import MapJob
 from muster.base.errors import SetupError, UsageError
-from muster.base.records import read_json, write_json
+from muster.base.records import read_record, write_json
 from muster.base.run_folder import RunFolder
 from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
@@ -167,7 +167,7 @@ def with_columns(folder: RunFolder, sink: SinkSpec) -> SinkSpec:
     """The sink with the column types that the stages have declared when they were set up."""
     if not folder.map_columns.exists():
         return sink
-    declared = read_json(folder.map_columns, "columns.json")
+    declared = read_record(folder.map_columns, "columns.json", {})
     return dataclasses.replace(sink, columns=tuple(declared.items()))
 
 
@@ -181,9 +181,13 @@ def with_metadata(sink: SinkSpec, source: Source) -> SinkSpec:
 def read_published(folder: RunFolder) -> Published | None:
     if not folder.published_json.exists():
         return None
-    record = read_json(folder.published_json, "published.json")
-    record["notes"] = tuple(record["notes"])
-    return Published(**record)
+    shape = {"output": str, "size": int, "notes": list}
+    record = read_record(folder.published_json, "published.json", shape)
+    record["notes"] = tuple(map(str, record["notes"]))
+    try:
+        return Published(**record)
+    except TypeError as error:
+        raise SetupError(f"The published.json at {folder.published_json}: {error}.") from None
 
 
 def size_of(path: Path) -> int:
@@ -246,5 +250,5 @@ def _is_half_published(folder: RunFolder, path: Path) -> bool:
     """Whether this run was killed while it wrote that output: it may be there or not yet."""
     if not folder.publishing_json.exists():
         return False
-    record = read_json(folder.publishing_json, "publishing.json")
+    record = read_record(folder.publishing_json, "publishing.json", {"output": str})
     return bool(record["output"] == str(path.absolute()))

@@ -11,9 +11,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from muster.api.state import last_ending
+from muster.api.stored import read_job
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError
-from muster.base.records import read_json, write_json
+from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.base.slurm_commands import JobStatus, cancel_job, job_status, never_starts, submit
@@ -120,7 +121,7 @@ def follow(job: SlurmJob, hear: Callable[[str], None], say: Callable[[str], None
 def _living(folder: RunFolder, text: str) -> SlurmJob | None:
     if not folder.slurm_job.exists():
         return None
-    record = read_json(folder.slurm_job, "record of the SLURM job")
+    record = read_job(folder)
     job_id = str(record["job_id"])
     if not job_status(job_id).is_alive:
         return None

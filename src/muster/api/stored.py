@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload
 from muster.base.errors import PlanMismatchError, SetupError
-from muster.base.records import read_json, to_json, write_json
+from muster.base.records import read_record, to_json, write_json
 from muster.base.run_folder import RunFolder
 
 FORMAT = 1
@@ -61,8 +61,8 @@ def write_stored(folder: RunFolder, stored: StoredRun) -> None:
 
 
 def read_stored(folder: RunFolder) -> StoredRun:
-    record = read_json(folder.run_json, "run.json")
-    if not isinstance(record, dict) or "run_id" not in record:
+    record = read_record(folder.run_json, "run.json", {})
+    if "run_id" not in record:
         raise SetupError(f"{folder.run_json} is not a run.json of muster.")
     form = record.get("format", 0)
     if isinstance(form, int) and form > FORMAT:
@@ -70,13 +70,7 @@ def read_stored(folder: RunFolder) -> StoredRun:
             f"{folder.run_json} was written by a newer muster (format {form}).",
             hint="upgrade muster: pip install --upgrade muster-gpu.",
         )
-    for name, shape in _SHAPES.items():
-        if not isinstance(record.get(name), shape):
-            raise SetupError(
-                f"The run.json at {folder.run_json} is damaged: {name} is "
-                f"{'missing' if name not in record else 'of another type'}.",
-                hint="restore it from a copy.",
-            )
+    read_record(folder.run_json, "run.json", _SHAPES)
     if not all(isinstance(item, dict) for item in record["targets"]):
         raise SetupError(f"The run.json at {folder.run_json} is damaged: odd targets.")
     values = {name: record[name] for name in _SHAPES}
@@ -120,8 +114,14 @@ def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | No
     """What was typed to submit this job, None when the folder's job is another one."""
     if job_id is None or not folder.slurm_job.exists():
         return None
-    record = read_json(folder.slurm_job, "record of the SLURM job")
+    record = read_job(folder)
     return tuple(record["argv"]) if record["job_id"] == job_id else None
+
+
+def read_job(folder: RunFolder) -> Mapping[str, Any]:
+    """The record of the job that a gang was handed in as."""
+    shape = {"job_id": str, "script": str, "argv": list}
+    return read_record(folder.slurm_job, "record of the SLURM job", shape)
 
 
 def check_same_plan(

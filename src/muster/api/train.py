@@ -302,8 +302,9 @@ class _Refused(MusterError):
     """What a rank has reported as a mistake of the user's, told by the launcher."""
 
     def __init__(self, word: Mapping[str, Any]) -> None:
-        super().__init__(str(word["message"]))
-        self.exit_code = int(word.get("exit_code", MusterError.exit_code))
+        super().__init__(str(word.get("message", "A rank refused to begin.")))
+        code = word.get("exit_code")
+        self.exit_code = code if isinstance(code, int) and 0 < code < 128 else self.exit_code
 
 
 def _train_object(

@@ -34,10 +34,27 @@ def read_json(path: Path, what: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise SetupError(
             f"The {what} at {path} is damaged: {error}.",
-            hint="restore it from a copy; the ledger beside it still holds every result.",
+            hint="restore it from a copy; results are not in it, but beside it.",
         ) from None
     except OSError as error:
         raise SetupError(f"Cannot read the {what} at {path}: {error.strerror}.") from None
+
+
+def read_record(
+    path: Path, what: str, shape: Mapping[str, type | tuple[type, ...]]
+) -> dict[str, Any]:
+    """A JSON object with at least these fields, of these types: SetupError for any other JSON."""
+    record = read_json(path, what)
+    wrong = "" if isinstance(record, dict) else "it is no object"
+    for name, kind in shape.items():
+        if not wrong and not isinstance(record.get(name), kind):
+            wrong = f"{name} is {'of another type' if name in record else 'missing'}"
+    if wrong:
+        raise SetupError(
+            f"The {what} at {path} is damaged: {wrong}.", hint="restore it from a copy."
+        )
+    assert isinstance(record, dict)
+    return record
 
 
 def from_record(kind: type, record: Mapping[str, Any]) -> Any:

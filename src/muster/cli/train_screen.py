@@ -68,7 +68,7 @@ class TrainScreen:
     def _watch(self) -> None:
         assert self._bar is not None
         while not self._is_over.wait(_EVERY_S):
-            with suppress(OSError, ValueError, KeyError):
+            with suppress(OSError, ValueError, LookupError, TypeError):
                 picture = json.loads(self._folder.status_json.read_bytes())
                 self._bar.show(picture["step"], picture["total_steps"], _words(picture))
 

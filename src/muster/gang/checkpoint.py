@@ -32,10 +32,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from muster.base.atomic_files import explain_os_error, sync_folder, write_atomic
 from muster.base.errors import SetupError
-from muster.base.records import read_json, to_json, write_json
+from muster.base.records import read_record, to_json, write_json
 from muster.gang.checkpoint_files import (
     EXTRA,
     MANIFEST,
+    METADATA,
     checksums,
     crc32_of,
     expect_single_process,
@@ -205,9 +206,10 @@ def best_step(folder: Path) -> int | None:
     if not path.exists():
         return None
     try:
-        return int(read_json(path, "record of the best checkpoint")["step"])
-    except (SetupError, KeyError, TypeError, ValueError):
+        step = read_record(path, "record of the best checkpoint", {"step": int})["step"]
+    except SetupError:
         return None
+    return int(step)
 
 
 def intact_best(folder: Path, say: Callable[[str], None]) -> int | None:
@@ -242,11 +244,13 @@ def newest_intact(folder: Path, say: Callable[[str], None]) -> int | None:
 def find_damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
-        wanted = read_json(checkpoint / MANIFEST, "manifest")
+        wanted = read_record(checkpoint / MANIFEST, "manifest", {METADATA: list, EXTRA: list})
     except SetupError as error:
         return str(error).splitlines()[0]
-    for name, (size, checksum) in wanted.items():
-        path = checkpoint / name
+    for name, entry in wanted.items():
+        if not _is_entry(name, entry):
+            return f"{MANIFEST} says something else of {name!r} than its size and checksum"
+        (size, checksum), path = entry, checkpoint / name
         try:
             if path.stat().st_size != size:
                 return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
@@ -255,3 +259,14 @@ def find_damage(checkpoint: Path) -> str | None:
         except OSError as error:
             return f"{name}: {error.strerror}"
     return None
+
+
+def _is_entry(name: str, entry: object) -> bool:
+    """Whether a manifest may say this: a plain file name, and two numbers."""
+    is_name = bool(name) and Path(name).name == name and "\0" not in name
+    return (
+        is_name
+        and isinstance(entry, list)
+        and len(entry) == 2
+        and all(isinstance(number, int) for number in entry)
+    )

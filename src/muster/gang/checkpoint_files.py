@@ -21,7 +21,7 @@ from muster.base.errors import SetupError
 from muster.base.records import read_json
 
 EXTRA, MANIFEST = "extra.json", "manifest.json"
-_METADATA = ".metadata"
+METADATA = ".metadata"
 _PREFIX = "step-"
 _BLOCK = 1 << 22
 #: All that a checkpoint's ``.metadata`` may name. It is a pickle, and a pickle may call anything
@@ -84,7 +84,7 @@ def read_shapes(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     Raises SetupError when its index is not what torch.distributed.checkpoint writes.
     """
     try:
-        metadata = _MetadataReader(io.BytesIO((checkpoint / _METADATA).read_bytes())).load()
+        metadata = _MetadataReader(io.BytesIO((checkpoint / METADATA).read_bytes())).load()
     except (OSError, pickle.UnpicklingError, AttributeError, EOFError, ValueError) as error:
         raise SetupError(f"The index of {checkpoint} cannot be read: {error}.") from None
     assert isinstance(metadata, Metadata)

@@ -55,6 +55,6 @@ def remember_micro_batch(path: Path, micro_batch: int, global_batch: int, num_ra
 
 def remembered_micro_batch(path: Path) -> int | None:
     """The micro-batch an earlier start of this run had to go down to, if any."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, OverflowError):
         return int(json.loads(path.read_bytes())["micro_batch"])
     return None

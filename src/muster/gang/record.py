@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.atomic_files import replacing
+from muster.base.journal import read_journal
 from muster.base.run_folder import RunFolder
 from muster.gang.process_group import Gang
 
@@ -145,7 +146,7 @@ def _cut_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     with (
-        path.open(encoding="utf-8") as lines,
+        path.open(encoding="utf-8", errors="replace") as lines,
         replacing(path) as beside,
         beside.open("w", encoding="utf-8") as kept,
     ):
@@ -157,11 +158,4 @@ def _cut_after(path: Path, step: int) -> None:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a metrics.jsonl; none when there is no such file."""
-    if not path.exists():
-        return []
-    found = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                found.append(json.loads(line))
-    return found
+    return [line for line in read_journal(path) if isinstance(line.get("kind"), str)]

@@ -138,7 +138,7 @@ def _row(record: Mapping[str, Any]) -> Row:
             for name, kind in COLUMNS.items()
         }
         return Row(**values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise SetupError(f"A row of the log holds what is no sample: {error}.") from None
 
 

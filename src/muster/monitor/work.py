@@ -94,7 +94,7 @@ def tasks_by_pid(folder: RunFolder) -> dict[int, str]:
     try:
         picture: Any = json.loads(folder.status_json.read_bytes())
         return {line["pid"]: line["task"] for line in picture["workers"] if line.get("pid")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return {}
 
 

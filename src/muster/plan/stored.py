@@ -10,7 +10,7 @@ from typing import Any
 
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import MusterError, SetupError
-from muster.base.records import read_json, write_json
+from muster.base.records import read_json, read_record, write_json
 from muster.base.run_folder import RunFolder
 from muster.plan.calibrate import step_seconds
 from muster.plan.compare import Comparison, MeasuredRun, compare
@@ -40,7 +40,7 @@ def write_comparison(folder: RunFolder) -> Comparison | None:
     """
     if not has_plan(folder) or not folder.training_results.is_file():
         return None
-    with suppress(MusterError, OSError, KeyError, TypeError, ValueError):
+    with suppress(MusterError, OSError, LookupError, TypeError, ValueError, AttributeError):
         plan = read_json(folder.plan_json, "plan")
         found = compare(plan, measured_run(folder))
         if found is not None:
@@ -58,7 +58,8 @@ def compare_run(folder: RunFolder) -> Comparison:
         )
     found = write_comparison(folder)
     if found is None:
-        ranks = read_json(folder.training_results, "results of the training").get("num_ranks")
+        what = "results of the training"
+        ranks = read_record(folder.training_results, what, {}).get("num_ranks")
         raise SetupError(
             f"The plan in {folder.plan_json} cannot be compared: it has no row for "
             f"{ranks} devices, or the results lack their times.",

@@ -237,21 +237,30 @@ def _starts(folder: RunFolder) -> Iterator[tuple[str, float | None]]:
     """When node 0 started, and for how many seconds it worked."""
     begun: str | None = None
     for line in read_journal(folder.events):
-        if line.get("node", 0) != 0:
+        if line.get("node", 0) != 0 or _moment(line.get("time")) is None:
             continue
-        if line["event"] == "start":
+        if line.get("event") == "start":
             if begun is not None:
                 yield begun, None
             begun = line["time"]
-        elif line["event"] == "end" and begun is not None:
-            yield begun, (_moment(line["time"]) - _moment(begun)).total_seconds()
+        elif line.get("event") == "end" and begun is not None:
+            yield begun, _seconds_between(begun, line["time"])
             begun = None
     if begun is not None:
         yield begun, None
 
 
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def _seconds_between(begin: object, end: object) -> float:
+    first, last = _moment(begin), _moment(end)
+    return 0.0 if first is None or last is None else (last - first).total_seconds()
+
+
+def _moment(text: object) -> datetime | None:
+    """None for what is no time with its zone, as in a damaged line."""
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return found if found is not None and found.tzinfo is not None else None
+    return None
 
 
 def log_blocks(folder: RunFolder) -> list[Block]:

@@ -240,7 +240,7 @@ def export(argv: list[str]) -> int:
 def _output_of_map(run: Run) -> str:
     try:
         place = json.loads(run.folder.published_json.read_bytes())["output"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return "It is not written yet."
     return f"It is at {place}."
 

@@ -204,7 +204,9 @@ def has_assigned(folder: RunFolder, needs: Mapping[str, Any]) -> bool:
     except (OSError, ValueError):
         return False
     plain = orjson.loads(orjson.dumps(needs))
-    return all(stored.get(name) == value for name, value in plain.items())
+    return isinstance(stored, dict) and all(
+        stored.get(name) == value for name, value in plain.items()
+    )
 
 
 class Beat(NamedTuple):
