@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from muster.api.recipe import Recipe
+from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import open_run
 from muster.base.errors import MusterError, UsageError
 from muster.base.records import from_record
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
-from muster.cli.recipes import MAPS, is_recipe, sweep_recipe
+from muster.cli.recipes import is_recipe, sweep_recipe
 
 if TYPE_CHECKING:
     from muster.api.report.map import MapMaker
@@ -71,17 +71,23 @@ def _maker_of(stored: StoredRun) -> SweepMaker | MapMaker | None:
         recipe = sweep_recipe(name)
         assert recipe is not None
         return SweepMaker(recipe, from_record(recipe.config, stored.spec["config"]))
-    if stored.kind == "map" and MAPS.keys() & set(stored.argv):
-        with suppress(MusterError):
+    if stored.kind == "map":
+        with suppress(MusterError, SystemExit):
             return _map_maker(stored)
     return None
 
 
 def _map_maker(stored: StoredRun) -> MapMaker | None:
-    """A map keeps its command line only; what it means now is asked of that."""
-    from muster.api.report.map import MapMaker
-    from muster.cli.map_flags import parse_map
+    """A map keeps its command line only; what it means now is asked of that.
 
+    Of a recipe alone: a ``file.py:stage`` would be imported, and a report only looks.
+    """
+    from muster.api.report.map import MapMaker
+    from muster.cli.map_flags import parse_map, pipeline_first
+
+    words = pipeline_first(list(stored.argv[2:]))
+    if not words or not is_recipe(words[0], MapRecipe):
+        return None
     parsed = parse_map(list(stored.argv[2:]), "")
     if parsed.recipe is None or parsed.job is None:
         return None
