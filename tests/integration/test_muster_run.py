@@ -103,6 +103,7 @@ def test_a_plain_ddp_script_runs_unchanged(
     done = muster_cli("run", *flags, "train.py", "--lr", "1e-3", "--quiet")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
+    assert "never made a process group" not in done.stderr
     assert "[0] gradient 1.5 of 2" in lines
     arguments = ["train.py", "--lr", "1e-3", "--quiet"]
     assert f"[0] started as {arguments} __main__ train.py True" in lines
@@ -554,3 +555,12 @@ def test_a_rank_that_computes_and_holds_its_interpreter_is_left_alone(
     )
     assert done.returncode == 0, done.stderr
     assert "[0] both are here" in done.stdout
+
+
+@pytest.mark.thorough
+def test_copies_that_never_met_are_told(tmp_path: Path, muster_cli: MusterCli) -> None:
+    write(tmp_path, "print('alone')")
+    done = muster_cli("run", "--devices", "cpu:2", "train.py", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    assert "The 2 ranks never made a process group" in done.stderr
+    assert "muster sweep" in done.stderr

@@ -24,7 +24,7 @@ from typing import Any
 
 from muster.base.parent import die_with_parent
 from muster.base.signals import ENDING, WARNING, handled
-from muster.gang.spec import Entry, GangSpec
+from muster.gang.spec import Entry, GangSpec, Script
 
 #: torch's own default for the ranks of several nodes to come together.
 _JOIN_S = 900.0
@@ -119,9 +119,22 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
     if failed:
         with contextlib.suppress(DistError, RuntimeError):  # its host has gone already
             rendezvous.set_closed()
+    elif isinstance(spec.program, Script) and spec.world_size > 1 and _never_met(rendezvous):
+        events.tell(
+            "remark",
+            text=f"The {spec.world_size} ranks never made a process group (torch.distributed."
+            f"init_process_group): {spec.world_size} copies of the program have run side by side. "
+            "For independent runs use `muster sweep`.",
+        )
     events.tell("done", state="failed" if failed else "succeeded")
     rendezvous.shutdown()
     return 0
+
+
+def _never_met(rendezvous: Any) -> bool:
+    from muster.gang.rendezvous import GangRendezvous
+
+    return isinstance(rendezvous, GangRendezvous) and rendezvous.ranks_met() is False
 
 
 def _rendezvous(spec: GangSpec) -> Any:

@@ -7,6 +7,7 @@ port that the kernel has chosen, so that no key of an earlier round can be met a
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import timedelta
 
@@ -20,6 +21,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 _POLL_S = 0.05
+_BACKLOG = 2048
 _STORE_TIMEOUT = timedelta(seconds=300)
 
 
@@ -53,7 +55,7 @@ class GangRendezvous(RendezvousHandler):
             self._join()
         addr, port = self._addr, 0
         if self._node_rank == 0:
-            host = TCPStore(addr, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+            host = self._host_store()
             self._stores = [*self._stores[-1:], host]  # ranks of the last round may still close
             port = host.port
             if self._meeting is not None:
@@ -69,6 +71,34 @@ class GangRendezvous(RendezvousHandler):
         store = PrefixStore("muster/agents", self._stores[-1])
         info = RendezvousStoreInfo(master_addr=addr, master_port=port)
         return RendezvousInfo(store, self._node_rank, self._num_nodes, info)
+
+    def ranks_met(self) -> bool | None:
+        """Whether ranks have made a process group; None where it cannot be told.
+
+        Its backend leaves keys in the store that are none of ours.
+        """
+        if self._node_rank != 0 or not self._stores or not hasattr(TCPStore, "list_keys"):
+            return None
+        keys = self._stores[-1].list_keys()
+        return any(not key.lstrip("/").startswith("muster/") for key in keys)
+
+    def _host_store(self) -> TCPStore:
+        """The store of this round; of one node on the loopback interface alone.
+
+        Left to itself torch listens on all interfaces, and a store asks nobody for a password.
+        """
+        listening, port = None, 0
+        if self._num_nodes == 1:
+            with socket.create_server((self._addr, 0), backlog=_BACKLOG) as ours:
+                port, listening = ours.getsockname()[1], ours.detach()
+        return TCPStore(
+            self._addr,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_STORE_TIMEOUT,
+            master_listen_fd=listening,
+        )
 
     def is_closed(self) -> bool:
         return self._meeting is not None and bool(self._meeting.check([self._closed_key]))
