@@ -24,11 +24,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
+from muster.base import target_files
 from muster.base.errors import TargetError
+from muster.base.target_files import PRIVATE_PREFIX, load_file
 
-#: Files are imported under this name and never as ``__main__``: the part of a script under
-#: ``if __name__ == "__main__"`` must not run in workers.
-PRIVATE_PREFIX = "_muster_target_"
 FUNCTION, CLASS = "function", "class"
 _FORMS = "write path/to/file.py:FUNCTION or package.module:FUNCTION."
 
@@ -179,9 +178,8 @@ def load_value(ref: TargetRef, base_folder: Path | None = None) -> Any:
 def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.ModuleType, Any]:
     """Import the target, as ``python file.py`` or ``python -m module`` would find its imports.
 
-    A file is imported once per content, under a private name that is in ``sys.modules``, so that
-    dataclasses and pickle work inside it. Its folder (for a module: ``base_folder``) is put first
-    on ``sys.path``.
+    A file is imported once per content, as `target_files` says. Its folder (for a module:
+    ``base_folder``) is put first on ``sys.path``.
     """
     base = Path.cwd() if base_folder is None else base_folder
     module = _load_file(ref, base) if ref.kind == "file" else _load_module(ref, base)
@@ -196,29 +194,13 @@ def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.Mo
 def _load_file(ref: TargetRef, base: Path) -> types.ModuleType:
     path = Path(os.path.abspath(base / ref.location))
     source = read_source(path)
-    digest = sha256(source).hexdigest()
-    place = sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{PRIVATE_PREFIX}{path.stem}_{place}"
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__muster_source__", None) == digest:
-        return known
     _put_first(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        # The bytes that were hashed are the ones that run: cached byte code is found by time
-        # stamp and size, and can be older than an edit within the same second.
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+        return load_file(str(path), source)
     except KeyboardInterrupt:
-        sys.modules.pop(name, None)
         raise
     except BaseException as error:
-        sys.modules.pop(name, None)
         raise _import_failed(ref, error, f"python {ref.location}") from error
-    module.__dict__["__muster_source__"] = digest
-    return module
 
 
 def _load_module(ref: TargetRef, base: Path) -> types.ModuleType:
@@ -427,4 +409,8 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
 
 
 def _is_users(filename: str) -> bool:
-    return not filename.startswith("<") and filename != __file__ and not _is_installed(filename)
+    return (
+        not filename.startswith("<")
+        and filename not in (__file__, target_files.__file__)
+        and not _is_installed(filename)
+    )
