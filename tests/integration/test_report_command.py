@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.api.report.words import in_words
 from muster.api.runs import Run
 from muster.cli.main import main
 from muster.farm.model import TaskState
@@ -225,7 +226,7 @@ def test_a_training(place: Path) -> None:
     per_class = [results["metrics"][split]["class_accuracy"][3] for split in ("val", "test")]
     assert ["3", *(f"{value:.4g}" for value in per_class)] in page.rows
     assert page.value_of("global_batch") == "64"
-    assert page.value_of("samples_per_s") == f"{results['measured']['samples_per_s']:,.0f}"
+    assert page.value_of("samples_per_s") == in_words(results["measured"]["samples_per_s"])
     assert page.value_of("mfu") == "–"
 
 

@@ -147,14 +147,12 @@ def known_model(what: str, request: PlanRequest) -> Known | None:
         return Known(request=request, parameters=said or count, transformer=transformer)
     if not what:
         return Known(request=request, parameters=said)
-    if re.fullmatch(r"[\d.,_]+(?:[eE]\+?\d+)?[KMBTkmbt]?", what):
-        number = re.sub(r"[,_]", "", what)
-        number = re.sub(
-            r"[kmbt]$", lambda unit: _POWERS[unit[0].lower()], number, flags=re.IGNORECASE
-        )
+    if re.fullmatch(r"\d[\d.,_]*(e\+?\d+|[kmbt])|\d[\d,_]{5,}", what, re.IGNORECASE):
+        plain = re.sub(r"[,_]", "", what).lower()
+        number = plain[:-1] + _POWERS[plain[-1]] if plain[-1] in _POWERS else plain
         raise UsageError(
             f"{what} is neither a task nor a run.",
-            hint=f"as a number of parameters: params={number}",
+            hint=f"as a number of parameters it is params={number}",
         )
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from muster.api.report.content import (
     table_of,
 )
 from muster.api.report.html import to_html
+from muster.api.report.style import STYLE
 from muster.api.report.words import (
     Given,
     Spread,
@@ -148,6 +150,21 @@ def test_links_of_the_contents_lead_to_sections_of_their_own(picture: Path) -> N
     ids = [attrs["id"] for tag, attrs in seen.tags if tag == "section"]
     assert links == ids
     assert len(set(ids)) == 4
+
+
+def test_a_long_grid_is_folded_and_not_lost() -> None:
+    grid = [n / 7 for n in range(1000)]
+    words = f"muster sweep a.py:f --grid {','.join(map(str, grid))}"
+    facts = facts_of("Parameters", {"lr": grid, "short": [1, 2]}, are_given=True)
+    assert facts is not None
+    page = Page("r", "lead", words, "done", Mood.GOOD, (Section("What", (facts,)),))
+    text = to_html(page, "muster").decode()
+    head = text.index("<details><summary>muster sweep a.py:f --grid 0.0,")
+    assert text.index("characters)</summary>", head) < text.index(str(grid[-1]), head)
+    assert text.count("<details>") == 2, "the short one is not folded"
+    assert text.count(str(grid[-1])) == 2
+    shown = re.sub(r"<details>(<summary>.*?</summary>).*?</details>", r"\1", text, flags=re.DOTALL)
+    assert len(shown) - len(STYLE) < 4000
 
 
 def test_a_large_table_is_cut_and_says_where_all_of_it_is() -> None:

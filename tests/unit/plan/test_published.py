@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.api.plan import TrainingPlan, known_model, plan_training
+from muster.base.errors import UsageError
 from muster.base.settings import Settings
 from muster.plan.prices import DEFAULT_PRICES, parse_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
@@ -118,3 +119,25 @@ def test_no_row_for_devices_on_which_the_model_does_not_fit() -> None:
     assert [one.num_devices for one in few.fastest] == shown
     none = planned("params=13e9", "A100 80GB SXM x8", 64, model)
     assert none.predictions == () and len(none.too_small) == 8
+
+
+@pytest.mark.parametrize(
+    ("what", "meant"),
+    [
+        ("7e9", "7e9"),
+        ("7B", "7e9"),
+        ("1.5b", "1.5e9"),
+        ("7_000_000", "7000000"),
+        ("25.6M", "25.6e6"),
+    ],
+)
+def test_a_number_alone_is_led_to_params(what: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        known_model(what, PlanRequest())
+    assert f"params={meant}" in str(caught.value)
+    assert known_model(f"params={meant}", PlanRequest()) is not None
+
+
+@pytest.mark.parametrize("what", ["run-7e9", "7", "2026", "digits", "e9", "a.py:f"])
+def test_other_words_are_tasks_or_runs(what: str) -> None:
+    assert known_model(what, PlanRequest()) is None

@@ -20,6 +20,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKS = "os^vDPX*"
 _MOST_METRICS = 6
 _MOST_SETTINGS = 500
+_MOST_ROWS, _MOST_COLUMNS = 3, 5
+_MOST_TICKS = 24
 _MOST_POINTS = 1500
 #: Of a line of an evaluation, what is no result.
 COUNTERS = ("kind", "step", "epoch", "samples", "seconds", "update", "episodes")
@@ -31,21 +33,25 @@ def why_no_picture(found: Groups) -> str | None:
         return "no result is a number"
     if not found.varying:
         return "all tasks have the same parameters, apart from their seeds"
-    if len(found.varying) > 2:
-        return f"{len(found.varying)} parameters vary, and a picture shows two at most"
-    if len(found.groups) > _MOST_SETTINGS:
-        return f"there are {len(found.groups):,} settings, more than can be told apart"
     return None
+
+
+def _is_many(found: Groups) -> bool:
+    """More than lines or a map can show: each parameter by itself then."""
+    return len(found.varying) > 2 or len(found.groups) > _MOST_SETTINGS
 
 
 def draw_groups(found: Groups, path: Path, title: str) -> list[Path]:
     """A panel per result: mean and standard deviation over the seeds, as PNG and PDF.
 
     One parameter goes to the right. A second one is a line per value where it has at most eight
-    values, else both are the axes of a map of colours.
+    values, else both are the axes of a map of colours. Of more parameters, or hundreds of settings,
+    each parameter has a panel of its own, with a point per setting.
     """
     from matplotlib.figure import Figure
 
+    if _is_many(found):
+        return _draw_each_parameter(found, path, title)
     across, lines = _axes_of(found)
     metrics = found.metrics[:_MOST_METRICS]
     columns = min(2, len(metrics))
@@ -118,6 +124,30 @@ def draw_confusion(
 # ---------------------------------------------------------------------- results over parameters
 
 
+def _draw_each_parameter(found: Groups, path: Path, title: str) -> list[Path]:
+    """A row per result, a column per parameter, a point per setting."""
+    from matplotlib.figure import Figure
+
+    metrics, names = found.metrics[:_MOST_ROWS], found.varying[:_MOST_COLUMNS]
+    size = (3.4 * len(names) + 0.6, 2.8 * len(metrics) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(metrics), len(names), squeeze=False, sharey="row")
+    for row, metric in enumerate(metrics):
+        groups = [group for group in found.groups if metric in group.results]
+        for column, name in enumerate(names):
+            axis, places = panels[row][column], _places(found, name)
+            axis.plot(
+                [places[_given(group, name)] for group in groups],
+                [group.results[metric].mean for group in groups],
+                "o", ms=2.5, alpha=0.4, mew=0, color=_COLOURS[0], rasterized=True,
+            )  # fmt: skip
+            _label_across(axis, found, name, places)
+            _dress(axis)
+        panels[row][0].set_ylabel(_safe(metric))
+    figure.suptitle(title, fontsize=10)
+    return _save(figure, path)
+
+
 def _axes_of(found: Groups) -> tuple[str, str | None]:
     """The parameter that goes to the right, and the other: numbers go first, then many values."""
     if len(found.varying) == 1:
@@ -176,9 +206,10 @@ def _map(figure: Any, axis: Any, found: Groups, names: tuple[str, str], metric: 
 def _label_across(axis: Any, found: Groups, across: str, places: Mapping[str, float]) -> None:
     axis.set_xlabel(_safe(across))
     if not _is_numeric(found, across):
-        texts = _short(list(places))
+        every = math.ceil(len(places) / _MOST_TICKS)
+        texts = _short(list(places))[::every]
         rotation = 90 if len(texts) > 6 else 0
-        axis.set_xticks(list(places.values()), texts, rotation=rotation)
+        axis.set_xticks(list(places.values())[::every], texts, rotation=rotation)
     elif min(places.values()) > 0 and max(places.values()) / min(places.values()) >= 50:
         axis.set_xscale("log")
 

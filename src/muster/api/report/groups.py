@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -104,6 +105,33 @@ def grouped(tasks: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], bool]]) 
         others=tuple(name for name, is_number in metrics.items() if not is_number),
         num_unusable=num_unusable,
     )
+
+
+#: Results of which more is better; of all others, such as losses and times, less is.
+_MORE_IS_BETTER = re.compile(
+    r"(^|[^a-z])(acc|accuracy|score|reward|returns?|auc|auroc|f1|r2|precision|recall|throughput|"
+    r"quality|speed(_?up)?|success|hits?)([^a-z]|$)|per_s$",
+    re.IGNORECASE,
+)
+
+
+def best_first(found: Groups) -> tuple[Groups, str]:
+    """The groups in the order of their first result, and what the first of them then are.
+
+    Groups without that result are last. Only its name says whether more or less of it is better,
+    so the sentence says which was taken.
+    """
+    metric = found.metrics[0]
+    sign = -1.0 if (more := _MORE_IS_BETTER.search(metric) is not None) else 1.0
+
+    def place(group: Group) -> float:
+        known = group.results.get(metric)
+        return math.inf if known is None else sign * known.mean
+
+    groups = sorted(found.groups, key=place)
+    return found._replace(
+        groups=groups
+    ), f"those with the {'highest' if more else 'lowest'} {metric}"
 
 
 def shown_rows(found: Groups) -> list[dict[str, Any]]:

@@ -31,6 +31,9 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _TEXT = ' class="text"'
 _LONG = ' class="long"'
 _LONG_CHARS = 40
+#: What is longer is folded: its beginning is seen, and a click shows the rest.
+_MOST_OF_COMMAND, _MOST_OF_SETTING = 600, 200
+_MOST_AT_ALL = 1_000_000
 
 
 def to_html(page: Page, made_by: str, secrets: Collection[str] = ()) -> bytes:
@@ -46,6 +49,8 @@ def to_html(page: Page, made_by: str, secrets: Collection[str] = ()) -> bytes:
         _section(name, part) for name, part in zip(names, page.sections, strict=True)
     )
     command = f"<pre><code>{_safe(page.command)}</code></pre>" if page.command else ""
+    if len(page.command) > _MOST_OF_COMMAND:
+        command = f"<details><summary>{_beginning(page.command)}</summary>\n{command}</details>"
     text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -105,9 +110,9 @@ def _table(table: Table) -> str:
 
 
 def _facts(facts: Facts) -> str:
-    shown = as_given if facts.are_given else in_words
+    shown = _setting if facts.are_given else _result
     rows = "".join(
-        f'<tr><th scope="row">{_safe(name)}</th><td{_TEXT}>{_safe(shown(value))}</td></tr>\n'
+        f'<tr><th scope="row">{_safe(name)}</th><td{_TEXT}>{shown(value)}</td></tr>\n'
         for name, value in facts.pairs
     )
     return (
@@ -115,6 +120,21 @@ def _facts(facts: Facts) -> str:
         f'<table class="facts"><caption>{_safe(facts.caption)}</caption>\n'
         f"<tbody>\n{rows}</tbody></table></div>"
     )
+
+
+def _result(value: Any) -> str:
+    return _safe(in_words(value))
+
+
+def _setting(value: Any) -> str:
+    text = as_given(value, _MOST_AT_ALL)
+    if len(text) <= _MOST_OF_SETTING:
+        return _safe(text)
+    return f"<details><summary>{_beginning(text)}</summary>{_safe(text)}</details>"
+
+
+def _beginning(text: str) -> str:
+    return f"{_safe(text[:120])}… ({len(text):,} characters)"
 
 
 def _scrolling(caption: str, more: str = "") -> str:

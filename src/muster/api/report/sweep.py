@@ -22,7 +22,7 @@ from muster.api.report.content import (
     table_of,
 )
 from muster.api.report.figures import draw_groups, why_no_picture
-from muster.api.report.groups import SEED, Groups, grouped, shown_rows, whole_rows
+from muster.api.report.groups import SEED, Groups, best_first, grouped, shown_rows, whole_rows
 from muster.api.report.words import as_given, count
 from muster.api.runs import Run
 from muster.base.atomic_files import replacing
@@ -135,7 +135,10 @@ def _of_groups(run: Run, maker: SweepMaker | None, place: RunFolder, effort: Eff
         return [], [], []
     files = write_table(place, whole_rows(found))
     caption = "Mean ± standard deviation over the seeds" if found.is_repeated else "Results"
-    shown = table_of(caption, shown_rows(found), whole=place.table_csv)
+    best, which = found, ""
+    if len(found.groups) > MOST_ROWS and found.metrics:
+        best, which = best_first(found)
+    shown = table_of(caption, shown_rows(best), whole=place.table_csv, which=which)
     if shown is not None and not found.metrics and not found.varying:
         shown = None
     facts = facts_of("Parameters with one value", found.fixed, are_given=True)

@@ -50,8 +50,8 @@ def in_words(value: Any) -> str:
     return _cut(str(value))
 
 
-def as_given(value: Any) -> str:
-    """A setting as it was given: all of its digits, and no commas in it.
+def as_given(value: Any, most: int = _MOST_CHARS) -> str:
+    """A setting as it was given: all of its digits, and no commas in it; ``most`` characters.
 
     >>> [as_given(value) for value in (1e-05, 42000, None, (1, 2.5), True)]
     ['1e-05', '42000', '–', '[1, 2.5]', 'yes']
@@ -59,10 +59,10 @@ def as_given(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return _cut(repr(value))
+        return _cut(repr(value), most)
     if isinstance(value, list | tuple | dict):
-        return _cut(json.dumps(value, ensure_ascii=False, default=str))
-    return in_words(value)
+        return _cut(json.dumps(value, ensure_ascii=False, default=str), most)
+    return _cut(value, most) if isinstance(value, str) and value else in_words(value)
 
 
 def with_spread(mean: float, sd: float | None) -> str:
