@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster_recipes.ssm.config import SsmConfig
 
@@ -22,6 +22,10 @@ _SERIES = {
 }
 
 
+#: A mean over fewer accepted guesses is hardly one.
+_FEW = 10
+
+
 def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[Path]:
     """``ssm.png`` and ``ssm.pdf``: a row of two panels for each teacher rank."""
     from matplotlib.figure import Figure
@@ -34,11 +38,12 @@ def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[P
         _medians(left, rows)
         _lines(right, rows)
         seeds = len({row["seed"] for row in rows})
-        left.set_title(f"teacher rank {rank}: median and quartiles, seeds: {seeds}", loc="left")
+        of = f"{seeds} seed{'s' * (seeds > 1)}"
+        left.set_title(f"teacher rank {rank}: median and quartiles of {of}", loc="left")
         right.set_title(f"teacher rank {rank}: each seed", loc="left")
         for axis in (left, right):
             _dress(axis, sorted({row["dim"] for row in rows}))
-    figure.suptitle(_title(table))
+    figure.suptitle(_title(table), fontsize=11)
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
@@ -52,26 +57,55 @@ def _title(table: list[dict[str, Any]]) -> str:
     """What is shown, and how much of it is missing: medians are over the seeds that have a loss."""
     title = "Generalisation loss against student width (lower is better)"
     missing = sum(row["loss"] is None for row in table)
-    if not missing:
-        return title
-    return f"{title}\ncells without a loss, left out: {missing} of {len(table)}"
+    notes = []
+    if missing:
+        notes.append(f"cells without a loss, left out: {missing} of {len(table)}")
+    if missing or any(_is_poor(row) for row in table):
+        notes.append(
+            "hollow, dotted: a median over some of the seeds only (number/all), or fewer than "
+            f"{_FEW} guesses accepted"
+        )
+    return "\n".join([title, *notes])
+
+
+class _Point(NamedTuple):
+    """The values of one series at one width. ``is_weak``: seeds are missing, or one of them has
+    accepted so few guesses that its mean says little."""
+
+    dim: int
+    values: list[float]
+    is_weak: bool
+
+
+def points_of(rows: list[dict[str, Any]], name: str) -> list[_Point]:
+    """One point per width of ``rows``, also where there is no value."""
+    num_seeds = len({row["seed"] for row in rows})
+    found = []
+    for dim in sorted({row["dim"] for row in rows}):
+        values = _values(rows, name, dim)
+        few = any(_is_poor(row) for row in rows if row["dim"] == dim and row["method"] == name)
+        found.append(_Point(dim, values, few or len(values) < num_seeds))
+    return found
+
+
+def _is_poor(row: dict[str, Any]) -> bool:
+    accepted = row.get("num_accepted")
+    return _drawable(row["loss"]) and accepted is not None and accepted < _FEW
 
 
 def _medians(axis: Axes, rows: list[dict[str, Any]]) -> None:
-    dims = sorted({row["dim"] for row in rows})
+    num_seeds = len({row["seed"] for row in rows})
     present = [name for name in _SERIES if _has(rows, name)]
     for place, name in enumerate(present):
         label, colour, marker = _SERIES[name]
         # A small shift on the logarithmic axis keeps the bars of different series apart.
         shift = 1.0 + 0.03 * (place - (len(present) - 1) / 2)
-        points = [(dim * shift, _values(rows, name, dim)) for dim in dims]
-        points = [(x, values) for x, values in points if values]
-        if not points:
-            continue
-        spread = [_quartiles(values) for _, values in points]
+        points = points_of(rows, name)
+        spread = [_quartiles(point.values or [math.nan]) for point in points]
+        x = [point.dim * shift for point in points]
         middles = [middle for _, middle, _ in spread]
-        axis.errorbar(
-            [x for x, _ in points],
+        axis.errorbar(  # a NaN, where there is no value, breaks the lines
+            x,
             middles,
             yerr=[
                 [middle - low for low, middle, _ in spread],
@@ -82,27 +116,61 @@ def _medians(axis: Axes, rows: list[dict[str, Any]]) -> None:
             marker=marker,
             markersize=5,
             capsize=3,
-            linewidth=1.5,
+            linestyle="none",
         )
+        sure = [math.nan if p.is_weak else y for p, y in zip(points, middles, strict=True)]
+        axis.plot(x, sure, color=colour, linewidth=1.5)
+        axis.plot(x, middles, color=colour, linewidth=1.0, linestyle=":")
+        weak = [i for i, point in enumerate(points) if point.is_weak and point.values]
+        _hollow(axis, [x[i] for i in weak], [middles[i] for i in weak], name, 6)
+        for i in weak:
+            axis.annotate(
+                f"{len(points[i].values)}/{num_seeds}",
+                (x[i], middles[i]),
+                textcoords="offset points",
+                xytext=(6, 4),
+                fontsize=7,
+                color=colour,
+            )
 
 
 def _lines(axis: Axes, rows: list[dict[str, Any]]) -> None:
     for name in ("gnc", "gd"):
         label, colour, marker = _SERIES[name]
         for seed in sorted({row["seed"] for row in rows}):
-            mine = [row for row in rows if row["seed"] == seed and row["method"] == name]
-            points = sorted((row["dim"], row["loss"]) for row in mine if _drawable(row["loss"]))
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True),
-                    color=colour,
-                    marker=marker,
-                    markersize=3,
-                    linewidth=0.8,
-                    alpha=0.7,
-                    label=label,
-                )
-                label = "_nolegend_"
+            points = points_of([row for row in rows if row["seed"] == seed], name)
+            if not any(point.values for point in points):
+                continue
+            x = [point.dim for point in points]
+            y = [point.values[0] if point.values else math.nan for point in points]
+            axis.plot(
+                x,
+                y,
+                color=colour,
+                marker=marker,
+                markersize=3,
+                linewidth=0.8,
+                alpha=0.7,
+                label=label,
+            )
+            weak = [i for i, point in enumerate(points) if point.is_weak and point.values]
+            _hollow(axis, [x[i] for i in weak], [y[i] for i in weak], name, 4)
+            label = "_nolegend_"
+
+
+def _hollow(axis: Axes, x: Sequence[float], y: Sequence[float], name: str, size: float) -> None:
+    _, colour, marker = _SERIES[name]
+    axis.plot(
+        x,
+        y,
+        linestyle="none",
+        marker=marker,
+        markersize=size,
+        markerfacecolor="white",
+        markeredgecolor=colour,
+        zorder=5,
+        label="_nolegend_",
+    )
 
 
 def _dress(axis: Axes, dims: list[int]) -> None:
