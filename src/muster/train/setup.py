@@ -37,6 +37,7 @@ from muster.train.feed import (
     Fetcher,
     check_dataset,
     draws_random_numbers,
+    is_repeatable,
     open_dataset,
 )
 from muster.train.loaders import choose_num_workers
@@ -51,6 +52,9 @@ from muster.train.rehearsal import (
 )
 from muster.train.step import Work
 from muster.train.task import Split, Task
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+            nn.FeatureAlphaDropout)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -128,6 +132,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
     if config.sync_batchnorm:
         model = _with_sync_batchnorm(model, gang)
     _say_batchnorm(model, gang, plan, config, say)
+    _say_randomness(model, dataset, num_samples, gang, say)
     example = find_example(dataset, num_samples, task.collate, gang.rank, gang.device)
     own = [] if is_sharded else find_unused(task, model, example, precision)
     unused = sorted({name for names in council.gather(own) for name in names})
@@ -276,6 +281,31 @@ def _say_batchnorm(
             f"warning    BatchNorm over micro-batches of {plan.micro_batch} samples is noisy; "
             "16 or more, or another normalisation, is better"
         )
+
+
+def _say_randomness(
+    model: nn.Module, dataset: Dataset[Any], num_samples: int, gang: Gang, say: Say
+) -> None:
+    """What makes a result depend on the number of ranks beyond rounding, where there is any."""
+    if gang.num_ranks > 1 and any(map(_drops, model.modules())):
+        say(
+            f"note       dropout draws a mask per rank: losses differ from those of another number "
+            f"of ranks than {gang.num_ranks} by more than rounding"
+        )
+    if not is_repeatable(dataset, num_samples):
+        say(
+            "warning    items of the training data change at every fetch, by a generator of the "
+            "data set's own: what is learnt depends on ranks and loaders, and a resumed run draws "
+            "other items. Draw from torch's, numpy's or random's global generator, which is seeded "
+            "for every item"
+        )
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a layer draws masks: dropout, or one that has it inside (LSTM, attention)."""
+    chance = getattr(module, "p", None) if isinstance(module, _DROPOUT) else None
+    inside = getattr(module, "dropout", None)
+    return any(isinstance(each, float) and each > 0 for each in (chance, inside))
 
 
 def _resume(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy
 import torch
-from tests.unit.train.toy_tasks import Toy
+from tests.unit.train.toy_tasks import Points, Toy
 from torch import Tensor, nn
 
 
@@ -77,6 +77,24 @@ class NeedsBothClasses(Toy):
         if len(columns["loss"]) < 10:
             raise ValueError("only one class is present")
         return {"loss": columns["loss"].mean()}
+
+
+class OwnStream(Points):
+    """Augments by a generator that nobody else knows."""
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(toy.samples, 1, toy)
+        self.stream = numpy.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y, number = super().__getitem__(index)
+        return x + 0.1 * float(self.stream.standard_normal()), y, number
+
+
+@dataclass(kw_only=True)
+class HoldsGenerator(Toy):
+    def dataset(self, split: str) -> Any:
+        return OwnStream(self) if split == "train" else super().dataset(split)
 
 
 @dataclass(kw_only=True)

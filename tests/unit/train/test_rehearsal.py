@@ -7,16 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tests.unit.train import mistaken_tasks as tasks
 from tests.unit.train.rank_jobs import last_weights
 from tests.unit.train.toy_tasks import Toy
+from torch import nn
 
 from muster.base.errors import UsageError
 from muster.base.run_folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.entry import train
+from muster.train.feed import _is_same
+from muster.train.setup import _drops
 
 SETTINGS: dict[str, Any] = {"epochs": 2, "global_batch": 8, "tensorboard": False}
 
@@ -103,3 +107,51 @@ def test_a_rehearsal_leaves_no_trace_in_the_run(tmp_path: Path) -> None:
     assert "model/finished" in found[True][2]
     for name, value in found[False][3].items():
         assert torch.equal(found[True][3][name], value), name
+
+
+def test_a_data_set_with_a_generator_of_its_own_is_told(tmp_path: Path) -> None:
+    for task, is_told in (
+        (tasks.HoldsGenerator(), True),
+        (Toy(noise=0.5), False),
+        (Toy(), False),
+        (Toy(none_every=3), False),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        _, said = trained(folder, task)
+        told = [line for line in said if "generator of the data set's own" in line]
+        assert len(told) == is_told, task
+
+
+@pytest.mark.parametrize(
+    ("model", "draws"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), True),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), False),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.3), True),
+        (nn.LSTM(2, 2, num_layers=2), False),
+        (nn.TransformerEncoderLayer(4, 2, dropout=0.1), True),
+        (nn.TransformerEncoderLayer(4, 2, dropout=0.0), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), False),
+    ],
+)
+def test_layers_that_draw_masks_are_known(model: nn.Module, draws: bool) -> None:
+    assert any(map(_drops, model.modules())) is draws
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]), True),
+        (torch.tensor([1.0]), torch.tensor([2.0]), False),
+        (torch.tensor([1]), torch.tensor([1, 1]), False),
+        ((torch.ones(2), 3), (torch.ones(2), 3), True),
+        ({"x": [1.0, "a"]}, {"x": [1.0, "b"]}, False),
+        (float("nan"), float("nan"), True),
+        (None, None, True),
+        (numpy.arange(3), numpy.arange(3), True),
+        (numpy.arange(3), numpy.arange(3) + 1, False),
+        (object(), object(), True),
+    ],
+)
+def test_items_are_compared_by_what_they_hold(first: Any, second: Any, same: bool) -> None:
+    assert _is_same(first, second) is same

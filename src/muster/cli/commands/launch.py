@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from muster.base.errors import EXIT_INTERRUPTED
+from muster.api.recipe import MapRecipe
+from muster.base.errors import EXIT_INTERRUPTED, MusterError
 from muster.base.settings import Settings, read_settings
 from muster.cli import output
 from muster.cli.flags import Switch
@@ -15,7 +16,7 @@ from muster.cli.launcher.answers import Answers, command_line, command_words, pl
 from muster.cli.launcher.asking import Asker, make_asker
 from muster.cli.launcher.questions import Gpu, Machine, answered, check_given, questions
 from muster.cli.parse import parse
-from muster.cli.recipes import RECIPES, TASKS, load_own
+from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, load_own
 from muster.devices.inventory import discover
 from muster.devices.placement import busy_reason
 
@@ -33,10 +34,10 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    kind: Literal["train", "run", "sweep"] | None = None
+    kind: Literal["train", "run", "sweep", "map"] | None = None
     """The kind of work."""
     target: str | None = None
-    """What to train, run or sweep: a recipe, file.py:NAME or a script."""
+    """What to train, run, sweep or map: a recipe, file.py:NAME or a script."""
     args: str | None = None
     """Arguments of a script, as one text."""
     devices: str | None = None
@@ -61,6 +62,10 @@ class _Launch:
     """Seeds of a sweep."""
     per_gpu: str | None = None
     """Workers that share a GPU in a sweep; never asked."""
+    input: str | None = None
+    """The data of a map."""
+    output: str | None = None
+    """The result of a map."""
     run_dir: str | None = None
     """The run folder."""
     estimate: Literal["auto", "yes", "no"] = "auto"
@@ -77,10 +82,11 @@ def main(argv: list[str]) -> int:
     values = {name: value for name, value in vars(flags).items() if name not in others}
     asker = make_asker()
     try:
-        answers = ask_all(find_machine(read_settings()), Answers(**values), asker)
+        machine = find_machine(read_settings())
+        answers = ask_all(machine, Answers(**values), asker)
         output.say(command_line(answers))
         wants = flags.estimate == "yes" or (flags.estimate == "auto" and asker.is_terminal)
-        if wants and answers.kind == "train":
+        if wants and answers.kind == "train" and answers.target not in machine.agents:
             _estimate(answers)
         if flags.print_ or not (flags.yes or asker.confirm("Run it?")):
             return 0
@@ -127,7 +133,17 @@ def find_machine(settings: Settings) -> Machine:
         num_cores=settings.cpu_count,
         tasks={name: load_own(TASKS[name]).defaults for name in sorted(TASKS)},
         sweeps=tuple(sorted(RECIPES)),
+        agents={name: load_own(AGENTS[name]).defaults for name in sorted(AGENTS)},
+        maps={name: _has_data(load_own(MAPS[name])) for name in sorted(MAPS)},
     )
+
+
+def _has_data(recipe: MapRecipe) -> bool:
+    """Whether it reads something where no input is given."""
+    try:
+        return recipe.source(recipe.config()) is not None
+    except (MusterError, TypeError):  # settings without a default
+        return False
 
 
 def _free_mib(total_mib: int | None, used_mib: int | None) -> int | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 #: The kinds of work, with what they are for.
 KINDS: Mapping[str, str] = {
-    "train": "train one model on one device or on many",
+    "train": "train one model or agent on one device or on many",
     "run": "start a program of yours on many devices, as torchrun does",
     "sweep": "run many independent experiments, one per setting and seed",
+    "map": "put every record of a data set through functions or models",
 }
 
 
@@ -21,7 +22,7 @@ class Answers:
 
     ``target``: what to train, run or sweep; ``args``: words after it. ``devices`` and
     ``gpu_ids``, of which one is given: as those flags take them. ``batch_size`` is per device.
-    ``grid``: NAME=V1,V2 texts.
+    ``grid``: NAME=V1,V2 texts. ``input`` and ``output``: of a map.
     """
 
     kind: str | None = None
@@ -38,6 +39,8 @@ class Answers:
     grid: tuple[str, ...] | None = None
     seeds: str | None = None
     per_gpu: str | None = None
+    input: str | None = None
+    output: str | None = None
     run_dir: str | None = None
 
     def given(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     ),
     "run": ("devices", "gpu_ids", "run_dir"),
     "sweep": ("grid", "seeds", "devices", "gpu_ids", "per_gpu", "run_dir"),
+    "map": ("input", "output", "devices", "gpu_ids", "run_dir"),
 }  # fmt: skip
 
 

@@ -52,7 +52,8 @@ class Terminal:
     def ask(self, question: Question) -> str:
         prompt = getattr(self, f"_{question.form}")(question)
         answer = prompt.unsafe_ask()
-        return ",".join(answer) if isinstance(answer, list) else str(answer).strip()
+        text = ",".join(answer) if isinstance(answer, list) else str(answer).strip()
+        return text or question.default
 
     def confirm(self, text: str) -> bool:
         return bool(self._library.confirm(text, default=True).unsafe_ask())
@@ -82,17 +83,22 @@ class Terminal:
     def _text(self, question: Question) -> Any:
         return self._library.text(
             question.text,
-            default=question.default,
-            instruction=f"({question.help}) ",
-            validate=lambda text: question.check(text.strip()) or True,
+            instruction=f"({_with_default(question)}) ",
+            validate=lambda text: question.check(text.strip() or question.default) or True,
         )
 
     def _path(self, question: Question) -> Any:
         return self._library.path(
-            f"{question.text} ({question.help})",
-            default=question.default,
-            validate=lambda text: question.check(text.strip()) or True,
+            f"{question.text} ({_with_default(question)})",
+            validate=lambda text: question.check(text.strip() or question.default) or True,
         )
+
+
+def _with_default(question: Question) -> str:
+    """The default is shown and not typed in place: whoever types would write behind it."""
+    if not question.default:
+        return question.help
+    return f"{question.help}; enter for {question.default}"
 
 
 def make_asker() -> Asker:

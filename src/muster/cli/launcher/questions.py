@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.errors import UsageError
 from muster.cli.launcher.answers import KINDS, Answers, num_ranks, used_by
+from muster.rl.config import PpoConfig
 from muster.train.batches import learning_rate, plan_batches
 from muster.train.config import TrainConfig
 
@@ -27,13 +28,16 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is. ``tasks``: recipes to train, with their default settings."""
+    """What there is. ``tasks`` and ``agents``: recipes to train, with their default settings;
+    ``maps``: recipes for a data set, and whether they read one of their own."""
 
     gpus: tuple[Gpu, ...]
     why_no_gpu: str
     num_cores: int
     tasks: Mapping[str, Mapping[str, Any]]
     sweeps: tuple[str, ...]
+    agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    maps: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class Question:
     check: Callable[[str], str | None] = lambda text: None
     parse: Callable[[str], Any] = str
 
+
+#: What takes less than a minute on a laptop comes first.
+_QUICK = ("digits", "har")
 
 Maker = Callable[[Machine, Answers], Question | None]
 
@@ -100,7 +107,8 @@ def _kind(machine: Machine, answers: Answers) -> Question:
     return Question(
         name="kind",
         text="What kind of work is it?",
-        help="train: a model. run: a script that works under torchrun. sweep: many experiments.",
+        help="train: a model or an agent. run: a script that works under torchrun. sweep: many "
+        "experiments. map: a data set.",
         form="one",
         choices=choices,
         default="train",
@@ -110,13 +118,21 @@ def _kind(machine: Machine, answers: Answers) -> Question:
 
 def _target(machine: Machine, answers: Answers) -> Question | None:
     if answers.kind == "train":
-        known = ", ".join(machine.tasks)
+        names = (*machine.tasks, *machine.agents)
+        quick = [name for name in _QUICK if name in names]
         return Question(
             name="target",
             text="Which task?",
-            help=f"a recipe ({known}) or a class of yours, file.py:Class",
-            default=next(iter(machine.tasks), ""),
-            check=lambda text: _check_target(text, tuple(machine.tasks)),
+            help=f"a recipe ({', '.join(names)}) or a class of yours, file.py:Class",
+            default=next(iter([*quick, *names]), ""),
+            check=lambda text: _check_target(text, names),
+        )
+    if answers.kind == "map":
+        return Question(
+            name="target",
+            text="Through which stages?",
+            help=f"file.py:function of one record, or a recipe ({', '.join(machine.maps)})",
+            check=lambda text: _check_target(text, tuple(machine.maps)),
         )
     if answers.kind == "run":
         return Question(
@@ -131,6 +147,31 @@ def _target(machine: Machine, answers: Answers) -> Question | None:
         text="Which function?",
         help=f"file.py:function, called once per setting, or one of {', '.join(machine.sweeps)}",
         check=lambda text: _check_target(text, machine.sweeps),
+    )
+
+
+def _input(machine: Machine, answers: Answers) -> Question | None:
+    if answers.kind != "map" or machine.maps.get(answers.target or "", False):
+        return None
+    return Question(
+        name="input",
+        text="Which data?",
+        help="a file, folder or pattern of JSONL, CSV or Parquet",
+        form="path",
+        check=lambda text: None if text.strip() else "the name of a file",
+    )
+
+
+def _output(machine: Machine, answers: Answers) -> Question | None:
+    if answers.kind != "map":
+        return None
+    return Question(
+        name="output",
+        text="Where shall the result be written?",
+        help="a .jsonl, .csv or .parquet file",
+        form="path",
+        default="output.jsonl",
+        check=lambda text: None if text.strip() else "the name of a file",
     )
 
 
@@ -173,7 +214,7 @@ def _gpu_ids(machine: Machine, answers: Answers) -> Question | None:
 
 
 def _strategy(machine: Machine, answers: Answers) -> Question | None:
-    if answers.kind != "train" or _ranks(machine, answers) == 1:
+    if not _is_task(machine, answers) or _ranks(machine, answers) == 1:
         return None
     choices = (
         Choice("auto", "auto", "ddp on several devices"),
@@ -193,7 +234,7 @@ def _strategy(machine: Machine, answers: Answers) -> Question | None:
 
 
 def _batch_size(machine: Machine, answers: Answers) -> Question | None:
-    if answers.kind != "train":
+    if not _is_task(machine, answers):
         return None
     ranks = _ranks(machine, answers)
     default = _defaults(machine, answers).get("batch_size") or 32
@@ -208,7 +249,10 @@ def _batch_size(machine: Machine, answers: Answers) -> Question | None:
 
 
 def _lr_scaling(machine: Machine, answers: Answers) -> Question | None:
-    if answers.kind != "train" or answers.lr is not None or _ranks(machine, answers) == 1:
+    # A rate of the recipe's own is never scaled: there is nothing to choose then.
+    if not _is_task(machine, answers) or answers.lr is not None or _ranks(machine, answers) == 1:
+        return None
+    if _defaults(machine, answers).get("lr") is not None:
         return None
     choices = tuple(
         Choice(rule, f"{rule}: {_lr_words(machine, answers, rule)}", help)
@@ -224,7 +268,7 @@ def _lr_scaling(machine: Machine, answers: Answers) -> Question | None:
         help="an explicit --lr is taken as it is",
         form="one",
         choices=choices,
-        default="none",
+        default=str(_defaults(machine, answers).get("lr_scaling", "none")),
         check=_one_of(choices),
     )
 
@@ -243,7 +287,7 @@ def _lr(machine: Machine, answers: Answers) -> Question | None:
 
 
 def _precision(machine: Machine, answers: Answers) -> Question | None:
-    if answers.kind != "train":
+    if not _is_task(machine, answers):
         return None
     on_gpu = bool(machine.gpus) and not (answers.devices or "").startswith("cpu")
     every = (
@@ -303,6 +347,8 @@ def _run_dir(machine: Machine, answers: Answers) -> Question:
 _TABLE: tuple[tuple[str, Maker], ...] = (
     ("kind", _kind),
     ("target", _target),
+    ("input", _input),
+    ("output", _output),
     ("args", _args),
     ("grid", _grid),
     ("seeds", _seeds),
@@ -322,12 +368,20 @@ def _ranks(machine: Machine, answers: Answers) -> int:
 
 
 def _defaults(machine: Machine, answers: Answers) -> Mapping[str, Any]:
-    return machine.tasks.get(answers.target or "", {})
+    target = answers.target or ""
+    return machine.tasks.get(target) or machine.agents.get(target) or {}
+
+
+def _is_task(machine: Machine, answers: Answers) -> bool:
+    """Whether samples are learnt from; an agent has other settings."""
+    return answers.kind == "train" and answers.target not in machine.agents
 
 
 def _base_lr(machine: Machine, answers: Answers) -> float:
     defaults = _defaults(machine, answers)
-    return float(defaults.get("lr") or defaults.get("base_lr") or TrainConfig().base_lr)
+    is_agent = answers.target in machine.agents
+    default = PpoConfig().lr if is_agent else TrainConfig().base_lr
+    return float(defaults.get("lr") or defaults.get("base_lr") or default)
 
 
 def _lr_words(machine: Machine, answers: Answers, rule: str) -> str:

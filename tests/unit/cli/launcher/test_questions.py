@@ -28,8 +28,14 @@ LAPTOP = Machine(
     gpus=(),
     why_no_gpu="No NVIDIA driver was found.",
     num_cores=4,
-    tasks={"digits": {"base_lr": 3e-3, "batch_size": 32}, "har": {"base_lr": 1e-3}},
+    tasks={
+        "arith": {"lr": 2e-3},
+        "digits": {"base_lr": 3e-3, "batch_size": 32},
+        "har": {"base_lr": 1e-3, "lr_scaling": "linear"},
+    },
     sweeps=("ssm",),
+    agents={"ppo": {"num_envs": 8}, "clstm-ppo": {"lr": 1e-3}},
+    maps={"embed": False, "reasoning": True},
 )
 BOX = replace(LAPTOP, gpus=(FREE, BUSY, replace(FREE, number=2), replace(FREE, number=3)))
 
@@ -116,6 +122,33 @@ def test_answers_that_cannot_be_meant_are_refused(answers: Answers, name: str, t
         answered(answers, named(LAPTOP, answers, name), text)
 
 
+def test_the_first_proposal_is_a_quick_one() -> None:
+    assert named(LAPTOP, Answers(kind="train"), "target").default == "digits"
+
+
+def test_a_recipes_own_rule_for_the_learning_rate_stays() -> None:
+    har = Answers(kind="train", target="har", devices="cpu:2")
+    assert named(LAPTOP, har, "lr_scaling").default == "linear"
+    names = [q.name for q in questions(LAPTOP, replace(har, target="arith"))]
+    assert "lr_scaling" not in names, "a rate that the recipe names is never scaled"
+    assert named(LAPTOP, replace(har, target="arith"), "lr").default == "0.002"
+
+
+def test_agents_and_maps_are_offered_with_questions_of_their_own() -> None:
+    agent = Answers(kind="train", target="clstm-ppo", devices="cpu:2")
+    assert [q.name for q in questions(LAPTOP, agent)] == ["lr", "run_dir"]
+    assert "clstm-ppo" in named(LAPTOP, Answers(kind="train"), "target").help
+    assert [q.name for q in questions(LAPTOP, Answers(kind="map", target="embed"))] == [
+        "input", "output", "devices", "run_dir",
+    ]  # fmt: skip
+    own = Answers(kind="map", target="reasoning", devices="cpu:1")
+    assert [q.name for q in questions(LAPTOP, own)] == ["output", "run_dir"]
+    done = replace(own, input="a.jsonl", output="b.jsonl")
+    assert command_line(done) == (
+        "muster map reasoning --input a.jsonl --output b.jsonl --devices cpu:1"
+    )
+
+
 @pytest.mark.parametrize(
     ("answers", "flag"),
     [
@@ -141,7 +174,7 @@ def test_flags_that_can_be_meant_are_taken() -> None:
 
 
 @given(
-    kind=st.sampled_from(["train", "run", "sweep"]),
+    kind=st.sampled_from(["train", "agent", "run", "sweep", "map"]),
     machine=st.sampled_from([LAPTOP, BOX]),
     devices=st.none() | st.sampled_from(["cpu:1", "cpu:3", "auto", "2"]),
 )
@@ -149,7 +182,9 @@ def test_defaults_always_come_to_a_command(
     kind: str, machine: Machine, devices: str | None
 ) -> None:
     """Whatever is answered, the questions end, and each is asked once."""
-    target = {"train": "har", "run": __file__, "sweep": "ssm"}[kind]
+    target = {"train": "har", "agent": "ppo", "run": __file__, "sweep": "ssm",
+              "map": "reasoning"}[kind]  # fmt: skip
+    kind = "train" if kind == "agent" else kind
     answers, seen = Answers(kind=kind, target=target, devices=devices), []
     while pending := questions(machine, answers):
         seen.append(pending[0].name)
