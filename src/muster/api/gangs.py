@@ -255,7 +255,12 @@ def _supervise(
         journal.write("start", ranks=[slot.label for slot in plan.slots], node=options.node_rank)
         ending = supervise(agent, spec, audience.hear, audience.say, is_cancelled)
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
-        journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})
+        try:
+            journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})
+        except OSError as error:  # how it ended is known all the same
+            audience.say(str(explain_os_error(error, "write", folder.events)))
+    except OSError as error:
+        raise explain_os_error(error, "use the run folder", folder.path) from error
     finally:
         journal.close()
     return ending

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from muster.base.errors import SetupError
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -61,6 +63,26 @@ def sync_tree(folder: Path) -> None:
                 with suppress(PermissionError):
                     _sync_file(path, os.O_RDONLY)
         sync_folder(Path(name))
+
+
+def disk_error(error: BaseException | None) -> OSError | None:
+    """The refusal of a full or read-only disk that ``error`` is, or that is behind it.
+
+    torch wraps what happens while it saves, once by the chain of causes and once in ``failures``.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting:
+        found = waiting.pop(0)
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, OSError) and found.errno in _OF_THE_DISK:
+            return found
+        waiting += [found.__cause__, found.__context__]
+        failures = getattr(found, "failures", None)  # rank → exception and traceback
+        if isinstance(failures, dict):
+            waiting += [pair[0] for pair in failures.values() if isinstance(pair, tuple)]
+    return None
 
 
 def explain_os_error(error: OSError, doing: str, path: Path) -> SetupError:

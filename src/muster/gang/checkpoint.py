@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from muster.base.atomic_files import explain_os_error, sync_folder, write_atomic
+from muster.base.atomic_files import disk_error, explain_os_error, sync_folder, write_atomic
 from muster.base.errors import SetupError
 from muster.base.records import read_record, to_json, write_json
 from muster.gang.checkpoint_files import (
@@ -121,8 +121,9 @@ class CheckpointWriter:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            if isinstance(error, OSError):
-                raise explain_os_error(error, "write the checkpoint in", self.folder) from error
+            found = error if isinstance(error, OSError) else disk_error(error)
+            if found is not None:
+                raise explain_os_error(found, "write the checkpoint in", self.folder) from error
             raise error
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -131,6 +132,9 @@ class CheckpointWriter:
                 work()
             except BaseException as error:
                 self._error = error
+                if self._rank == 0:  # half a checkpoint may be what has filled the disk
+                    for half in self.folder.glob(".writing-*"):
+                        shutil.rmtree(half, ignore_errors=True)
 
         self._thread = threading.Thread(target=guarded, name="muster-checkpoint", daemon=True)
         self._thread.start()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+from muster.base.atomic_files import disk_error, explain_os_error
 from muster.base.errors import EXIT_REQUEUE, MusterError
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
@@ -29,10 +31,23 @@ def refusals_told(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except MusterError as error:
-        kind = "restart" if isinstance(error, StartAgain) else "refused"
-        word = {"message": str(error), "exit_code": error.exit_code}
-        write_json(folder.ending_json, {"ending": kind, **word})
+        _tell(folder, error)
         raise SystemExit(error.exit_code) from None
+    except Exception as error:
+        found = disk_error(error)
+        if found is None:
+            raise
+        place = Path(found.filename) if isinstance(found.filename, str) else folder.path
+        explained = explain_os_error(found, "write", place)
+        _tell(folder, explained)
+        raise SystemExit(explained.exit_code) from error
+
+
+def _tell(folder: RunFolder, error: MusterError) -> None:
+    kind = "restart" if isinstance(error, StartAgain) else "refused"
+    word = {"message": str(error), "exit_code": error.exit_code}
+    with suppress(OSError):  # the disk may be too full even for this
+        write_json(folder.ending_json, {"ending": kind, **word})
 
 
 def leave_word(folder: RunFolder, gang: Gang, step: int, total_steps: int | None = None) -> None:
