@@ -106,8 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return error.exit_code
         except KeyboardInterrupt as error:
             output.complain("Interrupted; everything finished is saved.")
-            goes_on = isinstance(error, Interrupted) and words[0] in _GOES_ON
-            return stop_code(error.number) if goes_on else EXIT_INTERRUPTED
+            if isinstance(error, Interrupted) and words[0] in _GOES_ON:
+                return stop_code(error.number)
+            return EXIT_INTERRUPTED
         except ReaderGone:
             return EXIT_OK
 
