@@ -139,7 +139,9 @@ def _coordinate(
     folder, clock = chores.folder, chores.clock
     numbers = _number_targets(ledger, workload)
     targets = {numbers[spec.name]: spec for spec in workload.targets}
-    left = _settle(folder, ledger, workload, options, targets)
+    left, num_again = _settle(folder, ledger, workload, options, targets)
+    if num_again and workload.kind == "sweep":
+        audience.say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
     publish_after_crash(folder, ledger.accepted)
     assignment = Assignment(
         folder=folder,
@@ -200,17 +202,16 @@ def _settle(
     workload: Workload,
     options: SweepOptions,
     targets: Mapping[int, TargetSpec],
-) -> list[PilotLeft]:
+) -> tuple[list[PilotLeft], int]:
     """Void what a dead coordinator had claimed, but for what its pilots have done or still do."""
     request = options.cluster if options.executor == "slurm" else None
     ledger.begin()
     left = settle(folder, ledger, request, targets)
-    if workload.reopens:
-        ledger.reopen(workload.reopens)
+    num_again = ledger.reopen(workload.reopens) if workload.reopens else 0
     ledger.commit()
     if request is None:
         dismiss(folder)
-    return left
+    return left, num_again
 
 
 def _check_balance(folder: RunFolder, ending: Ending) -> None:

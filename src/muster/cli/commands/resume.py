@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.api.options import SweepOptions
-from muster.api.report.words import count
 from muster.api.resume import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
 from muster.base.errors import UnknownNameError, UsageError
@@ -112,11 +111,8 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     if command == "retry":
         reopens = (TaskState.FAILED, *[TaskState.CANCELLED] * flags.again.cancelled)
         counts = run.counts()
-        num_again = sum(counts[state] for state in reopens)
-        if not num_again:
+        if not any(counts[state] for state in reopens):
             return _nothing_to_retry(run, counts)
-        if not (flags.out.json or flags.out.quiet):
-            output.remark(f"{count(num_again, 'task')} will run again")
     if run.stored.argv:
         main = functools.partial(sweep.main, reopens=reopens)
         return _by_command_line(run, extra, main, sweep.target_first)

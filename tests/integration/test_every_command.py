@@ -1,0 +1,428 @@
+"""Every command on every kind of run folder in every state: it does the right thing, or refuses
+with a sentence and changes nothing. The commands come from the table of commands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from tests.programs import slow_task
+
+import muster
+from muster.api.gangs import GangOptions, Script, write_run_json
+from muster.api.lock import hold
+from muster.api.requests import Session
+from muster.base.clock import SystemClock
+from muster.base.journal import Journal
+from muster.base.run_folder import RunFolder
+from muster.cli.main import COMMANDS, main
+
+Main = Callable[..., CompletedProcess[str]]
+
+#: Commands that do not take a run, or only start one: other tests are about them.
+STARTERS = {"sweep", "run", "map", "train", "verify", "launch", "slurm-script", "doctor", "devices"}
+#: Commands that only look; they leave the folder as it is. What they are given besides the run.
+LOOKERS: dict[str, tuple[str, ...]] = {
+    "status": (),
+    "list": (),
+    "logs": ("1",),
+    "errors": (),
+    "export": ("--to", "table.csv"),
+    "report": ("--out", "page"),
+    "plan": (),
+    "monitor": (),
+    "collect": (),
+}
+#: Commands that change a run, where there is something to change.
+CHANGERS = {"cancel", "retry", "resume"}
+
+KINDS = ("sweep", "map", "train", "fit", "agent", "run")
+FARMS = ("sweep", "map")
+
+
+def test_no_command_is_missing_here() -> None:
+    assert set(COMMANDS) == STARTERS | LOOKERS.keys() | CHANGERS
+
+
+# ---------------------------------------------------------------------- the folders
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of every kind: what costs little is run, the others are written as if."""
+    place = tmp_path_factory.mktemp("kinds")
+    (place / "f.py").write_text(
+        "def f(x: int) -> dict:\n    print('hello', x)\n"
+        "    if x == 3:\n        raise ValueError('no 3')\n    return {'y': 2 * x}\n"
+    )
+    (place / "s.py").write_text("def stage(r):\n    return {**r, 'b': r['a'] + 1}\n")
+    (place / "in.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (place / "t.py").write_text(slow_task(0.0))
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        flags = ("--devices", "cpu:1", "--quiet", "--monitor-interval", "0", "--run-dir")
+        main(["sweep", *flags, "runs/sweep", "f.py:f", "--grid", "x=1,2,3"])
+        main(
+            ["map", *flags, "runs/map", "s.py:stage", "--input", "in.jsonl", "--output", "o.jsonl"]
+        )
+        muster.fit("t.py:Slow", devices="cpu", run_dir="runs/fit", epochs=2, say=lambda _: None)
+        for name, kind in (("train", "train"), ("agent", "agent")):
+            shutil.copytree("runs/fit", f"runs/{name}")
+            record = json.loads(Path(f"runs/{name}/run.json").read_bytes())
+            record |= {"name": name, "kind": kind, "argv": ["muster", "train", "t.py:Slow"]}
+            Path(f"runs/{name}/run.json").write_text(json.dumps(record))
+        _write_program_run(RunFolder(Path("runs/run")))
+    finally:
+        os.chdir(before)
+    return place
+
+
+def _write_program_run(folder: RunFolder) -> None:
+    folder.create()
+    argv = ("muster", "run", "p.py")
+    write_run_json(folder, Script(path="p.py"), GangOptions(), "run", {}, argv)
+    journal = Journal(folder.events, SystemClock())
+    journal.write("start", ranks=["cpu:0", "cpu:1"], node=0)
+    journal.write("end", node=0, exit_code=0)
+    journal.close()
+    for rank in (0, 1):
+        folder.rank_log(rank).write_text(f"hello from {rank}\n")
+
+
+def not_begun(path: Path) -> None:
+    """Written down and nothing else: refused at its start, or killed right after."""
+    for entry in path.iterdir():
+        if entry.name != "run.json":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def stopped(path: Path) -> None:
+    """Killed in the middle."""
+    for name in ("training_results.json", "published.json"):
+        (path / name).unlink(missing_ok=True)
+    if (path / "ledger.sqlite").exists():
+        _sql(path, "DELETE FROM results", "UPDATE tasks SET state = 0 WHERE state <> 0")
+    else:
+        lines = (path / "events.jsonl").read_text().splitlines(keepends=True)
+        (path / "events.jsonl").write_text("".join(line for line in lines if "start" in line))
+
+
+def half_listed(path: Path) -> None:
+    """Killed before all tasks were listed; of ranks: before the first step."""
+    stopped(path)
+    if (path / "ledger.sqlite").exists():
+        _sql(
+            path, "DELETE FROM meta WHERE name = 'enqueued'", "DELETE FROM tasks WHERE task_id > 1"
+        )
+    (path / "metrics.jsonl").unlink(missing_ok=True)
+
+
+def _sql(path: Path, *commands: str) -> None:
+    database = sqlite3.connect(path / "ledger.sqlite")
+    for command in commands:
+        database.execute(command)
+    database.commit()
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+
+
+STATES: dict[str, Callable[[Path], None]] = {
+    "finished": lambda path: None,
+    "not begun": not_begun,
+    "stopped": stopped,
+    "half listed": half_listed,
+    "empty run.json": lambda path: (path / "run.json").write_text("") and None,
+    "odd run.json": lambda path: (path / "run.json").write_text('{"run_id": []}') and None,
+    "null run.json": lambda path: (path / "run.json").write_text("null") and None,
+    "no run.json": lambda path: (path / "run.json").unlink(),
+    "odd journal": lambda path: (path / "events.jsonl").write_text("[]\n3\n{") and None,
+    "odd results": lambda path: (path / "training_results.json").write_text("[1]") and None,
+    "odd picture": lambda path: (path / "status.json").write_text('["x"]') and None,
+    "empty ledger": lambda path: _damage(path, 0),
+    "cut ledger": lambda path: _damage(path, 9000),
+}
+
+
+def _damage(path: Path, size: int) -> None:
+    if (path / "ledger.sqlite").exists():
+        for beside in path.glob("ledger.sqlite-*"):
+            beside.unlink()
+        os.truncate(path / "ledger.sqlite", size)
+
+
+def copy_of(finished: Path, kind: str, state: str, place: Path) -> Path:
+    for name in ("f.py", "s.py", "t.py", "in.jsonl"):
+        shutil.copy(finished / name, place / name)
+    run = place / "runs" / "it"
+    shutil.copytree(finished / "runs" / kind, run)
+    STATES[state](run)
+    return run
+
+
+def tree(path: Path) -> dict[str, str]:
+    """Names and contents; SQLite's side files of a reader hold nothing of the run's."""
+    return {
+        str(entry.relative_to(path)): hashlib.sha256(entry.read_bytes()).hexdigest()
+        for entry in sorted(path.rglob("*"))
+        if entry.is_file() and not entry.name.endswith(("-shm", "-wal"))
+    }
+
+
+def check_answer(done: CompletedProcess[str]) -> None:
+    """Good, or a sentence or two with what to do next."""
+    assert done.returncode in (0, 1, 2, 3), done
+    if done.returncode >= 2:
+        assert done.stderr.startswith("muster: "), done.stderr
+        assert done.stderr.count("\n") <= 6, done.stderr
+    assert "Traceback (most recent" not in done.stderr
+
+
+# ---------------------------------------------------------------------- looking
+
+#: Those that differ for every kind; the others are damage, which the same readers meet.
+_QUICK = ("finished", "not begun", "half listed", "odd run.json")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(s, marks=[] if s in _QUICK else [pytest.mark.thorough]) for s in STATES],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_looks_answers_and_changes_nothing(
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, state, tmp_path)
+    before = tree(run)
+    for command, words in LOOKERS.items():
+        if command == "report" and state not in ("not begun", "odd journal", "empty run.json"):
+            continue  # it draws, which takes seconds; it has tests of its own
+        done = muster_main(command, *(() if command == "list" else ("runs/it",)), *words)
+        check_answer(done)
+        assert tree(run) == before, command
+
+
+#: What `status` and `list` call it; None: damaged, in which case `status` refuses.
+WORDS = {
+    "finished": {"sweep": "failed", "map": "done", **dict.fromkeys(KINDS[2:], "done")},
+    "not begun": dict.fromkeys(KINDS, "not begun"),
+    "stopped": dict.fromkeys(KINDS, "stopped"),
+    "half listed": dict.fromkeys(KINDS, "stopped"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state", WORDS)
+def test_one_word_for_how_it_stands(
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
+) -> None:
+    copy_of(finished, kind, state, tmp_path)
+    status = json.loads(muster_main("status", "runs/it", "--json").stdout)
+    (listed,) = json.loads(muster_main("list", "--json").stdout)
+    assert status["state"] == listed["state"] == WORDS[state][kind]
+    assert muster_main("status", "runs/it").stdout.startswith(f"it: {WORDS[state][kind]}\n")
+    if state == "finished":
+        done = {"sweep": (2, 3), "map": (1, 1), "run": (None, None)}.get(kind, (4, 4))
+        assert (status["num_done"], status["num_total"]) == done
+    elif state == "half listed" and kind in FARMS:
+        assert status["num_total"] == {"sweep": 3, "map": 1}[kind]  # as planned, not as listed
+
+
+def test_a_damaged_run_does_not_hide_the_others(
+    finished: Path, muster_main: Main, tmp_path: Path
+) -> None:
+    for number, state in enumerate(STATES):
+        shutil.copytree(finished / "runs" / "sweep", tmp_path / "runs" / f"r{number}")
+        STATES[state](tmp_path / "runs" / f"r{number}")
+    done = muster_main("list")
+    assert done.returncode == 0
+    assert done.stdout.count("damaged") == 5
+    assert len(done.stdout.splitlines()) == len(STATES)  # a line of names, and one has no run.json
+
+
+def test_what_ranks_printed_and_measured(finished: Path, muster_main: Main, tmp_path: Path) -> None:
+    copy_of(finished, "train", "finished", tmp_path)
+    assert "rows in m.csv" in muster_main("export", "runs/it", "--to", "m.csv").stdout
+    assert (tmp_path / "m.csv").read_text().startswith('"kind","step"')
+    other = tmp_path / "b"
+    other.mkdir()
+    run = copy_of(finished, "run", "finished", other)
+    with (run / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"event": "start", "node": 0}) + "\n")
+        report = ["rank 1 of 2 was killed by SIGKILL (9)"]
+        end = {"event": "end", "node": 0, "exit_code": 1, "report": report}
+        events.write(json.dumps(end) + "\n")
+    assert "hello from 1" in muster_main("logs", str(run)).stdout  # the one that failed
+    assert "hello from 0" in muster_main("logs", str(run), "0").stdout
+    assert "no rank '7'" in muster_main("logs", str(run), "7").stderr
+    assert report[0] in muster_main("errors", str(run)).stdout
+    assert "has no table" in muster_main("export", str(run), "--to", "m.csv").stderr
+
+
+def test_failed_tasks_are_named_by_their_parameters(
+    finished: Path, muster_main: Main, tmp_path: Path
+) -> None:
+    copy_of(finished, "sweep", "finished", tmp_path)
+    errors = muster_main("errors", "runs/it").stdout
+    assert "3 (x=3)" in errors and "muster logs runs/it 3" in errors
+    assert "hello 3" in muster_main("logs", "runs/it", "3").stdout
+    assert "Failed: 3 (x=3)" in muster_main("logs", "runs/it").stderr
+
+
+@pytest.mark.parametrize("target", ["nowhere/t.csv", "t.xlsx", "runs"])
+def test_an_export_that_cannot_be_written(
+    finished: Path, muster_main: Main, tmp_path: Path, target: str
+) -> None:
+    copy_of(finished, "sweep", "finished", tmp_path)
+    done = muster_main("export", "runs/it", "--to", target)
+    assert done.returncode in (2, 3) and target in done.stderr
+
+
+# ---------------------------------------------------------------------- changing
+
+
+@contextmanager
+def at_work(run: Path, heard: list[bool]) -> Iterator[None]:
+    """As if a process worked on the run; it notes in ``heard`` that it was asked to end."""
+    over = threading.Event()
+
+    def listen(session: Session) -> None:
+        while not over.wait(0.02):
+            if session.is_cancelled():
+                heard.append(True)
+
+    with ExitStack() as stack:
+        stack.enter_context(hold(RunFolder(run)))
+        session = stack.enter_context(Session(RunFolder(run)))
+        thread = threading.Thread(target=listen, args=(session,))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(over.set)
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancel_reaches_who_works_on_it_and_nobody_later(
+    finished: Path, kind: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, "stopped", tmp_path)
+    heard: list[bool] = []
+    with at_work(run, heard):
+        assert muster_main("status", "runs/it").stdout.startswith("it: running\n")
+        done = muster_main("cancel", "runs/it")
+        assert done.returncode == 0 and "asked its" in done.stdout
+    assert heard == [True]
+    (run / "requests" / "cancel-0123").write_text("cancel")  # for a session that has ended
+    with at_work(run, heard):
+        pass
+    assert heard == [True]
+    assert not list((run / "requests").iterdir())
+    assert (run / "ledger.sqlite").exists() == (kind in FARMS)
+
+
+@pytest.mark.parametrize("state", ["finished", "not begun", "odd run.json", "empty run.json"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_nothing_is_left_to_cancel_nothing_changes(
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, state, tmp_path)
+    before = tree(run)
+    done = muster_main("cancel", "runs/it")
+    check_answer(done)
+    assert "nothing to cancel" in done.stdout or done.returncode == 3
+    assert tree(run) == before
+
+
+@pytest.mark.parametrize("kind", FARMS)
+def test_open_tasks_of_a_stopped_run_are_cancelled(
+    finished: Path, kind: str, muster_main: Main, tmp_path: Path
+) -> None:
+    copy_of(finished, kind, "stopped", tmp_path)
+    assert "cancelled what had not ended" in muster_main("cancel", "runs/it").stdout
+    assert json.loads(muster_main("status", "runs/it", "--json").stdout)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "odd run.json"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sweep"])
+def test_retry_is_for_sweeps(
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, state, tmp_path)
+    before = tree(run)
+    done = muster_main("retry", "runs/it")
+    assert done.returncode in (2, 3)
+    check_answer(done)
+    assert tree(run) == before
+
+
+def test_a_retry_that_cannot_start_or_has_nothing_to_do_changes_nothing(
+    finished: Path, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, "sweep", "finished", tmp_path)
+    before = tree(run)
+    refused = muster_main("retry", "--devices", "cpu:x", "runs/it")
+    assert refused.returncode in (2, 3) and "cpu:x" in refused.stderr
+    assert tree(run) == before
+    stopped(run)
+    before = tree(run)
+    assert "nothing to run again" in muster_main("retry", "runs/it").stdout
+    assert tree(run) == before
+
+
+@pytest.mark.parametrize("kind", ["fit", "run"])
+@pytest.mark.parametrize("state", ["finished", "stopped", "not begun"])
+def test_what_cannot_be_resumed_says_what_to_do(
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, state, tmp_path)
+    before = tree(run)
+    done = muster_main("resume", "runs/it")
+    assert done.returncode == 2 and "Hint: " in done.stderr
+    assert {"fit": "run_dir=", "run": "muster run p.py"}[kind] in done.stderr
+    assert tree(run) == before
+
+
+def test_flags_may_stand_before_the_target_and_before_the_run(
+    finished: Path, muster_main: Main, tmp_path: Path
+) -> None:
+    """The command line of this fixture has its flags first, as many people write it."""
+    copy_of(finished, "sweep", "finished", tmp_path)
+    done = muster_main("resume", "--dry-run", "--retries", "2", "runs/it")
+    assert done.returncode == 0, done.stderr
+    assert "f.py:f" in done.stdout and "(continued)" in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="needs another user")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_one_may_only_read(
+    finished: Path, kind: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, "finished", tmp_path)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    before = tree(run)
+    os.seteuid(65534)
+    try:
+        words: Any
+        for command, words in LOOKERS.items():
+            if command not in ("report", "export"):
+                done = muster_main(command, *(() if command == "list" else ("runs/it",)), *words)
+                check_answer(done)
+        for command in ("cancel", "retry"):
+            check_answer(muster_main(command, "runs/it"))
+        state = muster_main("status", "runs/it").stdout.splitlines()[0]
+    finally:
+        os.seteuid(0)
+    assert state == f"it: {WORDS['finished'][kind]}"
+    assert tree(run) == before
