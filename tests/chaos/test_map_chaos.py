@@ -86,6 +86,19 @@ class Place:
     def records(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
+    def storm_at_work(self, kind: str, most: int) -> int:
+        """As `storm`, with kills in the midst of the rows only, ``most`` at the most."""
+        while True:
+            process = self.start(kind)
+            while process.poll() is None:
+                until = self.num_seen() + self.random.randint(1, 80)
+                while process.poll() is None and self.num_seen() < until:
+                    time.sleep(0.003)
+                if process.poll() is None and sum(self.kills.values()) < most:
+                    self.kill_something()
+            if process.returncode >= 0:
+                return process.returncode
+
     def said(self) -> str:
         return (self.folder / "said").read_text()[-4000:]
 
@@ -96,7 +109,7 @@ class Place:
         )
 
     def num_seen(self) -> int:
-        return len(self.notes.read_text().splitlines())
+        return self.notes.read_bytes().count(b"\n") if self.notes.exists() else 0
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +156,7 @@ def campaign(place: Path, num_kills: int, quiet: dict[str, tuple[str, str]]) -> 
     for seed in range(1000, 1000 + num_kills):
         kind = ("Hash", "Later")[seed % 2]
         storm = Place(place / f"storm{seed}", seed)
-        code = storm.storm(kind)
+        code = storm.storm_at_work(kind, most=10)
         assert code == 1, storm.said()
         ids = Counter(record["id"] for record in storm.records("out.jsonl"))
         bad = Counter(record["row"] for record in storm.records("run/errors.jsonl"))

@@ -208,6 +208,9 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         return _mapped(folder, job, published, before, was_done=True)
     with hold(folder):  # not under the hands of another that works on it
         write_plan(folder.map_json, plan_of(job, options, source))
+    if job.output.format != "parquet":
+        for line in source.lost_as_text():
+            audience.say(line)
     count = RecordCount(sum(shards), before.num_in, before.num_rejected)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 

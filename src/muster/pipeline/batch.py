@@ -29,11 +29,12 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a record is not in the output."""
+    """Why a record is not in the output. ``record``: what the stages made, if it was whole."""
 
     stage: str
     reason: str
     trace: str = ""
+    record: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

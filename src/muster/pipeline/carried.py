@@ -107,7 +107,7 @@ def header(
     with pa.ipc.new_stream(out, batch.schema) as stream:
         stream.write_batch(batch)
     names = dict.fromkeys(
-        max(map(list, records), key=len)
+        max(([*record] for record in records), key=lambda keys: len(keys))
     )  # the order of a record that has most of them
     names.update(dict.fromkeys(name for record in records for name in record))
     data = orjson.dumps([base64.b64encode(out.getbuffer()).decode(), list(names)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ _BROKEN_AFTER = 100
 _TOO_MANY_HELD = 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
+_MOST_SHOWN = 1000
 _TYPED_OPTIONS = _OPTIONS | orjson.OPT_PASSTHROUGH_DATETIME
 
 #: A row and the lines of its records.
@@ -103,7 +105,30 @@ class RowWriter:
             "reason": failure.reason.encode("utf-8", "replace").decode(),
             "traceback": failure.trace.encode("utf-8", "replace").decode(),
         }
+        if failure.record is not None:
+            record["record"] = _kept_beside(failure.record)
         return orjson.dumps(record, default=str, option=_OPTIONS)
+
+
+def _kept_beside(record: dict[str, Any]) -> Any:
+    """What the stages made, for errors.jsonl: what cannot be written is there as Python shows it,
+    so that the work behind the rest is not lost.
+    """
+    try:
+        return orjson.Fragment(json.dumps(record, default=_shown, skipkeys=True))
+    except (ValueError, RecursionError):  # it holds itself
+        return _shown(record)
+
+
+def _shown(value: Any) -> Any:
+    try:
+        return as_plain(value)
+    except TypeError:
+        pass
+    try:
+        return repr(value)[:_MOST_SHOWN].encode("utf-8", "backslashreplace").decode()
+    except Exception:  # the user's own class
+        return f"<{type(value).__name__}>"
 
 
 def _encoded(batch: list[Row], *, typed: bool = False) -> list[Written]:
@@ -176,7 +201,8 @@ def _lines_of(
             lines.append(_line(record, typed=typed))
             good.append(place)
         except (TypeError, ValueError, RecursionError) as error:
-            row.failures.append(failure_of("write", error))
+            failure = failure_of("write", error)
+            row.failures.append(dataclasses.replace(failure, record=record))
     return lines, good
 
 

@@ -80,6 +80,8 @@ def test_numbers_keep_all_of_their_digits(tmp_path: Path) -> None:
     assert (first["big"], second["price"], third["id"]) == (2**80, "1.10", 3)
     [error] = (json.loads(line) for line in journal.bad_path.read_text().splitlines())
     assert error["stage"] == "write"
+    assert error["record"]["id"] == 2
+    assert error["record"]["raw"].startswith("<object object")
     assert "JSON has no object" in error["reason"]
     journal.close()
 
@@ -93,3 +95,13 @@ def test_records_that_cannot_be_written_stop_a_run_like_others_that_all_fail(
         writer.store([good(n, raw=object()) for n in range(200)])
     assert journal.num_done == 0
     journal.close()
+
+
+def test_a_text_that_cannot_be_written_is_kept_beside_its_row(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(keep_going=True), journal, lambda row: row)
+    writer.store([good(0, name="\ud800", score=0.5)])
+    writer.end()
+    journal.finish()
+    error = json.loads(journal.bad_path.read_text())
+    assert error["record"] == {"id": 0, "name": "\ud800", "score": 0.5}

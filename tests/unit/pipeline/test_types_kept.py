@@ -270,3 +270,13 @@ def test_what_a_stage_returns_has_the_type_of_what_it_returned(tmp_path: Path) -
         2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC
     )
     assert found["nested"].to_pylist() == [{"raw": [b"a", None]}] * 3
+
+
+def test_what_text_cannot_hold_is_said_before(tmp_path: Path) -> None:
+    pq.write_table(every_type(), tmp_path / "in.parquet")
+    source = open_input(tmp_path / "in.parquet", Selection(), folder=tmp_path / "input")
+    raw_columns, fine_columns = source.lost_as_text()
+    assert "base64" in raw_columns
+    assert raw_columns.endswith(": binary, large_binary, fixed_size_binary[3], image")
+    assert "timestamp[ns, tz=UTC]" in fine_columns
+    assert "timestamp[us" not in fine_columns

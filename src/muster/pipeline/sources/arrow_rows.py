@@ -67,6 +67,29 @@ def _value_of(scalar: Any) -> Any:
         return scalar.value  # of times, dates and durations
 
 
+def lost_as_text(schema: Any) -> list[str]:
+    """Sentences about what JSON lines and CSV cannot hold of such columns."""
+    raw = [field.name for field in schema if _holds_bytes(field.type)]
+    fine = [field.name for field in schema if _view(field.type) is not None]
+    said = []
+    if raw:
+        said.append(f"bytes become base64 text in this output: {', '.join(raw)}")
+    if fine:
+        said.append(
+            f"nanoseconds are cut off in this output, Parquet keeps them: {', '.join(fine)}"
+        )
+    return said
+
+
+def _holds_bytes(kind: Any) -> bool:
+    types = pa.types
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return True
+    if types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+
+
 @cache
 def _view(kind: Any) -> Any:
     """The type with microseconds for nanoseconds, anywhere in it; None where it has none."""

@@ -49,10 +49,9 @@ class Parquet:
         for begin in range(0, len(wanted), _BATCH):
             yield from _rows(table.take(wanted[begin : begin + _BATCH]))
 
-    def metadata(self, file: DataFile) -> dict[bytes, bytes]:
-        """What the schema carries for pandas, Hugging Face and others."""
+    def schema(self, file: DataFile) -> Any:
         with _parquet(file) as parquet:
-            return dict(parquet.schema_arrow.metadata or {})
+            return parquet.schema_arrow
 
     def _cursor(self, file: DataFile, group: int) -> _Cursor:
         """The one that is open, if it stands in this group: chunks come in order mostly."""
@@ -161,8 +160,8 @@ class ArrowStream:
         for begin in range(0, len(wanted), _BATCH):
             yield from _rows(shard.take(wanted[begin : begin + _BATCH]))
 
-    def metadata(self, file: DataFile) -> dict[bytes, bytes]:
-        return dict(self._table(file).schema.metadata or {})
+    def schema(self, file: DataFile) -> Any:
+        return self._table(file).schema
 
     def _table(self, file: DataFile) -> Any:
         import pyarrow as pa

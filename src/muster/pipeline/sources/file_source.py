@@ -41,9 +41,22 @@ class FileSource:
 
     def metadata(self) -> dict[bytes, bytes]:
         """What the schema of its first file carries beside the columns; none for text files."""
+        schema = self._schema
+        return {} if schema is None else dict(schema.metadata or {})
+
+    def lost_as_text(self) -> list[str]:
+        """Sentences about what JSON lines and CSV cannot hold of it."""
+        if self._schema is None:
+            return []
+        from muster.pipeline.sources.arrow_rows import lost_as_text
+
+        return lost_as_text(self._schema)
+
+    @property
+    def _schema(self) -> Any:
         if isinstance(self.format, Parquet | ArrowStream) and self._files:
-            return self.format.metadata(self._files[0])
-        return {}
+            return self.format.schema(self._files[0])
+        return None
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """Pieces of ``rows_per_shard`` rows, or of a 64th of the selected rows, from 256 to 10,000;

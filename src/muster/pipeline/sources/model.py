@@ -70,6 +70,9 @@ class Source(Protocol):
     def metadata(self) -> Mapping[bytes, bytes]:
         """What its schema carries beside the columns, if it has one."""
 
+    def lost_as_text(self) -> list[str]:
+        """Sentences about what JSON lines and CSV cannot hold of it."""
+
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """The shards in output order; the same for the same input and selection, always."""
 
