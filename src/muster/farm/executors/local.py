@@ -86,6 +86,8 @@ class LocalExecutor:
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
         self._guard.start()
+        # Never written to: when we end, however we end, the kernel kills the groups of workers.
+        self._lifeline, self._our_end = os.pipe()
 
     # ------------------------------------------------------------------ the five questions
 
@@ -213,6 +215,8 @@ class LocalExecutor:
         processes.reap_adopted(sessions)
         self._selector.close()
         self._guard.dismiss()
+        os.close(self._lifeline)
+        os.close(self._our_end)
         # A program that called muster.sweep is not to inherit orphans for the rest of its life.
         processes.set_subreaper(self._was_subreaper)
 
@@ -226,11 +230,11 @@ class LocalExecutor:
         if sys.platform == "win32":
             argv += ["PLACE", str(os.getpid())]
             return self._popen_windows(argv, theirs, settings)
-        argv += [str(theirs.fileno()), str(os.getpid())]
+        argv += [str(theirs.fileno()), str(os.getpid()), str(self._lifeline)]
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), self._lifeline),
             start_new_session=True,
             **settings,
         )

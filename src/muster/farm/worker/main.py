@@ -1,4 +1,4 @@
-"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID``.
+"""The worker process: ``python -m muster.farm.worker.main SOCKET PARENT_PID [PIPE]``.
 
 It lives as long as its coordinator and runs tasks in its main thread, one at a time. Its
 standard output and error already go to the slot's log when it starts.
@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 
 from muster.base.errors import MusterError
-from muster.base.parent import die_with_parent
+from muster.base.parent import die_with_parent, end_group_with
 from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.model import TargetSpec
@@ -31,6 +31,9 @@ _LEAVE_S = 3.0
 
 def main(argv: list[str]) -> int:
     die_with_parent(int(argv[1]))
+    if len(argv) > 2:
+        end_group_with(int(argv[2]))
+        os.close(int(argv[2]))
     # A segmentation fault leaves the Python stack in the log, from where it is reported.
     faulthandler.enable()
     inbox = Inbox(_connect(argv[0]))
