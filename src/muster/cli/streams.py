@@ -22,6 +22,14 @@ class ReaderGone(Exception):
     """Whoever read our output has had enough (``muster list | head``)."""
 
 
+#: Of our own signs, what stands for them where an encoding does not have them.
+_PLAIN_SIGNS = {
+    "·": "-", "–": "-", "—": "-", "→": "->", "×": "x", "…": "...", "±": "+-", "≥": ">=",
+    "≤": "<=", "≈": "~", "°": "deg ", "µ": "u", "²": "^2", "•": "*", "│": "|", "─": "-",
+    "’": "'", "“": '"', "”": '"',
+}  # fmt: skip
+
+
 @contextmanager
 def steady(*, is_vital: bool) -> Iterator[None]:
     """A context in which writing to standard output and error never ends what is running.
@@ -54,7 +62,9 @@ class _Steady:
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            self._stream.write(text)
+        except UnicodeEncodeError:
+            self._stream.write(plainly(text, self._stream.encoding))
         except OSError as error:
             self._give_up(error)
         return len(text)
@@ -76,6 +86,16 @@ class _Steady:
         if error.errno in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
             raise ReaderGone from None
         raise OutputLost(f"The output cannot be written: {error.strerror}.") from None
+
+
+def plainly(text: str, encoding: str) -> str:
+    """``text`` for an encoding that lacks some of its signs, such as that of LANG=C.
+
+    >>> plainly("1.5 ± 0.2 s · é", "ascii")
+    '1.5 +- 0.2 s - \\\\xe9'
+    """
+    known = "".join(_PLAIN_SIGNS.get(sign, sign) for sign in text)
+    return known.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _open_closed_ones() -> None:
