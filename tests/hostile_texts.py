@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 HOSTILE: dict[str, str] = {
@@ -39,3 +40,16 @@ COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 def orders_in(shown: str) -> list[str]:
     """What of ``shown`` a terminal would obey, other than line ends, tabs and colours."""
     return ORDERS.findall(COLOUR.sub("", shown))
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal, with an encoding that a lone surrogate fails in."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        text.encode(self.encoding)
+        return super().write(text)

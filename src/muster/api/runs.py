@@ -301,5 +301,5 @@ def refresh_export(folder: RunFolder) -> None:
         raise SetupError(
             f"All results are in {folder.ledger}, but the table could not be written: "
             f"{reason[0] if reason else done.returncode}",
-            hint=f"make room, then: muster export {folder.path} --to results.csv",
+            hint=f"correct the cause, then: muster export {folder.path} --to results.csv",
         )

@@ -15,7 +15,9 @@ from muster.base.errors import SetupError
 
 def to_json(record: Any) -> bytes:
     """Readable, key-ordered JSON of a dataclass or of plain values; tuples become lists."""
-    return json.dumps(_plain(record), indent=2, ensure_ascii=False).encode() + b"\n"
+    text = json.dumps(_plain(record), indent=2, ensure_ascii=False)
+    # A lone surrogate, of a file's name, becomes \udcff, which JSON reads back.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def write_json(path: Path, record: Any) -> None:

@@ -142,6 +142,20 @@ def unescape_surrogates(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)
 
 
+def csv_cell(text: str) -> str:
+    """A spreadsheet computes what begins like this: an apostrophe in front makes it a text.
+
+    Numbers stay as they are, in columns of texts too.
+    """
+    if not text or text[0] not in "=+-@\t\r":
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def _encode_tagged(value: object, option: int) -> bytes:
     return orjson.dumps(_tag(value, "value", option == _CANONICAL, 0), None, option)
 

@@ -359,13 +359,14 @@ def _writer(
     path: Path, suffix: str, schema: pa.Schema
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """Writes record batches of ``schema`` as Parquet or CSV; closed on leaving."""
+    # Opened here: pyarrow takes no path that is not Unicode.
     if suffix == ".parquet":
-        with pa_parquet.ParquetWriter(path, schema) as parquet:
+        with path.open("wb") as file, pa_parquet.ParquetWriter(file, schema) as parquet:
             yield parquet.write_batch
         return
-    flat = pa.schema([(_cell(field.name), _flat_type(field.type)) for field in schema])
+    flat = pa.schema([(codec.csv_cell(field.name), _flat_type(field.type)) for field in schema])
     options = pa_csv.WriteOptions(quoting_style="needed")
-    with pa_csv.CSVWriter(path, flat, write_options=options) as csv:
+    with path.open("wb") as file, pa_csv.CSVWriter(file, flat, write_options=options) as csv:
         yield lambda batch: csv.write_batch(_flatten(batch, flat))
 
 
@@ -383,24 +384,10 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 [None if v is None else codec.encode(v).decode() for v in values], type=field.type
             )
         elif field.type == _TEXT and pc.any(pc.match_substring_regex(column, _FORMULA)).as_py():
-            cells = [None if v is None else _cell(v) for v in column.to_pylist()]
+            cells = [None if v is None else codec.csv_cell(v) for v in column.to_pylist()]
             column = pa.array(cells, type=field.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _cell(text: str) -> str:
-    """A spreadsheet computes what begins like this: an apostrophe in front makes it a text.
-
-    Numbers stay as they are, in columns of texts too.
-    """
-    if not text or text[0] not in "=+-@\t\r":
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
 
 
 if __name__ == "__main__":

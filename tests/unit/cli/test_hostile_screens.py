@@ -8,24 +8,11 @@ import sys
 
 import pytest
 from rich.console import Console
-from tests.hostile_texts import HOSTILE, orders_in
+from tests.hostile_texts import HOSTILE, Terminal, orders_in
 
 from muster.cli import output
 from muster.cli.display import render
 from muster.farm.view import RunView, WorkerLine
-
-
-class _Terminal(io.StringIO):
-    """A stream that says it is a terminal, with an encoding that a lone surrogate fails in."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        text.encode(self.encoding)
-        return super().write(text)
 
 
 def view(text: str) -> RunView:
@@ -60,7 +47,7 @@ def test_the_live_picture_of_a_sweep(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_every_way_of_printing_on_a_terminal(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, error = _Terminal(), _Terminal()
+    out, error = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", error)
     monkeypatch.setenv("TERM", "dumb")  # rich's own orders are not what is looked for

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 from muster.api.report.groups import Group, Groups, as_number
 from muster.api.report.words import as_given
 from muster.base.atomic_files import replacing
+from muster.base.terminal import one_line
 
 #: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MARKS = "os^vDPX*"
 _MOST_METRICS = 6
+_MOST_LABEL = 120
 _MOST_SETTINGS = 500
 _MOST_ROWS, _MOST_COLUMNS = 3, 5
 _MOST_TICKS = 24
@@ -63,10 +66,10 @@ def draw_groups(found: Groups, path: Path, title: str) -> list[Path]:
             _map(figure, axis, found, (across, lines), metric)
         else:
             _lines(axis, found, across, lines, metric)
-        axis.set_title(metric, loc="left", fontsize=10)
+        axis.set_title(_safe(metric), loc="left", fontsize=10)
     for axis in panels[len(metrics) :]:
         axis.set_visible(False)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(_safe(title), fontsize=10)
     return _save(figure, path)
 
 
@@ -88,7 +91,7 @@ def draw_measured(lines: Sequence[Mapping[str, Any]], path: Path, monitor: str) 
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, (name, x, y, style) in zip(axes, panels, strict=False):
         axis.plot(x, y, style, ms=3, lw=1.2, color=_COLOURS[0])
-        axis.set_title(name, loc="left", fontsize=10)
+        axis.set_title(_safe(name), loc="left", fontsize=10)
         axis.set_xlabel(unit)
         _dress(axis)
     for axis in axes[len(panels) :]:
@@ -308,8 +311,8 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """A dollar sign would begin a formula."""
-    return text.replace("$", r"\$")
+    """One short line; a dollar sign would begin a formula."""
+    return one_line(text, _MOST_LABEL).replace("$", r"\$")
 
 
 def _dress(axis: Any) -> None:
@@ -321,6 +324,7 @@ def _save(figure: Any, path: Path) -> list[Path]:
     """``path`` without a suffix, as PNG and PDF."""
     made = [path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.pdf")]
     for target in made:
-        with replacing(target) as beside:
+        with replacing(target) as beside, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn
             figure.savefig(beside, dpi=130, format=target.suffix[1:])
     return made

@@ -29,6 +29,7 @@ from muster.base.atomic_files import replacing
 from muster.base.records import write_json
 from muster.base.run_folder import RunFolder
 from muster.base.secret_words import HIDDEN, is_secret_name
+from muster.farm.codec import csv_cell, escape_surrogates
 
 NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
 
@@ -84,12 +85,19 @@ def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Conte
 def write_table(place: RunFolder, rows: list[dict[str, Any]]) -> list[Path]:
     """``table.csv`` and ``table.json``, each as a whole or not at all; cells may be empty."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with replacing(place.table_csv) as beside, beside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+    with (
+        replacing(place.table_csv) as beside,
+        beside.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(map(_cell, names))
+        writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     write_json(place.table_csv.with_suffix(".json"), rows)
     return [place.table_csv]
+
+
+def _cell(value: Any) -> Any:
+    return csv_cell(escape_surrogates(value)) if isinstance(value, str) else value
 
 
 def pictures_of(paths: Iterable[Path], about: str, alt: str = "") -> list[Block]:
@@ -153,7 +161,7 @@ def _picture(run: Run, found: Groups, place: RunFolder) -> tuple[list[Path], lis
         return [], [Text(f"There is no figure: {reason}.")]
     place.figures.mkdir(exist_ok=True)
     bars = "mean, bars: standard deviation over the seeds" if found.is_repeated else "one run each"
-    title = f"{run.folder.name}: {bars}".replace("$", r"\$")
+    title = f"{run.folder.name}: {bars}"
     paths, remarks = drawn(lambda: draw_groups(found, place.figures / "results", title))
     what, over = ", ".join(found.metrics), " and ".join(found.varying)
     return paths, [*pictures_of(paths, "the sweep", f"{what} over {over}; {bars}"), *remarks]

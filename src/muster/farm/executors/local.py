@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from muster.base import processes
 from muster.base.guard import Guard
 from muster.base.settings import RUN_MARKER, child_environment
-from muster.farm import wire
+from muster.farm import codec, wire
 from muster.farm.events import (
     Divided,
     Event,
@@ -122,7 +120,7 @@ class LocalExecutor:
             "device": "cuda:0" if slot.kind == "cuda" else "cpu",
             "is_piloted": self._assignment.is_piloted,
         }
-        worker.channel.send(wire.pack([wire.SETUP], orjson.dumps(setup)))
+        worker.channel.send(wire.pack([wire.SETUP], codec.encode(setup)))
         return log.name
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
@@ -282,7 +280,7 @@ class LocalExecutor:
                 case wire.PROGRESS:
                     events.append(Progress(worker.worker_id, *header[1:]))
                 case wire.DIVIDED:
-                    kept, given = orjson.loads(body)
+                    kept, given = codec.decode(body)
                     events.append(Divided(worker.worker_id, header[1], header[2], kept, given))
                 case wire.RETURNED:
                     if finished:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import orjson
-
-from muster.farm import wire
+from muster.farm import codec, wire
 from muster.farm.worker.inbox import Inbox
 
 _MAX_TEXT = 500
@@ -56,5 +54,5 @@ class InboxLine:
         given: Sequence[Mapping[str, Any]],
     ) -> None:
         self._inbox.answered()
-        body = orjson.dumps([dict(kept), [dict(params) for params in given]])
+        body = codec.encode([dict(kept), [dict(params) for params in given]])
         self._inbox.send(wire.pack([wire.DIVIDED, task_id, token], body))

@@ -28,13 +28,13 @@ class TaskLog:
         self._path = path
         self._streams = (sys.stdout, sys.stderr)
         # A task may close or redirect its output; the next one's goes into the log again.
-        self._kept: tuple[int, ...] = (os.dup(1), os.dup(2)) if path is not None else ()
+        self._kept: tuple[int, ...] = tuple(map(os.dup, (0, 1, 2))) if path is not None else ()
         self.start = self.position()
 
     def position(self) -> int:
         if self._path is None:
             return 0
-        return os.fstat(self._kept[0]).st_size
+        return os.fstat(self._kept[1]).st_size
 
     def begin(self) -> int:
         self.start = self.position()
@@ -52,7 +52,7 @@ class TaskLog:
     def say(self, line: str) -> None:
         """A line of our own, whatever the task has done to its output."""
         self._restore()
-        os.write(self._kept[0] if self._kept else 1, f"{line}\n".encode("utf-8", "replace"))
+        os.write(self._kept[1] if self._kept else 1, f"{line}\n".encode("utf-8", "replace"))
 
     def tail(self) -> str:
         """The end of what the task has printed, for a failure report."""
@@ -63,7 +63,7 @@ class TaskLog:
         return self._read(end - size, size).decode("utf-8", "replace")
 
     def _restore(self) -> None:
-        for number, kept in enumerate(self._kept, 1):
+        for number, kept in enumerate(self._kept):
             try:
                 is_ours = os.path.sameopenfile(number, kept)
             except OSError:

@@ -14,12 +14,10 @@ import sys
 import traceback
 from pathlib import Path
 
-import orjson
-
 from muster.base.errors import MusterError
 from muster.base.parent import die_with_parent, end_group_with
 from muster.base.run_folder import RunFolder
-from muster.farm import wire
+from muster.farm import codec, wire
 from muster.farm.model import TargetSpec
 from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox
@@ -39,7 +37,7 @@ def main(argv: list[str]) -> int:
     inbox = Inbox(_connect(argv[0]))
     inbox.start()
     [(_, body)] = inbox.take()
-    setup = orjson.loads(body)
+    setup = codec.decode(body)
     if setup["is_piloted"]:
         _leave_signals_to_the_pilot()
 
