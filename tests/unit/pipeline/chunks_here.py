@@ -14,7 +14,7 @@ from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sources.model import Source
 
-STAGES = Path(__file__).parents[2] / "programs" / "map_stages.py"
+STAGES = Path(__file__).parents[2] / "programs" / "typed_stages.py"
 
 
 class Context:
