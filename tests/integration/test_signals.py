@@ -96,7 +96,7 @@ class Case:
 
     def until(self, process: subprocess.Popen[bytes], found: Callable[[], bool]) -> None:
         """As soon as ``found``, or the process has ended."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while process.poll() is None and not found():
             assert time.monotonic() < deadline, self.errors.read_text()
             time.sleep(0.002)
@@ -125,7 +125,7 @@ class Case:
         process.send_signal(signal.SIGTERM)
         self.until(process, self.has_been_heard)
         self.go(MIDDLE)
-        assert process.wait(120) == 75, self.errors.read_text()
+        assert process.wait(300) == 75, self.errors.read_text()
         for name in ("go-middle", "middle", "stderr.txt", "run/events.jsonl"):
             (self.folder / name).unlink()
 
@@ -165,7 +165,7 @@ def check(folder: Path, muster_main: MusterMain, command: str, phase: str, numbe
         case.until(process, case.has_been_heard)
         for name in (MIDDLE, FINISHING):
             case.go(name)
-        code = process.wait(120)
+        code = process.wait(300)
     finally:
         process.kill()
     wanted, states = expected(command, phase, number)

@@ -57,7 +57,7 @@ class Steps(BatchedEnv):
     def advance(self, actions):
         left = self.rows["left"] - 1
         self.num_steps += 1
-        if self.num_steps == 100:  # more than a rehearsal makes
+        if self.num_steps == 60:  # more than a rehearsal makes
             phases.reach("middle")
         self.rows = {"left": left}
         over = left == 0
@@ -65,7 +65,7 @@ class Steps(BatchedEnv):
 
 
 class Agent(AgentTask):
-    defaults = {"num_envs": 2, "rollout_steps": 16, "batch_size": 2, "num_steps": 512}
+    defaults = {"num_envs": 2, "rollout_steps": 16, "batch_size": 2, "num_steps": 160}
 
     def environments(self, split, place):
         return Steps(place)
