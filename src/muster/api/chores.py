@@ -40,7 +40,7 @@ class Chores:
         self.settings = settings
         self.slots = slots
         self.clock = clock
-        self._interval_s = options.checkpoint_interval_s
+        self._interval_s = options.export_interval_s
         self._requests = requests
         self._is_draining = False
         self._context = ExitStack()

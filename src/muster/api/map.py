@@ -222,7 +222,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     shown = dataclasses.replace(audience, show=show)
     hung = options.timeout_s if options.timeout_s is not None else HUNG_AFTER_S
     how = dataclasses.replace(
-        options, run_dir=folder.path, timeout_s=hung, checkpoint_interval_s=_NEVER_S
+        options, run_dir=folder.path, timeout_s=hung, export_interval_s=_NEVER_S
     )
     run = run_workload(workload, how, shown)
     after = tally(folder)

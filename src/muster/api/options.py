@@ -30,7 +30,7 @@ class SweepOptions:
         allow_changed_code: go on although the target's source has changed.
         run_dir: the run folder; default ``runs/<name>-<hash>``.
         name: the name in that default.
-        checkpoint_interval_s: how often the exported table is refreshed while running.
+        export_interval_s: how often the exported table is refreshed while running.
         monitor_interval_s: how often the host and the run's GPUs are sampled into monitor.csv; 0
             records nothing.
         executor: ``local``, ``slurm``, ``ray`` or ``inline`` (in this process, for a debugger).
@@ -50,7 +50,7 @@ class SweepOptions:
     allow_changed_code: bool = False
     run_dir: Path | None = None
     name: str | None = None
-    checkpoint_interval_s: float = 60.0
+    export_interval_s: float = 60.0
     monitor_interval_s: float = 5.0
     executor: str = "local"
     cluster: ClusterRequest = field(default_factory=ClusterRequest)
@@ -63,8 +63,8 @@ class SweepOptions:
                 raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise UsageError(f"--timeout {self.timeout_s} leaves no time to run.")
-        if self.checkpoint_interval_s <= 0:
-            raise UsageError(f"--checkpoint-interval {self.checkpoint_interval_s} is not a time.")
+        if self.export_interval_s <= 0:
+            raise UsageError(f"--export-interval {self.export_interval_s} is not a time.")
         check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
         if self.per_gpu != "auto" and self.per_gpu < 1:
             raise UsageError(

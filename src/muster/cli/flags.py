@@ -102,7 +102,7 @@ class RunFlags:
     """The run folder. Default: runs/<name>-<hash of the plan>."""
     name: str | None = None
     """The name in that default."""
-    checkpoint_interval: str = "60"
+    export_interval: Annotated[str, tyro.conf.arg(aliases=["--checkpoint-interval"])] = "60"
     """How often results.* are refreshed while running; nothing depends on it."""
     monitor_interval: str = "5"
     """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
@@ -137,7 +137,7 @@ def options_from(
         allow_changed_code=fault.allow_changed_code,
         run_dir=run.run_dir,
         name=run.name,
-        checkpoint_interval_s=parse_duration(run.checkpoint_interval, "--checkpoint-interval"),
+        export_interval_s=parse_duration(run.export_interval, "--export-interval"),
         monitor_interval_s=parse_duration(run.monitor_interval, "--monitor-interval"),
         executor=worker.on,
         cluster=cluster_request_from(cluster, worker.on),

@@ -69,7 +69,7 @@ def test_two_choices_of_devices_are_refused() -> None:
         ({"timeout_s": 0.0}, "leaves no time to run"),
         ({"per_gpu": 0}, "--per-gpu 0 is too small"),
         ({"max_gpus": 0}, "--max-gpus 0 leaves no GPU"),
-        ({"checkpoint_interval_s": 0.0}, "is not a time"),
+        ({"export_interval_s": 0.0}, "is not a time"),
     ],
 )
 def test_impossible_values_are_refused(values: dict[str, object], message: str) -> None:
