@@ -222,7 +222,8 @@ def _place(base: Path, user: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes other users")
+@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="becomes other users")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_every_user_has_a_place_of_his_own_and_nobody_takes_it_away() -> None:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)

@@ -99,6 +99,7 @@ def test_no_start_fails_because_somebody_looks(folder: RunFolder) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="becomes another user")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("mode", [0o644, 0o600])
 def test_another_user_sees_whether_it_is_held(folder: RunFolder, mode: int) -> None:
     with hold(folder):
