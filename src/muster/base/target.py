@@ -132,7 +132,7 @@ def find_source(ref: TargetRef, base_folder: Path | None = None) -> Path | None:
         spec = None if folders is None else PathFinder.find_spec(part, folders)
         if spec is None and depth == 0:
             # Editable installs register finders of their own; a top-level name imports nothing.
-            spec = _find_top_level(part)
+            spec = find_top_level(part)
         if spec is None:
             raise _no_module(ref, part, folders or [])
         places = spec.submodule_search_locations
@@ -140,15 +140,6 @@ def find_source(ref: TargetRef, base_folder: Path | None = None) -> Path | None:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     return Path(spec.origin)
-
-
-def code_hash(ref: TargetRef, base_folder: Path | None = None) -> str:
-    """The sha256 of the target's source file; what that file imports is not part of it.
-
-    Of a module that is not written in Python the empty string.
-    """
-    path = find_source(ref, base_folder)
-    return "" if path is None else sha256(read_source(path)).hexdigest()
 
 
 def load_target(text: str) -> Callable[..., Any]:
@@ -289,7 +280,7 @@ def _is_installed(file: str) -> bool:
     return any(path.is_relative_to(folder) for folder in folders if folder)
 
 
-def _find_top_level(name: str) -> ModuleSpec | None:
+def find_top_level(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):
