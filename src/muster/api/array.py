@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
 from muster.api.lock import hold, is_held
 from muster.api.options import SweepOptions
@@ -39,6 +40,7 @@ from muster.farm.ledger.store import NewTask
 from muster.farm.model import TaskState
 
 _ELEMENT = "$SLURM_ARRAY_TASK_ID"
+_PART = "--part"
 
 
 class ArrayPlan(NamedTuple):
@@ -76,6 +78,7 @@ def part_of(workload: Workload, text: str) -> Workload:
         total=math.ceil(max(0, workload.total - first) / step),
         spec={**workload.spec, "part": text},
         fixed={**workload.fixed, "part": text},
+        settings=None,  # more of them would be cut into other parts
     )
 
 
@@ -93,14 +96,15 @@ def plan_array(
         raise UsageError(f"--array {count} is too small.", hint="write 1 or more.")
     folder = RunFolder(choose_folder(workload, options).path.absolute())
     if seed_offset is None:
-        share = f'--part "{_ELEMENT}/{count}"'
+        share = f'{_PART} "{_ELEMENT}/{count}"'
     else:
         share = f'--seeds 1 --seed-offset "$(({seed_offset} + SLURM_ARRAY_TASK_ID))"'
     place = f'--run-dir {shlex.quote(str(folder.elements))}/"{_ELEMENT}"'
     start = shlex.join([sys.executable, "-m", "muster", "sweep", *words, "--quiet"])
     line = " ".join([start, share, place, *([shlex.join(command)] if command else [])])
     plan = ArrayPlan(folder, count, share, line)
-    _check_share(plan)
+    if not options.restart:
+        _check_share(plan)
     return plan
 
 
@@ -154,6 +158,10 @@ def make_ready(
 ) -> None:
     """List all tasks in the run's ledger, so that ``collect`` knows what belongs to the run."""
     folder = plan.folder
+    if options.restart:
+        move_aside(folder, "sweep")
+    if plan.share.startswith(_PART) and folder.elements_json.exists():
+        workload = dataclasses.replace(workload, settings=None)
     folder.create()
     with hold(folder):
         _check_share(plan)

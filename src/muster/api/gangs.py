@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from muster.api.earlier_work import move_aside
 from muster.api.lock import hold
 from muster.api.placing import device_request, remarks
 from muster.api.plans import environment
@@ -20,6 +21,7 @@ from muster.api.requests import Session
 from muster.api.stored import Kind, StoredRun, read_stored, typed_for_job, write_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
+from muster.base.code import Code, code_id
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.journal import Journal
 from muster.base.run_folder import RunFolder
@@ -62,6 +64,8 @@ class GangOptions:
             stalls, when an exception would only come again.
         num_nodes, min_nodes, node_rank, master_addr, master_port: for several nodes, as torchrun.
         slurm: what a job on SLURM asks for, instead of starting ranks here.
+        allow_changed_code: go on with the folder's work although the code has changed.
+        restart: begin anew; what the run folder holds is moved aside and kept.
     """
 
     devices: str = "auto"
@@ -82,6 +86,8 @@ class GangOptions:
     master_addr: str | None = None
     master_port: int | None = None
     slurm: GangRequest | None = None
+    allow_changed_code: bool = False
+    restart: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
@@ -106,6 +112,11 @@ class GangOptions:
                 f"--nodes {self.num_nodes} needs a place to meet.",
                 hint="add --master-addr HOST --master-port PORT (where node 0 is, the same on "
                 "all), or set MASTER_ADDR and MASTER_PORT.",
+            )
+        if self.restart and self.num_nodes > 1:
+            raise UsageError(
+                "--restart moves the run folder aside, which other nodes may be using already.",
+                hint="choose another --run-dir, the same on all nodes.",
             )
 
 
@@ -178,13 +189,14 @@ def run_gang(
     audience: GangAudience,
     *,
     kind: Kind = "run",
+    code: Code | None = None,
     about: Mapping[str, Any] | None = None,
     agent: AgentHandle | None = None,
 ) -> GangEnding:
     """Run a gang to its end; whatever happens, nothing it started is left running.
 
-    ``kind`` and ``about`` go into run.json as what was asked for; ``agent``: one that was started
-    early (its ``forks`` must suit the options), closed at the end in any case.
+    ``kind``, ``code`` and ``about`` go into run.json as what was asked for; ``agent``: one that was
+    started early (its ``forks`` must suit the options), closed at the end in any case.
 
     Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
     another launcher.
@@ -200,13 +212,15 @@ def run_gang(
             for lease in leases:
                 stack.enter_context(lease)
             plan = _plan(folder, program, options, placement, settings)
+            if options.restart and (aside := move_aside(folder, kind)) is not None:
+                audience.say(f"the run so far is kept in {aside}")
             folder.create()
             if options.node_rank == 0:  # nodes may share the folder
                 stack.enter_context(hold(folder))
                 is_cancelled = stack.enter_context(Session(folder)).is_cancelled
                 typed = typed_for_job(folder, settings.slurm_job_id)
                 words = typed or audience.argv
-                write_run_json(folder, program, options, kind, about or {}, words)
+                write_run_json(folder, program, options, kind, code or {}, about or {}, words)
         except OSError as error:
             raise explain_os_error(error, "use the run folder", folder.path) from error
         for line in plan.lines():
@@ -222,7 +236,7 @@ def run_gang(
                 agent.close()
             agent = start_agent(forks=forks)
             stack.callback(agent.close)
-        return _supervise(plan, program, agent, audience, is_cancelled)
+        return _supervise(plan, program, agent, audience, is_cancelled, code_id(code or {}))
 
 
 def _supervise(
@@ -231,6 +245,7 @@ def _supervise(
     agent: AgentHandle,
     audience: GangAudience,
     is_cancelled: Callable[[], bool],
+    code: str,
 ) -> GangEnding:
     folder, options = plan.folder, plan.options
     spec = GangSpec(
@@ -252,7 +267,8 @@ def _supervise(
     )
     journal = Journal(folder.events, SystemClock())
     try:
-        journal.write("start", ranks=[slot.label for slot in plan.slots], node=options.node_rank)
+        labels = [slot.label for slot in plan.slots]
+        journal.write("start", ranks=labels, node=options.node_rank, code=code)
         ending = supervise(agent, spec, audience.hear, audience.say, is_cancelled)
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
         try:
@@ -329,6 +345,7 @@ def write_run_json(
     program: Script | Entry,
     options: GangOptions,
     kind: Kind,
+    code: Code,
     about: Mapping[str, Any],
     argv: Sequence[str],
 ) -> None:
@@ -352,8 +369,11 @@ def write_run_json(
             targets=(),
             spec={"program": dataclasses.asdict(program), **about},
             fixed={},
-            code={},
-            options=dataclasses.asdict(options),
+            code=dict(code),
+            # What was said for one start only is not repeated by `muster resume`.
+            options=dataclasses.asdict(
+                dataclasses.replace(options, allow_changed_code=False, restart=False)
+            ),
             argv=tuple(argv),
             cwd=str(Path.cwd()),
             environment=environment(),

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.api.chores import Chores
+from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
 from muster.api.lock import hold
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
-from muster.api.plans import choose_folder, open_plan
+from muster.api.plans import check_same_plan, choose_folder, open_plan
 from muster.api.recording import record_run
 from muster.api.runs import Run, refresh_export
-from muster.api.stored import StoredRun, check_same_plan, read_stored
+from muster.api.stored import StoredRun, read_stored
 from muster.api.workload import Workload
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
+from muster.base.code import code_id
 from muster.base.errors import SetupError, UnknownNameError
 from muster.base.folder_id import own_id
 from muster.base.journal import Journal
@@ -78,14 +80,15 @@ class Prepared:
 def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     """The first half of a run: what would be run, where, by whom. Changes nothing on disk."""
     folder = choose_folder(workload, options)
-    if folder.exists():
-        check_same_plan(read_stored(folder), workload, options, has_results=True)
+    is_new = options.restart or not folder.exists()
+    if not is_new:
+        check_same_plan(folder, read_stored(folder), workload, options)
     return Prepared(
         workload=workload,
         options=options,
         folder=folder,
         placement=would_take(options, read_settings()),
-        is_new=not folder.exists(),
+        is_new=is_new,
     )
 
 
@@ -103,6 +106,8 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             placement, leases = take_devices(options, folder.name, settings)
             for lease in leases:
                 stack.enter_context(lease)
+            if options.restart and (aside := move_aside(folder, workload.kind)) is not None:
+                audience.say(f"the run so far is kept in {aside}")
             folder.create()
             stack.enter_context(hold(folder))
             stored = open_plan(workload, options, folder, audience.argv)
@@ -159,12 +164,14 @@ def _coordinate(
         total=workload.total,
         feed=workload.feed(numbers),
         plan_id=workload.plan_id,
+        code=code_id(workload.code) or None,
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
     )
     hooks = Hooks(show=audience.show, wishes=chores.wishes, chores=chores.do, clock=clock)
     journal = Journal(folder.events, clock)
     try:
-        journal.write("start", tasks=workload.total, workers=[slot.label for slot in plan.slots])
+        labels = [slot.label for slot in plan.slots]
+        journal.write("start", tasks=workload.total, workers=labels, code=plan.code)
         executor = make_executor(options.executor, assignment)
         ending = Coordinator(plan, ledger, executor, journal, hooks).run()
         journal.write("end", **{state.name.lower(): n for state, n in ending.counts.items()})
@@ -190,8 +197,8 @@ def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:
     """Name → number in the ledger."""
     ledger.begin()
     numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
-    for name, digest in workload.code.items():
-        ledger.record_code(ledger.target_id(name), digest)
+    for number in numbers.values():
+        ledger.record_code(number, code_id(workload.code))
     ledger.commit()
     return numbers
 

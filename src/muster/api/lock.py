@@ -73,7 +73,8 @@ def _locked(folder: RunFolder) -> Iterator[None]:
             lock.release()
         return
     try:
-        # Never truncated or removed, so all who come see the same file.
+        # Never truncated or removed, so all who come see the same file; but a run that begins anew
+        # takes it along with the folder (see below).
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise explain_os_error(error, "write", folder.lock) from error
@@ -89,9 +90,18 @@ def _locked(folder: RunFolder) -> Iterator[None]:
         os.close(descriptor)
         raise explain_os_error(error, "lock", folder.lock) from error
     try:
+        if not _has_the_name(descriptor, folder):  # moved aside between our open and our lock
+            raise _busy(folder)
         yield
     finally:
         os.close(descriptor)
+
+
+def _has_the_name(descriptor: int, folder: RunFolder) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder.lock))
+    except FileNotFoundError:
+        return False
 
 
 def _is_locked_elsewhere(folder: RunFolder) -> bool:

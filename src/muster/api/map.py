@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, run_workload
 from muster.api.lock import hold
 from muster.api.map_cost import cost_line
@@ -19,6 +19,7 @@ from muster.api.map_plan import check_same, open_source, plan_of, workload_of
 from muster.api.map_publish import (
     Published,
     Tally,
+    allow_output,
     check_balance,
     check_not_input,
     check_output,
@@ -31,12 +32,14 @@ from muster.api.map_publish import (
 from muster.api.map_view import RecordCount
 from muster.api.options import SweepOptions
 from muster.api.placing import would_take
-from muster.api.stored import check_same_plan, read_stored
+from muster.api.plans import check_same_plan
+from muster.api.stored import read_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UnknownNameError
 from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.base.signals import Requests, listening
+from muster.base.target import refuse_while_imported
 from muster.devices.inventory import discover
 from muster.devices.placement import Placement
 from muster.farm.identity import name_with_hash
@@ -99,6 +102,7 @@ def map(
 
     Raises what ``muster.sweep`` raises. Records that fail raise nothing: they are in the errors.
     """
+    refuse_while_imported("muster.map")
     settings, how = _options(options)
     specs = _specs(stages)
     job = MapJob(
@@ -147,8 +151,9 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     """Run or continue a job; the engine behind ``muster.map`` and the command."""
     folder = folder_of(job, options)
     check_not_input(job)
-    if job.settings.restart and folder.path.exists():
-        job = _begun_again(job, folder)
+    if options.restart:
+        _begin_anew(job, folder, audience)
+        options = dataclasses.replace(options, restart=False)
     try:
         with listening() as requests:
             if job.settings.stage_by_stage and len(job.stages) > 1:
@@ -176,7 +181,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     with tempfile.TemporaryDirectory() as scratch:
         source = open_source(job, Path(scratch))
         described = source.describe()
-        if folder.exists() and not job.settings.restart:
+        if folder.exists() and not options.restart:
             check_same(folder, job, described)
         shards = list(source.shards(job.settings.chunk_rows))
     return MapPreview(
@@ -204,7 +209,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     published = _still_there(folder, job, before)
     if published is not None:
         check_balance(folder, shards, published)
-        check_same_plan(read_stored(folder), workload, options, has_results=True)
+        check_same_plan(folder, read_stored(folder), workload, options)
         return _mapped(folder, job, published, before, was_done=True)
     with hold(folder):  # not under the hands of another that works on it
         write_plan(folder.map_json, plan_of(job, options, source))
@@ -300,7 +305,7 @@ def _run_stages(
     earlier: list[Mapped] = []
     for number, stage in enumerate(job.stages):
         home = folder if number == last else RunFolder(folder.stage(number))
-        settings = dataclasses.replace(job.settings, stage_by_stage=False, restart=False)
+        settings = dataclasses.replace(job.settings, stage_by_stage=False)
         output = job.output if number == last else spec_of(str(home.path / "output.jsonl"))
         part = dataclasses.replace(
             job, stages=(stage,), input=source, output=output, selection=selection,
@@ -357,21 +362,13 @@ def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | N
     )
 
 
-def _begun_again(job: MapJob, folder: RunFolder) -> MapJob:
-    """``--restart``: remove what the run has kept; the job may then replace the run's own output,
-    but nobody else's.
-    """
-    if folder.exists() and (stored := read_stored(folder)).kind != "map":
-        raise PlanMismatchError(
-            f"{folder.path} is the folder of {stored.kind_name}, not of a map: it is left alone.",
-            hint="choose another --run-dir.",
-        )
+def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
+    """``--restart``: put the run aside; the new one may replace its output, but nobody else's."""
     check_output(folder, job.output, overwrite=job.settings.overwrite)
-    if folder.exists() or folder.stage(0).parent.exists():
-        with hold(folder):
-            for entry in folder.path.iterdir():
-                if entry != folder.lock:
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    aside = move_aside(folder, "map")
+    if aside is None:
+        return
+    audience.say(f"the run so far is kept in {aside}")
+    folder.create()
+    allow_output(folder, job.output)
     discard(job.output)
-    settings = dataclasses.replace(job.settings, restart=False, overwrite=True)
-    return dataclasses.replace(job, settings=settings)

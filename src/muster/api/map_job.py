@@ -30,7 +30,6 @@ class MapSettings:
         max_worker_memory_mib: a worker that holds more is replaced between batches.
         keep_parts: leave the chunks' files in the run folder when the output is written.
         overwrite: replace an output that exists and is not this run's.
-        restart: forget what the run folder holds.
     """
 
     batch_size: int = 0
@@ -43,7 +42,6 @@ class MapSettings:
     max_worker_memory_mib: float | None = None
     keep_parts: bool = False
     overwrite: bool = False
-    restart: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 0:

@@ -11,10 +11,10 @@ from muster.api.map_job import MapJob
 from muster.api.options import SweepOptions
 from muster.api.stored import read_stored
 from muster.api.workload import Numbers, Workload
+from muster.base.code import code_of
 from muster.base.errors import PlanMismatchError
 from muster.base.records import to_json
 from muster.base.run_folder import RunFolder
-from muster.base.target import code_hash
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
@@ -82,8 +82,8 @@ def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> 
         raise PlanMismatchError(
             "This run was begun with another plan; old and new records would be mixed:\n  "
             + "\n  ".join(lines),
-            hint="choose another --output (or --run-dir) for the new plan, or forget the old one "
-            f"with --restart. {folder.path} is untouched.",
+            hint="choose another --output (or --run-dir) for the new plan, or begin anew with "
+            f"--restart, which keeps the old run beside. {folder.path} is untouched.",
         )
 
 
@@ -114,8 +114,6 @@ def plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
 
 def workload_of(job: MapJob, source: Source) -> Workload:
     fixed = _fixed(job, source.describe())
-    base = Path.cwd()
-    code = {spec.name: code_hash(spec.ref, base) for spec in job.stages}
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         make = payload_and_key(_TARGET.name)
@@ -128,7 +126,7 @@ def workload_of(job: MapJob, source: Source) -> Workload:
     return Workload(
         name=job.name,
         targets=(_TARGET,),
-        code=code,
+        code=code_of(spec.ref for spec in job.stages),
         spec=fixed,
         fixed=fixed,
         total=total,

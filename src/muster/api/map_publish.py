@@ -124,7 +124,7 @@ def check_balance(
         raise SetupError(
             f"The counts do not balance: {why}. {state}",
             hint="the ledger has lost a part of the plan or of the results. Begin again in another "
-            "--run-dir (or with --restart, which removes the parts), and please report it.",
+            "--run-dir (or with --restart, which puts this run aside), and please report it.",
         )
 
 
@@ -138,7 +138,7 @@ def publish(
 ) -> Published:
     """Write the output, note what it is, and only then remove the chunks' files."""
     parts = parts_of(folder)
-    write_json(folder.publishing_json, {"output": str(sink.path.absolute())})
+    allow_output(folder, sink)
     if appender is None:
         merged = merge(parts, with_columns(folder, sink), errors=folder.errors_jsonl)
     else:
@@ -161,6 +161,11 @@ def publish(
     if not keep_parts:
         shutil.rmtree(folder.parts, ignore_errors=True)
     return published
+
+
+def allow_output(folder: RunFolder, sink: SinkSpec) -> None:
+    """Note that this run may write or replace the output, which `check_output` reads."""
+    write_json(folder.publishing_json, {"output": str(sink.path.absolute())})
 
 
 def with_columns(folder: RunFolder, sink: SinkSpec) -> SinkSpec:

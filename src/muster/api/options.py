@@ -27,7 +27,8 @@ class SweepOptions:
         retry_exceptions: how often a task that raised is tried again.
         timeout_s: a task is killed after this time, with its process group.
         keep_going: do not pause when the first tasks all fail in the same way.
-        allow_changed_code: go on although the target's source has changed.
+        allow_changed_code: go on although the code has changed; the table then has a column `code`.
+        restart: begin anew; what the run folder holds is moved aside and kept.
         run_dir: the run folder; default ``runs/<name>-<hash>``.
         name: the name in that default.
         export_interval_s: how often the exported table is refreshed while running.
@@ -48,6 +49,7 @@ class SweepOptions:
     timeout_s: float | None = None
     keep_going: bool = False
     allow_changed_code: bool = False
+    restart: bool = False
     run_dir: Path | None = None
     name: str | None = None
     export_interval_s: float = 60.0

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import platform
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from muster.api.earlier_work import array_of, has_results
 from muster.api.options import SweepOptions
-from muster.api.runs import Run
-from muster.api.stored import StoredRun, check_same_plan, read_stored, write_stored
-from muster.api.workload import Workload
+from muster.api.stored import KIND_NAMES, StoredRun, read_stored, write_stored
+from muster.api.workload import Workload, plan_id_of
+from muster.base.code import check_same_code
 from muster.base.errors import PlanMismatchError
+from muster.base.records import to_json
 from muster.base.run_folder import RunFolder
 from muster.base.settings import job_place
+from muster.farm.codec import decode, encode_canonical
 from muster.farm.identity import name_with_hash
-from muster.farm.model import TaskState
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.space import SEED
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
@@ -46,17 +52,16 @@ def open_plan(
                 f"{folder.path} holds a ledger but no run.json, so what it belongs to is unknown.",
                 hint="choose another --run-dir, or restore run.json from a copy.",
             )
+        _check_code(folder, None, workload, options)
         stored = _new_stored(workload, options, folder, argv)
         write_stored(folder, stored)
         return stored
     stored = read_stored(folder)
-    with_results = folder.ledger.exists() and Run(folder.path).counts()[TaskState.DONE] > 0
-    # A map's chunks keep the rows that are done before the chunk is.
-    with_results = with_results or folder.parts.exists()
-    check_same_plan(stored, workload, options, has_results=with_results)
+    check_same_plan(folder, stored, workload, options)
     renewed = dataclasses.replace(
         stored,
         spec=workload.spec,
+        fixed=workload.fixed,
         code=dict(workload.code),
         options=_options_record(options),
         argv=tuple(argv) or stored.argv,
@@ -64,6 +69,79 @@ def open_plan(
     if renewed != stored:
         write_stored(folder, renewed)
     return renewed
+
+
+def check_same_plan(
+    folder: RunFolder, stored: StoredRun, workload: Workload, options: SweepOptions
+) -> None:
+    """PlanMismatchError when the folder was made for something else, with the difference.
+
+    More seeds (and what a recipe calls extendable) are no difference, and neither are more values
+    of a grid, a zip or a list: tasks are known by their content, so these only add some. Changed
+    code is one as soon as there are results of the old code.
+    """
+    if stored.kind != workload.kind:
+        raise PlanMismatchError(
+            f"This is the folder of {stored.kind_name}, not of {KIND_NAMES[workload.kind]}.",
+            hint="choose another --run-dir or --name; this one is untouched.",
+        )
+    if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
+        lines = workload.difference(stored.fixed) or ["the plan"]
+        raise PlanMismatchError(
+            "This run folder was made for another plan:\n  " + "\n  ".join(lines),
+            hint="values can be added to a run and not taken away. Choose another --run-dir or "
+            "--name for the new plan, or begin anew with --restart; this one is untouched.",
+        )
+    _check_code(folder, stored, workload, options)
+
+
+def _check_code(
+    folder: RunFolder, stored: StoredRun | None, workload: Workload, options: SweepOptions
+) -> None:
+    """An element of an array has the code that the array was sent with, from its first start."""
+    if options.allow_changed_code:
+        return
+    main = array_of(folder)
+    if main is not None:
+        check_same_code(read_stored(main).code, workload.code, main.path)
+    elif stored is not None and has_results(folder):
+        check_same_code(stored.code, workload.code, folder.path)
+
+
+def _grows(folder: RunFolder, stored: StoredRun, workload: Workload) -> bool:
+    """Whether every setting that the run has is among the workload's.
+
+    The settings of a run are those in its ledger, once all of them have been listed there; a seed
+    from ``--seeds`` is no part of one.
+    """
+    if workload.settings is None or stored.fixed.get("target") != workload.fixed["target"]:
+        return False
+    if not folder.ledger.exists():
+        return False
+    axes = {*_axes(stored.fixed), *_axes(workload.fixed)}
+    dropped = set() if SEED in axes else {SEED}
+    with LedgerReader(folder.ledger) as ledger:
+        if ledger.meta("enqueued") != plan_id_of(stored.spec):
+            return False
+        missing = {_setting(decode(payload), dropped) for payload in ledger.payloads()}
+    for params in workload.settings():
+        missing.discard(_setting(params, dropped))
+    return not missing
+
+
+def _setting(params: Mapping[str, Any], dropped: set[str]) -> bytes:
+    kept = {name: value for name, value in params.items() if name not in dropped}
+    return blake2b(encode_canonical(kept), digest_size=16).digest()
+
+
+def _axes(fixed: Mapping[str, Any]) -> list[str]:
+    space = fixed.get("space", {})
+    listed = space.get("list", {}).get("names", ())
+    return [*space.get("grid", {}), *space.get("zip", {}), *listed]
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(to_json(value))
 
 
 def _new_stored(
@@ -97,5 +175,8 @@ def environment() -> dict[str, str]:
 
 
 def _options_record(options: SweepOptions) -> dict[str, Any]:
-    values = dataclasses.asdict(options)
+    """Without what is said for one start only: it must not be repeated by `muster resume`."""
+    values = dataclasses.asdict(
+        dataclasses.replace(options, allow_changed_code=False, restart=False)
+    )
     return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}

@@ -11,9 +11,10 @@ from muster.api.options import SweepOptions
 from muster.api.runs import Run
 from muster.api.stored import StoredRun
 from muster.api.workload import Workload
+from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import SetupError
 from muster.base.records import from_record
-from muster.base.target import TargetRef, code_hash
+from muster.base.target import TargetRef
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import TargetSpec
 
@@ -47,7 +48,7 @@ def stored_workload(run: Run) -> Workload:
         name=stored.name,
         kind="sweep",
         targets=targets,
-        code={t.name: code_hash(_ref(t), base) for t in targets if t.kind == "function"},
+        code=_code(targets, base),
         spec=stored.spec,
         fixed=stored.fixed,
         total=status.total,
@@ -65,6 +66,15 @@ def go_to(stored: StoredRun) -> None:
             f"The run was started in {stored.cwd}, which cannot be entered: {error.strerror}.",
             hint="its target is looked up from there; restore that folder.",
         ) from None
+
+
+def _code(targets: tuple[TargetSpec, ...], base: Path) -> Code:
+    refs = [_ref(target) for target in targets if target.kind == "function"]
+    commands = [target.argv for target in targets if target.kind == "command"]
+    found = code_of(refs, base)
+    for argv in commands:
+        found.update(code_of_command(argv, base))
+    return found
 
 
 def _ref(spec: TargetSpec) -> TargetRef:

@@ -18,6 +18,8 @@ from muster.api.gangs import (
     plan_gang,
     run_gang,
 )
+from muster.api.stored import read_stored
+from muster.base.code import Code, check_same_code, code_of_command
 from muster.base.errors import TargetError
 from muster.base.run_folder import RunFolder
 from muster.farm.identity import name_with_hash
@@ -29,6 +31,7 @@ def plan_script(script: Script, options: GangOptions, run_dir: Path | None = Non
     check_there(script)
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(run_dir or Path("runs") / name)
+    check_script(folder, script, options)
     return plan_gang(folder, script, options)
 
 
@@ -45,8 +48,26 @@ def run_script(
     plan_gang(
         RunFolder(run_dir or Path("runs")), script, options
     )  # complain before a folder is made
+    if run_dir is not None:
+        check_script(RunFolder(run_dir), script, options)
     folder = RunFolder(run_dir) if run_dir else new_folder(script.name, options.node_rank)
-    return folder, run_gang(folder, script, options, audience, agent=agent)
+    code = code_of_script(script)
+    return folder, run_gang(folder, script, options, audience, code=code, agent=agent)
+
+
+def code_of_script(script: Script) -> Code:
+    if not script.is_python:
+        return code_of_command([script.path, *script.args])
+    return code_of_command(["python", *["-m"] * script.is_module, script.path, *script.args])
+
+
+def check_script(folder: RunFolder, script: Script, options: GangOptions) -> None:
+    """PlanMismatchError where a program of another code has been run in this folder."""
+    if options.restart or options.allow_changed_code or not folder.exists():
+        return
+    stored = read_stored(folder)
+    if stored.kind == "run" and any(folder.logs.glob("rank-*.log")):
+        check_same_code(stored.code, code_of_script(script), folder.path)
 
 
 def folder_for_job(script: Script, words: Sequence[str]) -> RunFolder:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from muster.api.earlier_work import move_aside
 from muster.api.state import last_ending
-from muster.api.stored import read_job
+from muster.api.stored import Kind, read_job
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError
 from muster.base.records import write_json
@@ -32,11 +33,16 @@ _FILE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmGang:
-    """What runs on the nodes, what it asks of SLURM, and the folder of its run."""
+    """What runs on the nodes, what it asks of SLURM, and the folder of its run.
+
+    ``restart``: what the folder holds is moved aside before the job is submitted.
+    """
 
     folder: RunFolder
     command: NodeCommand
     request: GangRequest
+    kind: Kind
+    restart: bool = False
 
     def script(self) -> str:
         """Exactly what would be sent. Changes nothing."""
@@ -80,6 +86,8 @@ def hand_in(gang: SlurmGang, argv: Sequence[str]) -> SlurmJob:
     """
     folder, text = gang.folder, gang.script()
     try:
+        if gang.restart:
+            move_aside(folder, gang.kind)
         folder.slurm.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.slurm / "submit.lock"):
             if (before := _living(folder, text)) is not None:

@@ -1,16 +1,13 @@
-"""``run.json``: what kind of run a folder holds, and whether a command means the same."""
+"""``run.json``: what a run folder was made for."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from muster.api.options import SweepOptions
-from muster.api.workload import Workload
-from muster.base.errors import PlanMismatchError, SetupError
-from muster.base.records import read_record, to_json, write_json
+from muster.base.errors import SetupError
+from muster.base.records import read_record, write_json
 from muster.base.run_folder import RunFolder
 
 FORMAT = 1
@@ -20,7 +17,7 @@ Kind = Literal["sweep", "map", "train", "agent", "run"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: Of lock-step programs: these have ranks instead of tasks, and no ledger.
 GANG_KINDS: tuple[Kind, ...] = ("train", "agent", "run")
-_NAMES: dict[Kind, str] = {
+KIND_NAMES: dict[Kind, str] = {
     "sweep": "a sweep",
     "map": "a map",
     "train": "a training",
@@ -53,7 +50,7 @@ class StoredRun:
     @property
     def kind_name(self) -> str:
         """The kind with its article, for sentences."""
-        return _NAMES[self.kind]
+        return KIND_NAMES[self.kind]
 
 
 def write_stored(folder: RunFolder, stored: StoredRun) -> None:
@@ -122,39 +119,3 @@ def read_job(folder: RunFolder) -> Mapping[str, Any]:
     """The record of the job that a gang was handed in as."""
     shape = {"job_id": str, "script": str, "argv": list}
     return read_record(folder.slurm_job, "record of the SLURM job", shape)
-
-
-def check_same_plan(
-    stored: StoredRun, workload: Workload, options: SweepOptions, *, has_results: bool
-) -> None:
-    """PlanMismatchError when the folder was made for something else, with the difference.
-
-    More seeds (and what a recipe calls extendable) are no difference: they only add tasks.
-    Changed source is one as soon as there are results of the old source.
-    """
-    if stored.kind != workload.kind:
-        raise PlanMismatchError(
-            f"This is the folder of {stored.kind_name}, not of {_NAMES[workload.kind]}.",
-            hint="choose another --run-dir or --name; this one is untouched.",
-        )
-    if _plain(stored.fixed) != _plain(workload.fixed):
-        lines = workload.difference(stored.fixed) or ["the plan"]
-        raise PlanMismatchError(
-            "This run folder was made for another plan:\n  " + "\n  ".join(lines),
-            hint="choose another --run-dir or --name for the new plan; this one is untouched.",
-        )
-    changed = [
-        name
-        for name, digest in workload.code.items()
-        if stored.code.get(name) not in (None, "", digest)
-    ]
-    if changed and has_results and not options.allow_changed_code:
-        raise PlanMismatchError(
-            f"The source of {', '.join(changed)} has changed since this run began, and the run "
-            "holds results of the old source: old and new would be mixed in one table.",
-            hint="use another --run-dir to start afresh, or --allow-changed-code to go on.",
-        )
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(to_json(value))

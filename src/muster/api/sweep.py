@@ -13,7 +13,7 @@ from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.workload import of_command, of_function, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError
-from muster.base.target import ref_of
+from muster.base.target import ref_of, refuse_while_imported
 from muster.farm.space import Space
 
 
@@ -53,6 +53,7 @@ def sweep(
         PlanMismatchError: the run folder holds another plan. SetupError: this machine or disk
         cannot do it. Failed tasks raise nothing: they are rows of the table.
     """
+    refuse_while_imported("muster.sweep")
     unknown = set(options) - {field.name for field in dataclasses.fields(SweepOptions)}
     if unknown:
         known = [field.name for field in dataclasses.fields(SweepOptions)]

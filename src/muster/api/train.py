@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from muster.api.earlier_work import move_aside
 from muster.api.gangs import (
     Entry,
     GangAudience,
@@ -27,12 +29,14 @@ from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.recording import journalled
 from muster.api.requests import Session
 from muster.api.stored import Kind, read_stored
+from muster.api.training_state import code_of_work
 from muster.base.atomic_files import explain_os_error
+from muster.base.code import Code, check_same_code, code_of
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.records import read_json, to_json
 from muster.base.run_folder import RunFolder
 from muster.base.signals import listening
-from muster.base.target import CLASS, parse_target, ref_of
+from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
 from muster.gang.topology import Topology, read_topology
@@ -82,7 +86,11 @@ class TrainJob:
         decisive = self.config.identity()
         return {"task": self.target, "settings": dict(self.values), "config": decisive}
 
-    def entry(self, num_devices: int) -> Entry:
+    @cached_property
+    def code(self) -> Code:
+        return code_of([parse_target(self.target)])
+
+    def entry(self, num_devices: int, *, allow_changed_code: bool = False) -> Entry:
         return Entry(
             target=_ENTRIES[type(self.config)],
             params={
@@ -94,6 +102,7 @@ class TrainJob:
                 "checkpoint_s": self.checkpoint_s,
                 "checkpoint_steps": self.checkpoint_steps,
                 "num_devices": num_devices,
+                "allow_changed_code": allow_changed_code,
             },
         )
 
@@ -136,7 +145,7 @@ def job_of_target(
 
 def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
     """What would be started, where. Changes nothing."""
-    check_job(job)
+    check_job(job, options)
     return plan_gang(job.folder, job.entry(1), _options_for(job, options))
 
 
@@ -152,19 +161,25 @@ def run_training(
     Raises what placing raises, PlanMismatchError for a folder of another training, and the
     errors that a rank reports as the user's.
     """
-    check_job(job)
+    check_job(job, options)
     folder = job.folder
     options = _options_for(job, options)
     with listening():
         for _ in range(_MOST_STARTS):
             plan = plan_gang(folder, job.entry(1), options)
-            with suppress(OSError):
-                folder.ending_json.unlink(missing_ok=True)
-            entry = job.entry(len(plan.slots) if options.one_process else 1)
-            ending = run_gang(
-                folder, entry, options, audience, kind=job.kind, about=_about(job), agent=agent
+            if not options.restart:
+                with suppress(OSError):
+                    folder.ending_json.unlink(missing_ok=True)
+            entry = job.entry(
+                len(plan.slots) if options.one_process else 1,
+                allow_changed_code=options.allow_changed_code,
             )
+            ending = run_gang(
+                folder, entry, options, audience, kind=job.kind, code=job.code, about=_about(job),
+                agent=agent,
+            )  # fmt: skip
             agent = None
+            options = dataclasses.replace(options, restart=False)
             word = _last_word(folder)
             if word.get("ending") != "restart" or ending.stopped_by:
                 break
@@ -201,21 +216,25 @@ def verify_task(
 
 
 def train_here(
-    job: TrainJob, topology: Topology | None, say: Callable[[str], None] = print
+    job: TrainJob,
+    topology: Topology | None,
+    say: Callable[[str], None] = print,
+    options: GangOptions | None = None,
 ) -> Trained:
     """Be one rank of a gang that another launcher has started, or the only one."""
-    check_job(job)
+    options = options or GangOptions()
+    check_job(job, options)
     if isinstance(job.config, PpoConfig):
         from muster.rl.entry import train_agent
         from muster.rl.load import make_agent_task
 
         agent = make_agent_task(job.target, job.settings, job.values)
-        return _train_object(job, agent, topology, say, train_agent)
+        return _train_object(job, agent, topology, say, train_agent, options)
     from muster.train.entry import train
     from muster.train.load import make_task
 
     task = make_task(job.target, job.settings, job.values)
-    return _train_object(job, task, topology, say, train)
+    return _train_object(job, task, topology, say, train, options)
 
 
 def fit(
@@ -226,6 +245,8 @@ def fit(
     gpu_ids: str | None = None,
     run_dir: str | Path | None = None,
     checkpoint_interval_s: float = 60.0,
+    allow_changed_code: bool = False,
+    restart: bool = False,
     say: Callable[[str], None] = print,
     **settings: Any,
 ) -> Trained:
@@ -240,6 +261,8 @@ def fit(
         gpu_ids: GPUs as a list, instead of ``devices``.
         run_dir: the run folder; ``runs/<task>-<hash>`` without it.
         checkpoint_interval_s: seconds between checkpoints.
+        allow_changed_code: go on with earlier work although the task's code has changed.
+        restart: begin anew; what the run folder holds is moved aside and kept.
         say: gets the lines that rank 0 prints.
         settings: fields of ``TrainConfig``.
 
@@ -249,8 +272,9 @@ def fit(
 
     Raises:
         UsageError, TargetError: the call or the task is wrong. PlanMismatchError: the folder holds
-        another training. MusterError: the training failed.
+        another training, or one of another code. MusterError: the training failed.
     """
+    refuse_while_imported("muster.fit")
     if config is not None and settings:
         raise UsageError("fit takes a whole config or single settings, not both.")
     kind, made = _task_of(task)
@@ -260,14 +284,17 @@ def fit(
     job = job_of_target(
         str(ref_of(kind)), values, wanted, checkpoint_s=checkpoint_interval_s, run_dir=place
     )
-    check_job(job)
+    options = GangOptions(
+        devices=devices, gpu_ids=gpu_ids, max_restarts=3,
+        allow_changed_code=allow_changed_code, restart=restart,
+    )  # fmt: skip
+    check_job(job, options)
     topology = read_topology()
     if topology is not None:
-        return _train_object(job, made, topology, say, None)
-    options = GangOptions(devices=devices, gpu_ids=gpu_ids, max_restarts=3)
+        return _train_object(job, made, topology, say, None, options)
     plan = plan_training(job, options)
     if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
-        return _train_object(job, made, None, say, None)
+        return _train_object(job, made, None, say, None, options)
 
     def hear(rank: int, line: str) -> None:
         if rank == 0:
@@ -279,10 +306,13 @@ def fit(
     return done
 
 
-def check_job(job: TrainJob) -> None:
-    """PlanMismatchError when the run folder holds another training that has got somewhere."""
+def check_job(job: TrainJob, options: GangOptions) -> None:
+    """PlanMismatchError when the run folder holds another training that has got somewhere, or the
+    same one of another code."""
     folder = job.folder
-    if not folder.exists() or not any(folder.checkpoints.glob("step-*")):
+    if options.restart or not folder.exists():
+        return
+    if not (any(folder.checkpoints.glob("step-*")) or folder.training_results.exists()):
         return
     stored = read_stored(folder)
     if stored.kind != job.kind:
@@ -294,8 +324,11 @@ def check_job(job: TrainJob) -> None:
     if lines:
         raise PlanMismatchError(
             "This run folder holds another training:\n  " + "\n  ".join(lines),
-            hint="choose another --run-dir for the new one; this one is untouched.",
+            hint="choose another --run-dir for the new one, or begin anew with --restart; this one "
+            "is untouched.",
         )
+    if not options.allow_changed_code:
+        check_same_code(code_of_work(folder) or stored.code, job.code, folder.path)
 
 
 class _Refused(MusterError):
@@ -313,21 +346,32 @@ def _train_object(
     topology: Topology | None,
     say: Callable[[str], None],
     train: Any,
+    options: GangOptions,
 ) -> Trained:
     if train is None:
         from muster.train.entry import train
     folder = job.folder
+    if options.restart and topology is not None:
+        raise UsageError(
+            f"--restart inside {topology.launcher}, which may start this program again and again: "
+            "each time the training would begin anew.",
+            hint="choose another --run-dir, or move the old one aside before.",
+        )
     how: dict[str, Any] = {
         "checkpoint_s": job.checkpoint_s,
         "checkpoint_steps": job.checkpoint_steps,
+        "code": job.code,
+        "allow_changed_code": options.allow_changed_code,
     }
     if topology is not None and topology.rank > 0:
         results = train(task, job.config, folder, topology, say, **how)
         return Trained(folder=folder, exit_code=_code(results), ending=None, results=None)
     try:
+        if options.restart and (aside := move_aside(folder, job.kind)) is not None:
+            say(f"the run so far is kept in {aside}")
         folder.create()
         with hold(folder), Session(folder) as session:
-            write_run_json(folder, job.entry(1), GangOptions(), job.kind, _about(job), ())
+            write_run_json(folder, job.entry(1), GangOptions(), job.kind, job.code, _about(job), ())
             how["is_cancelled"] = session.is_cancelled
             with journalled(folder, 1 if topology is None else topology.world_size) as note:
                 results = train(task, job.config, folder, topology, say, **how)

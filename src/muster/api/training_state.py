@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from muster.base.code import Code
 from muster.base.errors import MusterError
 from muster.base.records import read_json
 from muster.base.run_folder import RunFolder
@@ -39,4 +40,15 @@ def _record(path: Path) -> dict[str, Any]:
         found = read_json(path, "state of a training")
         if isinstance(found, dict):
             return found
+    return {}
+
+
+def code_of_work(folder: RunFolder) -> Code:
+    """The code that the newest checkpoint was made by; empty where none says so."""
+    paths = folder.checkpoints.glob("step-*/extra.json")
+    by_length = sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
+    for path in reversed(by_length):
+        code = _record(path).get("code")
+        if isinstance(code, dict):
+            return code
     return {}

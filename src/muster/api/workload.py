@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.api.recipe import Recipe
+from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import UsageError
 from muster.base.records import to_json
-from muster.base.target import TargetRef, code_hash, parse_target
+from muster.base.target import TargetRef, parse_target
 from muster.farm.codec import encode_canonical
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
@@ -32,18 +33,20 @@ Numbers = Mapping[str, int]
 class Workload:
     """``feed`` makes the tasks lazily; ``spec`` says in JSON what they are.
 
-    ``fixed`` is the part of ``spec`` that names the run folder and may not change in it; the
-    rest (seeds, and what a recipe calls extendable) only adds tasks.
+    ``fixed`` is the part of ``spec`` that names the run folder; the rest (seeds, and what a recipe
+    calls extendable) only adds tasks. ``settings``: what the tasks are without their seeds, where
+    more of them may be added to a run; None where ``fixed`` may not change at all.
     """
 
     name: str
     targets: tuple[TargetSpec, ...]
-    code: Mapping[str, str]
+    code: Code
     spec: Mapping[str, Any]
     fixed: Mapping[str, Any]
     total: int
     feed: Callable[[Numbers], Iterator[NewTask]]
     parameters: tuple[str, ...]
+    settings: Callable[[], Iterator[dict[str, Any]]] | None = None
     recipe: Recipe | None = None
     config: Any = None
     warnings: tuple[str, ...] = field(default=())
@@ -60,11 +63,15 @@ class Workload:
     @property
     def plan_id(self) -> str:
         """Equal for equal sets of tasks."""
-        return hashlib.blake2b(to_json(dict(self.spec)), digest_size=16).hexdigest()
+        return plan_id_of(self.spec)
 
     def difference(self, old_fixed: Mapping[str, Any]) -> list[str]:
         """What the fixed part says differently from an earlier one, a sentence each."""
         return describe_difference(_sections(old_fixed), _sections(self.fixed))
+
+
+def plan_id_of(spec: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(to_json(dict(spec)), digest_size=16).hexdigest()
 
 
 def of_function(ref: TargetRef, space: Space, signature: Signature | None = None) -> Workload:
@@ -82,7 +89,7 @@ def of_function(ref: TargetRef, space: Space, signature: Signature | None = None
         static=batch.static if batch else (),
     )
     name = ref.attribute.rpartition(".")[2]
-    workload = _over_space(name, spec, typed, {ref.name: code_hash(ref)})
+    workload = _over_space(name, spec, typed, code_of([ref]))
     if known.note:
         workload = dataclasses.replace(workload, warnings=(f"{name}: {known.note}",))
     return workload
@@ -110,15 +117,14 @@ def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
     name = words[-1] if words else "command"
     shown = ("sh -c: " if shell else "") + " ".join(argv)
     spec = TargetSpec(name=shown, kind="command", argv=line, shell=shell)
-    return _over_space(name, spec, _texts(space), {})
+    return _over_space(name, spec, _texts(space), code_of_command(argv))
 
 
 def of_recipe(recipe: Recipe, config: Any) -> Workload:
     """The tasks a recipe plans for a config."""
     targets = []
-    code: dict[str, str] = {}
-    for text in recipe.targets.values():
-        ref = parse_target(text)
+    refs = [parse_target(text) for text in recipe.targets.values()]
+    for ref in refs:
         known = look(ref)
         targets.append(
             TargetSpec(
@@ -131,7 +137,6 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
                 static=known.batch.static if known.batch else (),
             )
         )
-        code[ref.name] = code_hash(ref)
     by_word = dict(zip(recipe.targets, targets, strict=True))
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     fixed = {k: v for k, v in values.items() if k not in recipe.extendable}
@@ -150,7 +155,7 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
     return Workload(
         name=recipe.name,
         targets=tuple(targets),
-        code=code,
+        code=code_of(refs),
         spec={"recipe": recipe.name, "config": values},
         fixed={"recipe": recipe.name, "config": fixed},
         total=recipe.count(config),
@@ -162,7 +167,7 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
     )
 
 
-def _over_space(name: str, spec: TargetSpec, space: Space, code: Mapping[str, str]) -> Workload:
+def _over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Workload:
     described = space.to_spec()
     fixed = {key: value for key, value in described.items() if key != "seeds"}
     if spec.static:
@@ -188,6 +193,7 @@ def _over_space(name: str, spec: TargetSpec, space: Space, code: Mapping[str, st
         total=len(space),
         feed=feed,
         parameters=space.names,
+        settings=lambda: iter(dataclasses.replace(space, seeds=None)),
     )
 
 

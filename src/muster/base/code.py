@@ -27,7 +27,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.errors import TargetError
+from muster.base.errors import PlanMismatchError, TargetError
 from muster.base.target import TargetRef, find_source, find_top_level, read_source
 
 #: File name (relative to the project folder, with ``/``) → sha256 of its bytes; and for recipes
@@ -40,11 +40,12 @@ _RECIPES = _MUSTER.parent / "muster_recipes"
 _CHECKOUT = (".git", ".hg", ".svn")
 _PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 _SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".lua", ".rb", ".js")
+_SHOWN = 8
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_of(refs: Iterable[TargetRef], base_folder: Path | None = None) -> dict[str, str]:
-    """The code of these targets. TargetError for a file that is missing, unreadable or no Python."""
+    """The code of these targets; TargetError for a file that is missing or no Python."""
     walk = _Walk(Path.cwd() if base_folder is None else base_folder)
     for ref in dict.fromkeys(refs):
         walk.add_target(ref)
@@ -54,8 +55,8 @@ def code_of(refs: Iterable[TargetRef], base_folder: Path | None = None) -> dict[
 def code_of_command(argv: Sequence[str], base_folder: Path | None = None) -> dict[str, str]:
     """The scripts that a command names, and what those written in Python import.
 
-    A script is a file below the project folder that is the program itself, has the name of a
-    script or begins with ``#!``; other files are data. ``-m package.module`` counts as well. One
+    A script is a file with the name of one, and below the project folder also the program itself
+    and what begins with ``#!``; other files are data. ``-m package.module`` counts as well. One
     word may be a whole shell line. What cannot be parsed may be meant for another Python: it
     counts with its bytes alone.
     """
@@ -82,6 +83,20 @@ def changed_files(before: Code, now: Code) -> list[str]:
     is_complete = bool(before) and before.keys() <= now.keys()
     new = [name for name in now if name not in before] if is_complete else []
     return sorted((*gone, *other, *new))
+
+
+def check_same_code(before: Code, now: Code, folder: Path) -> None:
+    """PlanMismatchError where the work in ``folder`` was done by another code, with the files."""
+    files = changed_files(before, now)
+    if not files:
+        return
+    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+    raise PlanMismatchError(
+        f"The code has changed since the work in {folder} was done: {', '.join(files[:_SHOWN])}"
+        f"{more}. Old and new would be mixed in one run.",
+        hint="--restart begins anew and keeps the old run beside the new one, --allow-changed-code "
+        "goes on with both, another --run-dir leaves this one as it is.",
+    )
 
 
 def code_id(code: Code) -> str:
@@ -201,11 +216,14 @@ class _Walk:
         path = Path(os.path.abspath(self._base / text))
         if path.is_dir() and not is_program:
             path /= "__main__.py"
-        if not path.is_file() or path in self._digests or not self._is_ours(path):
+        if path in self._digests or not path.is_file() or _is_installed(path):
             return
         if path.suffix == ".py":
             self._add_file(path)
-        elif is_program or path.suffix in _SCRIPTS or _has_shebang(path):
+        elif path.suffix in _SCRIPTS:
+            self._add_root(path.parent)
+            self._note(path, is_python=False)
+        elif self._is_ours(path) and (is_program or _has_shebang(path)):
             self._note(path, is_python=False)
 
     def _add_file(self, path: Path) -> None:
@@ -308,9 +326,15 @@ class _Walk:
             return False
         if path.is_relative_to(_RECIPES):
             return self._has_recipe
-        if _INSTALLED & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
-            return False
-        return any(_is_below(path, root) for root in self._roots)
+        return not _is_installed(path) and any(_is_below(path, root) for root in self._roots)
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether it belongs to Python, to an installed package, or to an environment's programs."""
+    if _INSTALLED & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
+        return True
+    above = path.parent.parent
+    return any((above / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
 
 
 def _is_below(path: Path, folder: Path) -> bool:

@@ -50,6 +50,7 @@ runs/<name>/
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -303,5 +304,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folder and its fixed sub-folders; raises OSError where that fails."""
-        for folder in (self.path, self.logs, self.requests):
-            folder.mkdir(parents=True, exist_ok=True)
+        # Where a link leads to may have been moved aside.
+        Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)
+        for folder in (self.logs, self.requests):
+            folder.mkdir(exist_ok=True)

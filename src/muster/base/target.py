@@ -142,6 +142,37 @@ def find_source(ref: TargetRef, base_folder: Path | None = None) -> Path | None:
     return Path(spec.origin)
 
 
+class ReentryError(TargetError):
+    """A file that starts a run when it is imported."""
+
+
+#: The targets that this process is importing now.
+_importing: list[TargetRef] = []
+
+
+def refuse_while_imported(call: str) -> None:
+    """ReentryError where ``call`` is made by a file that is being imported, by a worker for its
+    target or by multiprocessing for the main program: every worker would start another run.
+    """
+    file = _importing[-1].location if _importing else _file_of_main_again()
+    if file is not None:
+        raise ReentryError(
+            f"{file} calls {call} when it is imported, and workers import it to reach what they "
+            "run: each of them would start another run.",
+            hint='put the call under `if __name__ == "__main__":`.',
+        )
+
+
+def _file_of_main_again() -> str | None:
+    """The program's own file where a child of multiprocessing is importing it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
+            return frame.f_code.co_filename
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
 def load_target(text: str) -> Callable[..., Any]:
     """The function that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` names; raises TargetError."""
     return load(parse_target(text))
@@ -173,7 +204,11 @@ def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.Mo
     ``base_folder``) is put first on ``sys.path``.
     """
     base = Path.cwd() if base_folder is None else base_folder
-    module = _load_file(ref, base) if ref.kind == "file" else _load_module(ref, base)
+    _importing.append(ref)
+    try:
+        module = _load_file(ref, base) if ref.kind == "file" else _load_module(ref, base)
+    finally:
+        _importing.pop()
     found: Any = module
     for part in ref.attribute.split("."):
         if not hasattr(found, part):
@@ -188,7 +223,7 @@ def _load_file(ref: TargetRef, base: Path) -> types.ModuleType:
     _put_first(str(path.parent))
     try:
         return load_file(str(path), source)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ReentryError):
         raise
     except BaseException as error:
         raise _import_failed(ref, error, f"python {ref.location}") from error
@@ -204,7 +239,7 @@ def _load_module(ref: TargetRef, base: Path) -> types.ModuleType:
         if error.name and (ref.location + ".").startswith(error.name + "."):
             find_source(ref, base)
         raise _import_failed(ref, error, f'python -c "import {ref.location}"') from error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ReentryError):
         raise
     except BaseException as error:
         raise _import_failed(ref, error, f'python -c "import {ref.location}"') from error

@@ -90,8 +90,16 @@ class FaultFlags:
     """Kill a task, with its process group, after this time: 90, 30m, 2h."""
     keep_going: Switch = False
     """Go on although the first tasks all fail in the same way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierWorkFlags:
+    """What becomes of the work that the run folder holds already."""
+
     allow_changed_code: Switch = False
-    """Go on although the target's source has changed since the run began."""
+    """Go on with it although the code has changed since; old and new are then in one run."""
+    restart: Switch = False
+    """Begin anew; the old run is moved aside, to NAME.before-TIME."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,7 @@ def options_from(
     fault: FaultFlags,
     run: RunFlags,
     cluster: ClusterFlags,
+    earlier: EarlierWorkFlags,
 ) -> SweepOptions:
     """The options these flags mean; UsageError where two of them contradict each other."""
     devices, gpu_ids, max_gpus = chosen_devices(device)
@@ -134,7 +143,8 @@ def options_from(
         retry_exceptions=fault.retry_exceptions,
         timeout_s=None if fault.timeout is None else parse_duration(fault.timeout, "--timeout"),
         keep_going=fault.keep_going,
-        allow_changed_code=fault.allow_changed_code,
+        allow_changed_code=earlier.allow_changed_code,
+        restart=earlier.restart,
         run_dir=run.run_dir,
         name=run.name,
         export_interval_s=parse_duration(run.export_interval, "--export-interval"),

@@ -12,7 +12,7 @@ from muster.api.early import Meeting, read_meeting
 from muster.api.gangs import GangOptions, GangRequest
 from muster.api.options import parse_duration
 from muster.base.errors import UsageError
-from muster.cli.flags import DeviceFlags, Switch, chosen_devices
+from muster.cli.flags import DeviceFlags, EarlierWorkFlags, Switch, chosen_devices
 
 _D = GangOptions()
 
@@ -100,12 +100,17 @@ class GangRunFlags:
 
 
 def gang_options_from(
-    device: DeviceFlags, gang: GangFlags, node: NodeFlags, place: PlaceFlags | None = None
+    device: DeviceFlags,
+    gang: GangFlags,
+    node: NodeFlags,
+    place: PlaceFlags | None = None,
+    earlier: EarlierWorkFlags | None = None,
 ) -> GangOptions:
     """The options these flags mean; UsageError where two of them contradict each other.
 
-    ``place``: None for a command that always runs here.
+    ``place``: None for a command that always runs here; ``earlier``: for one that keeps nothing.
     """
+    earlier = earlier or EarlierWorkFlags()
     slurm = None if place is None else slurm_request_from(place, device, gang, node)
     devices, gpu_ids, max_gpus = chosen_devices(device)
     if node.min_nodes is not None and not gang.max_restarts:
@@ -132,6 +137,8 @@ def gang_options_from(
         master_addr=node.master_addr or met.master_addr,
         master_port=met.master_port if node.master_port is None else node.master_port,
         slurm=slurm,
+        allow_changed_code=earlier.allow_changed_code,
+        restart=earlier.restart,
     )
 
 

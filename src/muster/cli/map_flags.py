@@ -15,6 +15,7 @@ from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
+    EarlierWorkFlags,
     FaultFlags,
     Positional,
     RunFlags,
@@ -75,8 +76,6 @@ class OutputFlags:
     """Keep the chunks in the run folder when the output is written."""
     overwrite: Switch = False
     """Replace an output that exists and was not made by this run."""
-    restart: Switch = False
-    """Forget what this run has done so far and begin again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +104,6 @@ class RecordFaultFlags:
     """Take a worker for hung that finishes no batch in this time: 90, 30m. Default: 30m."""
     keep_going: Switch = False
     """Reject records one by one although all so far have failed."""
-    allow_changed_code: Switch = False
-    """Go on although the source of a stage has changed since the run began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +132,7 @@ _COMMON: dict[str, Any] = {
     "worker": WorkerFlags,
     "cluster": ClusterFlags,
     "fault": RecordFaultFlags,
+    "earlier": EarlierWorkFlags,
     "run": MapRunFlags,
 }
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
@@ -263,10 +261,9 @@ def _options(flags: Any) -> SweepOptions:
     fault = FaultFlags(
         timeout=flags.fault.timeout,
         keep_going=flags.fault.keep_going,
-        allow_changed_code=flags.fault.allow_changed_code,
     )
     run = RunFlags(**{f.name: getattr(flags.run, f.name) for f in dataclasses.fields(MapRunFlags)})
-    return options_from(flags.device, flags.worker, fault, run, flags.cluster)
+    return options_from(flags.device, flags.worker, fault, run, flags.cluster, flags.earlier)
 
 
 def _recipe_input(recipe: MapRecipe, config: Any, source: Any) -> tuple[Any, Any]:
@@ -300,7 +297,6 @@ def _settings(flags: Any) -> dict[str, Any]:
         "max_worker_memory_mib": None if memory is None else parse_memory_mib(memory),
         "keep_parts": sink.keep_parts,
         "overwrite": sink.overwrite,
-        "restart": sink.restart,
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-#: Never repeated: what was shown then, and what would throw away what there is now.
-_SWITCHES = {"quiet", "json", "dry_run", "restart", "overwrite"}
+#: Never repeated: what was shown then, what would throw away what there is now, and what was
+#: accepted knowingly that one time.
+_SWITCHES = {"quiet", "json", "dry_run", "restart", "overwrite", "allow_changed_code"}
 
 
 def flag_name(word: str) -> str:

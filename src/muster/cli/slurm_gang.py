@@ -17,7 +17,7 @@ _NOT_FOR_NODES = {
     "on": True, "partition": True, "account": True, "time": True, "mem": True,
     "cpus_per_node": True, "slurm_arg": True, "no_wait": False, "nodes": True, "num_nodes": True,
     "nnodes": True, "run_dir": True, "save_dir": True, "dry_run": False, "no_dry_run": False,
-    "quiet": False, "no_quiet": False, "json": False, "no_json": False,
+    "restart": False, "quiet": False, "no_quiet": False, "json": False, "no_json": False,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from muster.api.options import parse_duration
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.train import TrainJob, job_of_recipe, job_of_target
 from muster.base.errors import TargetError, UnknownNameError, UsageError
-from muster.cli.flags import DeviceFlags, Positional
+from muster.cli.flags import DeviceFlags, EarlierWorkFlags, Positional
 from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, PlaceFlags, gang_options_from
 from muster.cli.parse import bundle, parse
 from muster.cli.recipes import AGENTS, TASKS, is_recipe, names_of, train_recipe
@@ -64,15 +64,16 @@ def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, Gan
     else:
         flags, values = _of_class(name, words[1:], command, text)
         job = job_of_target(name, values, _config(flags), **_rest(flags))
-    place = flags.place if may_leave else None
-    return job, gang_options_from(flags.device, flags.gang, flags.node, place), flags
+    place, earlier = (flags.place, flags.earlier) if may_leave else (None, None)
+    options = gang_options_from(flags.device, flags.gang, flags.node, place, earlier)
+    return job, options, flags
 
 
 def _groups(config: TrainConfig | PpoConfig, may_leave: bool) -> dict[str, Any]:
-    """``may_leave``: for another place than this machine."""
+    """``may_leave``: for another place than this machine, and to a run folder."""
     return {
         "train": config,
-        **({"place": PlaceFlags} if may_leave else {}),
+        **({"place": PlaceFlags, "earlier": EarlierWorkFlags} if may_leave else {}),
         "device": DeviceFlags,
         "gang": TrainGangFlags,
         "node": NodeFlags,

@@ -75,19 +75,23 @@ def collect_element(main: RunFolder, ledger: Ledger, number: int, counts: Collec
         counts.missing.append(number)
         return False
     num_open_before = counts.num_open
+    workers: dict[str | None, int] = {}  # by the code that they ran
+    slot = SlotSpec(slot_id=number, label=f"element/{number}", devices=())
     with LedgerReader(element.ledger) as reader:
         ledger.begin()
-        worker_id = ledger.next_worker_id()
-        slot = SlotSpec(slot_id=number, label=f"element/{number}", devices=())
-        ledger.worker_started(worker_id, slot, "", f"element-{number}.log")
         for row in reader.tasks():
+            if row.code not in workers:
+                workers[row.code] = worker_id = ledger.next_worker_id()
+                log = f"element-{number}.log"
+                ledger.worker_started(worker_id, slot, "", log, row.code)
             if row.state not in (TaskState.DONE, TaskState.FAILED):
                 counts.num_open += 1
-            elif _record(main, element, ledger, reader, row, worker_id):
+            elif _record(main, element, ledger, reader, row, workers[row.code]):
                 counts.num_new += 1
             else:
                 counts.num_known += 1
-        ledger.worker_ended(worker_id, "collected")
+        for worker_id in workers.values():
+            ledger.worker_ended(worker_id, "collected")
         ledger.commit()
     return counts.num_open == num_open_before
 

@@ -62,6 +62,7 @@ class Plan:
     feed: Iterator[NewTask]
     plan_id: str = ""
     held: Mapping[int, HeldWorker] = field(default_factory=dict)  # by slot: still at work
+    code: str | None = None  # what workers that are started now run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +249,7 @@ class Coordinator:
         for slot_id, worker_id in decisions.starts:
             slot = self._slots[slot_id]
             log = self._executor.start(worker_id, slot)
-            self._ledger.worker_started(worker_id, slot, self._host, log)
+            self._ledger.worker_started(worker_id, slot, self._host, log, self._plan.code)
 
     def _store_value(self, task_id: int, value: bytes) -> tuple[bytes | None, str | None]:
         if len(value) <= INLINE_BYTES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ SYSTEM = {
     "folder": pa.string(),
     "error": pa.string(),
 }
+#: After these, where attempts of more than one code are in the run: which one it was.
+_CODE, _CODE_DIGITS = "code", 8
 
 
 #: Parameters, metrics, and what muster says, of one task.
@@ -122,6 +124,7 @@ def _system(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
         "peak_mib": row.peak_mib,
         "folder": str(folder.artifact(key).relative_to(folder.path)) if row.has_files else None,
         "error": error,
+        _CODE: row.code and row.code[:_CODE_DIGITS],
     }
 
 
@@ -133,6 +136,7 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     seen: dict[tuple[str, str], pa.DataType | None] = {}
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
+        has_codes = ledger.num_codes() > 1
         for row in ledger.tasks():
             for part, values in (
                 ("param", _params(row, numbers)),
@@ -150,7 +154,13 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
                 table[column] = (part, name, kind or pa.string())
     for name, kind in SYSTEM.items():
         table[name] = ("system", name, kind)
+    if has_codes:
+        table[_code_column(table)] = ("system", _CODE, pa.string())
     return table
+
+
+def _code_column(taken: Container[str]) -> str:
+    return f"system_{_CODE}" if _CODE in taken else _CODE
 
 
 _FLOAT, _TEXT, _BOOL = pa.float64(), pa.string(), pa.bool_()

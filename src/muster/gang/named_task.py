@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from muster.base.code import Code, changed_files, check_same_code, code_id, code_of
 from muster.base.errors import TargetError
 from muster.base.records import from_record
+from muster.base.run_folder import RunFolder
 from muster.base.target import CLASS, load, parse_target
+from muster.gang.process_group import Gang
 
 T = TypeVar("T")
 
@@ -56,3 +59,24 @@ def make(kind: type[T], target: str, config: str | None, values: Mapping[str, An
             f"{target} cannot be made without arguments: {error}.",
             hint="make it a dataclass, so that its fields become flags, with a default each.",
         ) from None
+
+
+def code_of_task(target: str) -> Code:
+    """The source files of a task, as they are when a rank is about to import them."""
+    return code_of([parse_target(target)])
+
+
+def check_code(
+    before: Code, now: Code, gang: Gang, folder: RunFolder, say: Callable[[str], None],
+    *, allow_changed: bool,
+) -> None:  # fmt: skip
+    """PlanMismatchError on every rank where the checkpoint to go on from is of another code.
+
+    The launcher looks at its start; here it is what the ranks import, also after a restart in the
+    middle and on other nodes.
+    """
+    gang.council.check_same("the code of the task", code_id(now))
+    if not allow_changed:
+        check_same_code(before, now, folder.path)
+    elif files := changed_files(before, now):
+        say(f"note       going on with changed code: {', '.join(files)}")

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from muster.base.code import Code
 from muster.base.records import from_record
 from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
 from muster.gang.endings import forget_word, leave_word, refusals_told, tell_finished
 from muster.gang.interval import Interval
 from muster.gang.memory import is_out_of_memory
+from muster.gang.named_task import code_of_task
 from muster.gang.process_group import joined
 from muster.gang.record import open_record
 from muster.gang.stop import StopFlag
@@ -39,6 +41,7 @@ def run_rank(
     checkpoint_s: float | None,
     checkpoint_steps: int | None,
     num_devices: int,
+    allow_changed_code: bool = False,
 ) -> None:
     """One rank, as the launcher starts it: everything it needs is JSON.
 
@@ -47,6 +50,7 @@ def run_rank(
     """
     place = RunFolder(Path(folder))
     with refusals_told(place):
+        code = code_of_task(task)  # before it is imported
         train_agent(
             make_agent_task(task, task_config, task_values),
             from_record(PpoConfig, config),
@@ -56,6 +60,8 @@ def run_rank(
             checkpoint_s=checkpoint_s,
             checkpoint_steps=checkpoint_steps,
             num_devices=num_devices,
+            code=code,
+            allow_changed_code=allow_changed_code,
         )
 
 
@@ -70,6 +76,8 @@ def train_agent(
     checkpoint_steps: int | None = None,
     num_devices: int = 1,
     is_cancelled: Callable[[], bool] = lambda: False,
+    code: Code | None = None,
+    allow_changed_code: bool = False,
 ) -> dict[str, Any] | None:
     """Train in this process as one rank; the results, or None when it was asked to stop."""
     with joined(topology, num_devices=num_devices) as gang, StopFlag(is_cancelled) as stop:
@@ -77,7 +85,10 @@ def train_agent(
         BEACON.phase = "setup"
         forget_word(folder, gang)
         with _memory_told(config, gang.device):
-            run = prepare(task, config, gang, folder, speak)
+            run = prepare(
+                task, config, gang, folder, speak,
+                code=code or {}, allow_changed_code=allow_changed_code,
+            )  # fmt: skip
         record = open_record(
             gang, folder, run.progress.steps, speak, with_tensorboard=config.tensorboard
         )

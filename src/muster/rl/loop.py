@@ -114,6 +114,7 @@ def save(run: AgentRun, *, is_best: bool) -> None:
     }
     extra = {
         "progress": run.progress.to_record(),
+        "code": run.code,
         "optimizer_scalars": optimizer_scalars(policy, optimizer),
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "return_scale": {k: v.tolist() for k, v in run.return_scale.state_dict().items()},

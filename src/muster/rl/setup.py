@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from muster.base.code import Code
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.gang import model_state
 from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
 from muster.gang.checkpoint_files import read_extra, step_folder
 from muster.gang.flops import card_name
+from muster.gang.named_task import check_code
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
 from muster.gang.replica import Replica, make_replica
@@ -66,6 +68,7 @@ class AgentRun:
     checkpoints: CheckpointWriter
     clock: PhaseClock
     num_parameters: int
+    code: Code
     measured: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -90,8 +93,9 @@ def place_of(config: PpoConfig, gang: Gang, split: Split, num_envs: int) -> Plac
 
 
 def prepare(
-    task: AgentTask, config: PpoConfig, gang: Gang, folder: RunFolder, say: Say
-) -> AgentRun:
+    task: AgentTask, config: PpoConfig, gang: Gang, folder: RunFolder, say: Say,
+    *, code: Code, allow_changed_code: bool,
+) -> AgentRun:  # fmt: skip
     """Environments, policy, optimizer; then the state of the last intact checkpoint, if any.
 
     Raises UsageError for what cannot be meant, on every rank.
@@ -113,6 +117,8 @@ def prepare(
     seed_everything(mix(config.seed, STEP, gang.rank))
     resumed = _newest_checkpoint(folder, gang, say)
     extra = {} if resumed is None else read_extra(resumed)
+    before = extra.get("code", {})
+    check_code(before, code, gang, folder, say, allow_changed=allow_changed_code)
     if resumed is not None:
         _check_same_task(extra.get("task", {}), task.identity(), folder)
     place = place_of(config, gang, "train", config.num_envs)
@@ -163,6 +169,7 @@ def prepare(
         ),
         clock=PhaseClock(device),
         num_parameters=sum(p.numel() for p in policy.parameters()),
+        code=code,
     )
     if resumed is None:
         run.carry.observation = env.reset()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.base.code import Code
 from muster.base.errors import MusterError
 from muster.base.records import from_record, write_json
 from muster.base.run_folder import RunFolder
@@ -19,6 +20,7 @@ from muster.gang.endings import (
 )
 from muster.gang.interval import Interval
 from muster.gang.memory import is_out_of_memory, remember_micro_batch
+from muster.gang.named_task import code_of_task
 from muster.gang.process_group import joined
 from muster.gang.record import open_record
 from muster.gang.stop import StopFlag
@@ -44,6 +46,7 @@ def run_rank(
     checkpoint_s: float | None,
     checkpoint_steps: int | None,
     num_devices: int,
+    allow_changed_code: bool = False,
 ) -> None:
     """One rank of a training, as the launcher starts it: everything it needs is JSON.
 
@@ -52,6 +55,7 @@ def run_rank(
     """
     place = RunFolder(Path(folder))
     with refusals_told(place):
+        code = code_of_task(task)  # before it is imported
         train(
             make_task(task, task_config, task_values),
             from_record(TrainConfig, config),
@@ -61,6 +65,8 @@ def run_rank(
             checkpoint_s=checkpoint_s,
             checkpoint_steps=checkpoint_steps,
             num_devices=num_devices,
+            code=code,
+            allow_changed_code=allow_changed_code,
         )
 
 
@@ -94,6 +100,8 @@ def train(
     checkpoint_steps: int | None = None,
     num_devices: int = 1,
     is_cancelled: Callable[[], bool] = lambda: False,
+    code: Code | None = None,
+    allow_changed_code: bool = False,
 ) -> dict[str, Any] | None:
     """Train in this process as one rank; the results, or None when it was asked to stop."""
     with joined(topology, num_devices=num_devices) as gang, StopFlag(is_cancelled) as stop:
@@ -101,7 +109,10 @@ def train(
         BEACON.phase = "setup"
         forget_word(folder, gang)
         try:
-            run = prepare(task, config, gang, folder, speak)
+            run = prepare(
+                task, config, gang, folder, speak,
+                code=code or {}, allow_changed_code=allow_changed_code,
+            )  # fmt: skip
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -183,6 +183,7 @@ def _save(run: Training, *, is_best: bool) -> float:
     extra = {
         "progress": run.progress.to_record(),
         "contract": run.contract,
+        "code": run.code,
         "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},
         "scaler": run.work.scaler.state_dict() if run.work.scaler is not None else None,
         "optimizer_scalars": optimizer_scalars(replica.bare, optimizer),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from muster.base.code import Code
 from muster.base.errors import TargetError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.gang import model_state
@@ -19,6 +20,7 @@ from muster.gang.checkpoint_files import read_extra, step_folder
 from muster.gang.data_order import DataOrder
 from muster.gang.flops import Flops, card_name, peak_flops
 from muster.gang.meter import Meter, Tally
+from muster.gang.named_task import check_code
 from muster.gang.precision import Precision, resolve_precision
 from muster.gang.process_group import Gang
 from muster.gang.replica import make_replica, resolve_strategy
@@ -78,6 +80,7 @@ class Training:
     flops: Flops | None
     kept_bytes: float | None
     num_parameters: int
+    code: Code
     meter: Meter = field(default_factory=Meter)
     is_balanced: bool = False
     compute_s: float = 0.0
@@ -93,7 +96,10 @@ class Training:
         return self.flops.utilisation(tally.samples_per_s, self.gang.num_ranks)
 
 
-def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say: Say) -> Training:
+def prepare(
+    task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say: Say,
+    *, code: Code, allow_changed_code: bool,
+) -> Training:  # fmt: skip
     """Data, model, strategy, optimizer; then the state of the last intact checkpoint, if any.
 
     Raises UsageError and TargetError for what cannot be meant, on every rank, and MusterError
@@ -121,6 +127,8 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
         put_back(folder.checkpoints)
     resumed = council.share(newest_intact(folder.checkpoints, say) if gang.is_first else None)
     extra = {} if resumed is None else read_extra(step_folder(folder.checkpoints, resumed))
+    before = extra.get("code", {})
+    check_code(before, code, gang, folder, say, allow_changed=allow_changed_code)
     contract, plan = agree_on_contract(config, gang, strategy, num_samples, extra, folder, say)
     order = DataOrder(num_samples, config.seed)
 
@@ -213,6 +221,7 @@ def prepare(task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say:
         flops=flops,
         kept_bytes=kept,
         num_parameters=sum(p.numel() for p in replica.bare.parameters()),
+        code=code,
     )
 
 

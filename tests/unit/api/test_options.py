@@ -7,6 +7,7 @@ from muster.base.errors import UsageError
 from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
+    EarlierWorkFlags,
     FaultFlags,
     RunFlags,
     WorkerFlags,
@@ -32,7 +33,9 @@ def test_a_duration_that_is_none_is_refused(text: str) -> None:
 
 def _options(**place: object) -> SweepOptions:
     flags = DeviceFlags(**place)  # type: ignore[arg-type]
-    return options_from(flags, WorkerFlags(), FaultFlags(), RunFlags(), ClusterFlags())
+    return options_from(
+        flags, WorkerFlags(), FaultFlags(), RunFlags(), ClusterFlags(), EarlierWorkFlags()
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from muster.base.code import changed_files, code_id, code_of, code_of_command
 from muster.base.errors import TargetError
 from muster.base.target import TargetRef, parse_target
@@ -148,7 +149,8 @@ def test_the_code_is_what_the_target_imports_from_the_project(
 
 COMMANDS = [
     ("python c.py --out {dir}", {"c.py": "import h", "h.py": "", "z.py": ""}, "c.py h.py"),
-    ("python -u sub/c.py", {"sub/c.py": "import h", "sub/h.py": "", "h.py": ""}, "sub/c.py sub/h.py"),
+    ("python -u sub/c.py", {"sub/c.py": "import h", "sub/h.py": "", "h.py": ""},
+     "sub/c.py sub/h.py"),
     ("python -m p.m {x}", {"p/m.py": "from . import n", "p/n.py": ""}, "p/m.py p/n.py"),
     ("python -m p", {"p/__init__.py": "", "p/__main__.py": "import p.n", "p/n.py": ""},
      "p/__init__.py p/__main__.py p/n.py"),

@@ -20,6 +20,7 @@ from muster.cli.commands import map as map_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import (
     DeviceFlags,
+    EarlierWorkFlags,
     FaultFlags,
     Positional,
     RunFlags,
@@ -101,12 +102,19 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         "worker": WorkerFlags,
         "cluster": ClusterFlags,
         "fault": FaultFlags,
+        "earlier": EarlierWorkFlags,
         "out": RunFlags,
     }
     if command == "retry":
         groups["again"] = _RetryFlags
     flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
     run = open_run(flags.run)
+    if flags.earlier.restart and (command == "retry" or not run.stored.argv):
+        raise UsageError(
+            f"--restart begins anew, and `muster {command}` goes on with {run.path}.",
+            hint="give the command or the call again that began it, with --restart or "
+            "restart=True.",
+        )
     reopens: tuple[TaskState, ...] = ()
     if command == "retry":
         reopens = (TaskState.FAILED, *[TaskState.CANCELLED] * flags.again.cancelled)
@@ -116,7 +124,9 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     if run.stored.argv:
         main = functools.partial(sweep.main, reopens=reopens)
         return _by_command_line(run, extra, main, sweep.target_first)
-    typed = options_from(flags.device, flags.worker, flags.fault, flags.out, flags.cluster)
+    typed = options_from(
+        flags.device, flags.worker, flags.fault, flags.out, flags.cluster, flags.earlier
+    )
     options = _merged(stored_options(run), typed)
     go_to(run.stored)
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)

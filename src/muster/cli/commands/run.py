@@ -17,7 +17,7 @@ from muster.cli.on_slurm import wants_slurm
 
 if TYPE_CHECKING:
     from muster.api.gangs import GangOptions, Script
-    from muster.api.slurm_gang import GangRequest, SlurmGang
+    from muster.api.slurm_gang import SlurmGang
 
 _HELP = """Run a program on many devices in lock-step, one rank per device, as torchrun does.
 
@@ -61,7 +61,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 SWITCHES = {
     "m", "module", "no-python", "force", "no-multi-gpu", "all-ranks", "quiet", "json", "dry-run",
     "h", "help", "no-force", "no-all-ranks", "no-quiet", "no-json", "no-dry-run", "no-module",
-    "no-wait",
+    "no-wait", "allow-changed-code", "restart",
 }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _run(
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
-        gang = _on_nodes(words, program, flags, script, options.slurm)
+        gang = _on_nodes(words, program, flags, script, options)
         return run_on_slurm(gang, flags, ["muster", "run", *argv])
     if shown.dry_run:
         plan = plan_script(script, options, shown.run_dir)
@@ -106,11 +106,11 @@ def slurm_gang(argv: list[str]) -> SlurmGang:
     words, program = split(argv)
     flags, what, options = _asked(words, program)
     assert options.slurm is not None
-    return _on_nodes(words, program, flags, what, options.slurm)
+    return _on_nodes(words, program, flags, what, options)
 
 
 def _asked(words: list[str], program: list[str]) -> tuple[Any, Script, GangOptions]:
-    from muster.cli.flags import DeviceFlags
+    from muster.cli.flags import DeviceFlags, EarlierWorkFlags
     from muster.cli.gang_flags import (
         GangFlags,
         GangRunFlags,
@@ -127,6 +127,7 @@ def _asked(words: list[str], program: list[str]) -> tuple[Any, Script, GangOptio
         "device": DeviceFlags,
         "gang": GangFlags,
         "node": NodeFlags,
+        "earlier": EarlierWorkFlags,
         "run": GangRunFlags,
     }
     flags: Any = parse(bundle("Run", groups), words, "run", _HELP)
@@ -136,24 +137,28 @@ def _asked(words: list[str], program: list[str]) -> tuple[Any, Script, GangOptio
             hint="write `muster run train.py …`; `muster run --help` has examples.",
         )
     script = _script(flags.script, program)
-    options = gang_options_from(flags.device, flags.gang, flags.node, flags.place)
+    options = gang_options_from(flags.device, flags.gang, flags.node, flags.place, flags.earlier)
     return flags, script, options
 
 
 def _on_nodes(
-    words: list[str], program: list[str], flags: Any, script: Script, request: GangRequest
+    words: list[str], program: list[str], flags: Any, script: Script, options: GangOptions
 ) -> SlurmGang:
-    from muster.api.run import folder_for_job
+    from muster.api.run import check_script, folder_for_job
     from muster.api.slurm_gang import SlurmGang
     from muster.base.run_folder import RunFolder
     from muster.cli.slurm_gang import node_command, words_for_nodes
 
-    given = flags.run.run_dir
+    given, request = flags.run.run_dir, options.slurm
+    assert request is not None
     decisive = [str(request.num_nodes), *words_for_nodes(words), *program]
     folder = RunFolder(given) if given else folder_for_job(script, decisive)
+    check_script(folder, script, options)
     command = node_command(["run"], words, folder)
     command = dataclasses.replace(command, rest=[*command.rest, "--", *program])
-    return SlurmGang(folder=folder, command=command, request=request)
+    return SlurmGang(
+        folder=folder, command=command, request=request, kind="run", restart=options.restart
+    )
 
 
 def _script(flags: Any, program: list[str]) -> Script:

@@ -23,6 +23,7 @@ from muster.cli import output
 from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.flags import (
     DeviceFlags,
+    EarlierWorkFlags,
     FaultFlags,
     Positional,
     RunFlags,
@@ -89,6 +90,7 @@ _COMMON = {
     "cluster": ClusterFlags,
     "portion": _PartFlags,
     "fault": FaultFlags,
+    "earlier": EarlierWorkFlags,
     "run": RunFlags,
 }
 
@@ -98,7 +100,7 @@ def main(argv: list[str], *, reopens: tuple[TaskState, ...] = ()) -> int:
     words, command = _words_of(argv)
     workload, flags = _parsed(words, command)
     workload = dataclasses.replace(workload, reopens=reopens)
-    options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
+    options = _options(flags)
     if flags.portion.array is not None:
         from muster.cli.array import array_of, send_array
 
@@ -127,8 +129,14 @@ def slurm_array(argv: list[str]) -> SlurmArray:
             hint="add --array N for a script that works without it, or see that of the workers "
             "with `muster sweep … --on slurm --dry-run`.",
         )
-    options = options_from(flags.device, flags.worker, flags.fault, flags.run, flags.cluster)
+    options = _options(flags)
     return array_of(workload, options, flags, words, command, argv)
+
+
+def _options(flags: Any) -> SweepOptions:
+    return options_from(
+        flags.device, flags.worker, flags.fault, flags.run, flags.cluster, flags.earlier
+    )
 
 
 def _words_of(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -13,7 +13,8 @@ from muster.api.early import AgentHandle, read_topology, start_agent
 from muster.cli.on_slurm import wants_slurm
 
 if TYPE_CHECKING:
-    from muster.api.slurm_gang import GangRequest, SlurmGang
+    from muster.api.gangs import GangOptions
+    from muster.api.slurm_gang import SlurmGang
     from muster.api.train import Trained, TrainJob
 
 _HELP = """Train one model on every device, with the same result as on one.
@@ -61,7 +62,7 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
-        gang = _on_nodes(argv, job, options.slurm)
+        gang = _on_nodes(argv, job, options)
         return run_on_slurm(gang, flags, ["muster", "train", *argv])
     topology = read_topology()
     if shown.dry_run and topology is not None:
@@ -75,7 +76,8 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
         return 0
     if topology is not None:
         is_silent = shown.quiet or shown.json
-        here = train_here(job, topology, (lambda _: None) if is_silent else output.say)
+        say = (lambda _: None) if is_silent else output.say
+        here = train_here(job, topology, say, options)
         if shown.json and here.results is not None and topology.rank == 0:
             _say_outcome(here, time.monotonic() - began)
         return here.exit_code
@@ -96,20 +98,23 @@ def slurm_gang(argv: list[str]) -> SlurmGang:
     from muster.cli.train_flags import parse_train
 
     job, options, _ = parse_train(argv, "train", _HELP)
-    assert options.slurm is not None
-    return _on_nodes(argv, job, options.slurm)
+    return _on_nodes(argv, job, options)
 
 
-def _on_nodes(argv: list[str], job: TrainJob, request: GangRequest) -> SlurmGang:
+def _on_nodes(argv: list[str], job: TrainJob, options: GangOptions) -> SlurmGang:
     from muster.api.slurm_gang import SlurmGang
     from muster.api.train import check_job
     from muster.cli.slurm_gang import node_command
     from muster.cli.train_flags import task_first
 
-    check_job(job)
+    assert options.slurm is not None
+    check_job(job, options)
     words = task_first(argv)
     command = node_command(["train", words[0]], words[1:], job.folder)
-    return SlurmGang(folder=job.folder, command=command, request=request)
+    return SlurmGang(
+        folder=job.folder, command=command, request=options.slurm, kind=job.kind,
+        restart=options.restart,
+    )  # fmt: skip
 
 
 def _say_outcome(done: Trained, seconds: float) -> None:

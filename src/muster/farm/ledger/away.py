@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.base.errors import LedgerError
-from muster.farm.ledger.connect import explained, fold_log, open_reader, put_in_place, remove
+from muster.farm.ledger.connect import (
+    add_worker_code,
+    explained,
+    fold_log,
+    open_reader,
+    put_in_place,
+    remove,
+)
 from muster.farm.ledger.home import (
     Choice,
     Mark,
@@ -160,9 +167,11 @@ class AwayLedger(Ledger):
         self._shipper.note(Parted(task.key, payload, task.target_id, tuple(given)))
         return added
 
-    def worker_started(self, worker_id: int, slot: SlotSpec, host: str, log: str) -> None:
-        super().worker_started(worker_id, slot, host, log)
-        self._shipper.note(Started(worker_id, slot, host, log))
+    def worker_started(
+        self, worker_id: int, slot: SlotSpec, host: str, log: str, code: str | None = None
+    ) -> None:
+        super().worker_started(worker_id, slot, host, log, code)
+        self._shipper.note(Started(worker_id, slot, host, log, code))
 
 
 def open_at_home(path: Path) -> Ledger:
@@ -201,6 +210,7 @@ def open_whole(path: Path) -> sqlite3.Connection:
         with closing(database):
             copy = sqlite3.connect(":memory:", isolation_level=None)
             database.backup(copy)
+        add_worker_code(copy)
         ledger = Ledger(path, copy)
         ledger.begin()
         _replay(ledger, lines, path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import LedgerError, MusterError
-from muster.farm.ledger.schema import SCHEMA_VERSION, TABLES
+from muster.farm.ledger.schema import SCHEMA_VERSION, TABLES, WORKER_CODE
 
 
 def create(path: Path) -> None:
@@ -67,7 +67,19 @@ def open_writer(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA wal_autocheckpoint = 4000")
         damage = database.execute("SELECT count(*) FROM meta").fetchone()
         assert damage is not None
+        add_worker_code(database)
         return database
+
+
+def add_worker_code(database: sqlite3.Connection) -> None:
+    """To a ledger that was made without it; does nothing where it is."""
+    if not has_worker_code(database):
+        database.execute(WORKER_CODE)
+
+
+def has_worker_code(database: sqlite3.Connection) -> bool:
+    columns = database.execute("PRAGMA table_info(workers)").fetchall()
+    return any(column[1] == "code" for column in columns)
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from muster.farm.codec import task_label
 from muster.farm.ledger.away import open_whole
-from muster.farm.ledger.connect import explained
+from muster.farm.ledger.connect import explained, has_worker_code
 from muster.farm.model import TaskState
 
 _FETCH = 2000
@@ -33,6 +33,7 @@ class TaskRow(NamedTuple):
     message: str | None
     peak_mib: float | None
     started_s: float | None
+    code: str | None = None  # see `muster.base.code`; None where an older muster ran it
 
 
 class LogPart(NamedTuple):
@@ -92,11 +93,12 @@ class LedgerReader:
     def tasks(self) -> Iterator[TaskRow]:
         """Every task in the order of the plan; memory does not grow with their number."""
         with explained(self._path, "read"):
+            code = "w.code" if has_worker_code(self._db) else "NULL"
             cursor = self._db.execute(
                 "SELECT t.task_id, t.key, g.name, t.payload, t.state, "
                 " (SELECT count(*) FROM attempts x WHERE x.task_id = t.task_id), "
                 " r.value, r.sha256, coalesce(r.files, 0), a.seconds, w.label, a.outcome, "
-                " a.message, a.peak_mib, a.started_s "
+                f" a.message, a.peak_mib, a.started_s, {code} "
                 "FROM tasks t JOIN targets g USING (target_id) "
                 "LEFT JOIN results r ON r.task_id = t.task_id "
                 "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
@@ -114,6 +116,22 @@ class LedgerReader:
         """Whether any result has a field."""
         sql = "SELECT 1 FROM results WHERE value IS NULL OR value <> CAST('{}' AS BLOB) LIMIT 1"
         return bool(self._all(sql))
+
+    def num_codes(self) -> int:
+        """By how many codes the attempts were made; an unknown one, of an older muster, is one."""
+        if not has_worker_code(self._db):
+            return 1
+        sql = "SELECT count(DISTINCT coalesce(code, '')) FROM workers"
+        if self._all(sql)[0][0] < 2:  # nearly always, and told without a look at all attempts
+            return 1
+        did_something = " WHERE worker_id IN (SELECT worker_id FROM attempts)"
+        return int(self._all(sql + did_something)[0][0])
+
+    def payloads(self) -> Iterator[bytes]:
+        """The parameters of every task, encoded."""
+        with explained(self._path, "read"):
+            for row in self._db.execute("SELECT payload FROM tasks"):
+                yield row[0]
 
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 #: Raised with every change that an older muster could not read.
 SCHEMA_VERSION = 1
 
+#: Added to ledgers that were made without it; older musters read and write them as before. A worker
+#: imports its target once, so the code of an attempt is that of its worker.
+WORKER_CODE = "ALTER TABLE workers ADD COLUMN code TEXT"
+
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE targets (target_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -31,7 +35,8 @@ CREATE TABLE workers (
     log TEXT NOT NULL,
     started_s REAL NOT NULL,
     ended_s REAL,
-    ending TEXT
+    ending TEXT,
+    code TEXT
 );
 CREATE TABLE attempts (
     task_id INTEGER NOT NULL,

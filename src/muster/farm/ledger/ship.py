@@ -61,6 +61,7 @@ class Started(NamedTuple):
     slot: SlotSpec
     host: str
     log: str
+    code: str | None = None
 
 
 Line = Ended | Parted | Started
@@ -162,15 +163,15 @@ def _write(line: Line) -> list[Any]:
         case Parted(key, payload, target_id, given):
             parts = [[part.hex(), text.decode()] for part, text in given]
             return [DIVIDED, key.hex(), target_id, parts, payload.decode(), None]
-        case Started(worker_id, slot, host, log):
-            return [WORKER, worker_id, slot.slot_id, slot.label, slot.devices, host, log]
+        case Started(worker_id, slot, host, log, code):
+            return [WORKER, worker_id, slot.slot_id, slot.label, slot.devices, host, log, code]
 
 
 def _read(line: Sequence[Any]) -> Line:
     if line[0] == WORKER:
-        _, worker_id, slot_id, label, devices, host, log = line
+        _, worker_id, slot_id, label, devices, host, log, *code = line
         slot = SlotSpec(slot_id=slot_id, label=label, devices=tuple(devices))
-        return Started(worker_id, slot, host, log)
+        return Started(worker_id, slot, host, log, *code)
     kind, key, worker_id, fields, text, sha, *tries = line
     if kind == DIVIDED:
         given = tuple((bytes.fromhex(name), payload.encode()) for name, payload in fields)

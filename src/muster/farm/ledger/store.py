@@ -334,15 +334,18 @@ class Ledger:
             row = self._db.execute("SELECT coalesce(max(worker_id), 0) + 1 FROM workers")
             return int(row.fetchone()[0])
 
-    def worker_started(self, worker_id: int, slot: SlotSpec, host: str, log: str) -> None:
+    def worker_started(
+        self, worker_id: int, slot: SlotSpec, host: str, log: str, code: str | None = None
+    ) -> None:
+        """``code``: the short name of the code that it runs, see `muster.base.code`."""
         with explained(self.path, "write"):
             self._db.execute(
                 "INSERT OR REPLACE INTO workers "
-                "(worker_id, slot_id, label, devices, host, log, started_s) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "(worker_id, slot_id, label, devices, host, log, started_s, code) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     worker_id, slot.slot_id, slot.label, "+".join(slot.devices), host, log,
-                    time.time(),
+                    time.time(), code,
                 ),
             )  # fmt: skip
 

@@ -1,0 +1,109 @@
+"""What a run folder holds from earlier commands: whether there is any, and putting it aside."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from muster.api.lock import hold, is_held
+from muster.api.stored import KIND_NAMES, Kind, read_stored
+from muster.base.atomic_files import sync_folder
+from muster.base.errors import PlanMismatchError, SetupError, UsageError
+from muster.base.records import read_json
+from muster.base.run_folder import RunFolder
+from muster.base.slurm_commands import job_status
+from muster.farm.executors.slurm import array_name, job_name
+from muster.farm.executors.slurm_watch import elements_now
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.model import TaskState
+
+
+def has_results(folder: RunFolder) -> bool:
+    """Whether tasks are done there, or rows of a map, also in the elements of an array."""
+    if folder.parts.exists():  # a map's chunks keep the rows that are done before the chunk is
+        return True
+    return any(_has_done(place) for place in (folder, *_elements(folder)))
+
+
+def _has_done(folder: RunFolder) -> bool:
+    if not folder.ledger.exists():
+        return False
+    with LedgerReader(folder.ledger) as ledger:
+        return ledger.counts()[TaskState.DONE] > 0
+
+
+def _elements(folder: RunFolder) -> Iterator[RunFolder]:
+    if folder.elements.is_dir():
+        yield from (RunFolder(path) for path in folder.elements.iterdir() if path.name.isdigit())
+
+
+def array_of(folder: RunFolder) -> RunFolder | None:
+    """The run that ``folder`` is an element of, None for a run of its own."""
+    if folder.path.absolute().parent.name != folder.elements.name:
+        return None
+    main = RunFolder(folder.path.absolute().parent.parent)
+    return main if main.elements_json.exists() and main.exists() else None
+
+
+def move_aside(folder: RunFolder, kind: Kind) -> Path | None:
+    """``--restart``: rename a run folder, so that a new run can begin under its name.
+
+    Returns where the old run is now, None where there was none. The rename is one step, so a kill
+    leaves the old run under its old name or under the new one, and whole. The caller takes the
+    lock of the new folder afterwards.
+
+    Raises SetupError while somebody works on the folder, be it a job in a queue, and
+    PlanMismatchError for a run of another kind.
+    """
+    parts = (folder.run_json, folder.ledger, folder.elements, folder.stage(0).parent)
+    if not any(path.exists() for path in parts):
+        return None
+    if folder.exists() and (stored := read_stored(folder)).kind != kind:
+        raise PlanMismatchError(
+            f"{folder.path} is the folder of {stored.kind_name}, not of {KIND_NAMES[kind]}: it is "
+            "left alone.",
+            hint="choose another --run-dir.",
+        )
+    # A folder that is reached through a link stays where its disk is.
+    place = Path(os.path.realpath(folder.path))
+    if Path.cwd().is_relative_to(place):
+        raise UsageError(
+            f"--restart moves {folder.path}, and you are in it.", hint="leave that folder first."
+        )
+    with hold(folder):
+        _refuse_at_work(folder)
+        aside = _free_name(place)
+        folder.lock.with_suffix(".pid").unlink(missing_ok=True)
+        os.rename(place, aside)
+        sync_folder(aside.parent)
+    return aside
+
+
+def _free_name(place: Path) -> Path:
+    stem = f"{place.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+    number, path = 1, place.with_name(stem)
+    while path.exists():
+        number += 1
+        path = place.with_name(f"{stem}-{number}")
+    return path
+
+
+def _refuse_at_work(folder: RunFolder) -> None:
+    """SetupError where an element or a job may still write to the folder."""
+    busy = [f"element {element.name}" for element in _elements(folder) if is_held(element)]
+    with suppress(SetupError):  # no SLURM here
+        for name in (job_name(folder), array_name(folder)):
+            if folder.job_files.exists():
+                found = elements_now(name)
+                busy += [f"job {a}_{n}" for (a, n), item in found.items() if item.is_there]
+        if folder.slurm_job.exists():
+            job_id = str(read_json(folder.slurm_job, "record of the SLURM job")["job_id"])
+            busy += [f"job {job_id}"] * job_status(job_id).is_alive
+    if busy:
+        raise SetupError(
+            f"{folder.path} cannot be moved aside: {', '.join(busy[:5])} still work on it.",
+            hint="end them with scancel, or wait; another --run-dir needs no waiting.",
+        )
