@@ -58,8 +58,8 @@ def run(
     """What a coordinator does with a plan; returns the parameters of what it executes."""
     place = RunFolder(folder)
     place.create()
-    stored = open_plan(work, SweepOptions(run_dir=folder, **options), place, ("muster", "sweep"))
-    ledger = open_ledger(place, stored.run_id, read_settings())
+    open_plan(work, SweepOptions(run_dir=folder, **options), place, ("muster", "sweep"))
+    ledger = open_ledger(place, read_settings())
     ledger.begin()
     numbers = {spec.name: ledger.target_id(spec.name) for spec in work.targets}
     ledger.add_tasks(work.feed(numbers))
