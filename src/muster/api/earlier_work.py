@@ -9,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.api.lock import hold, is_held
-from muster.api.stored import KIND_NAMES, Kind, read_stored
+from muster.api.stored import KIND_NAMES, Kind, read_job, read_stored
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
-from muster.base.records import read_json
 from muster.base.run_folder import RunFolder
 from muster.base.slurm_commands import job_status
 from muster.farm.executors.slurm import array_name, job_name
@@ -100,7 +99,7 @@ def _refuse_at_work(folder: RunFolder) -> None:
                 found = elements_now(name)
                 busy += [f"job {a}_{n}" for (a, n), item in found.items() if item.is_there]
         if folder.slurm_job.exists():
-            job_id = str(read_json(folder.slurm_job, "record of the SLURM job")["job_id"])
+            job_id = read_job(folder)["job_id"]
             busy += [f"job {job_id}"] * job_status(job_id).is_alive
     if busy:
         raise SetupError(

@@ -19,7 +19,6 @@ import traceback
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Literal
@@ -154,7 +153,7 @@ def refuse_while_imported(call: str) -> None:
     """ReentryError where ``call`` is made by a file that is being imported, by a worker for its
     target or by multiprocessing for the main program: every worker would start another run.
     """
-    file = _importing[-1].location if _importing else _file_of_main_again()
+    file = _importing[-1].location if _importing else _file_of_child()
     if file is not None:
         raise ReentryError(
             f"{file} calls {call} when it is imported, and workers import it to reach what they "
@@ -163,13 +162,14 @@ def refuse_while_imported(call: str) -> None:
         )
 
 
-def _file_of_main_again() -> str | None:
-    """The program's own file where a child of multiprocessing is importing it."""
-    frame = sys._getframe(1)
+def _file_of_child() -> str | None:
+    """The program's or a target's file, where a child of multiprocessing is importing it."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
+        name = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "<module>" and name.startswith(("__mp_main__", PRIVATE_PREFIX)):
             return frame.f_code.co_filename
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
