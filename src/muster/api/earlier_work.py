@@ -14,7 +14,7 @@ from muster.base.atomic_files import sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.base.slurm_commands import job_status
-from muster.farm.executors.slurm import array_name, job_name
+from muster.farm.executors.slurm_script import array_name, job_name
 from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
