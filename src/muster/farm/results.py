@@ -17,6 +17,7 @@ the field holds that file's name.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 import re
 from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -108,7 +109,8 @@ def keep_beside(folder: Path, name: str, value: object) -> str:
     """Write ``value`` into a file of ``folder``, pickled, or as text; returns the file's name."""
     stem = re.sub(r"[^\w.-]+", "-", name)[:80].strip("-.") or _VALUE
     taken = {path.stem for path in folder.iterdir()}
-    stem = next(s for s in (stem, *(f"{stem}-{i}" for i in range(2, 10**6))) if s not in taken)
+    free = itertools.chain([stem], (f"{stem}-{i}" for i in itertools.count(2)))
+    stem = next(name for name in free if name not in taken)
     try:
         data, suffix = pickle.dumps(value), "pickle"
     except Exception:  # an object may raise anything when it is pickled, or printed
@@ -152,7 +154,8 @@ def _add(
     for key, item in entries.items():
         name = prefix + _name(key, f"result[{prefix!r}]" if prefix else "result")
         inner = _entries(item) if type(item) not in PLAIN else None
-        if inner:
+        # Beside an entry that is called a.b, the mapping a stays one field.
+        if inner and not any(str(other).startswith(f"{key}.") for other in entries):
             _add(fields, f"{name}.", inner, keep, depth + 1)
             continue
         try:

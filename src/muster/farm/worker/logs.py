@@ -73,7 +73,7 @@ class TaskLog:
         for name, stream in zip(("stdout", "stderr"), self._streams, strict=True):
             with suppress(Exception):  # anything may stand there by now
                 getattr(sys, name).flush()
-            if stream is not None and stream.closed:
+            if getattr(stream, "closed", False):
                 stream = _reopened(1 if name == "stdout" else 2)
             setattr(sys, name, stream)
         self._streams = (sys.stdout, sys.stderr)
