@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,7 @@ class Training:
     def __init__(self, folder: Path, seed: int, program: str, words: Sequence[str]) -> None:
         self.folder = folder
         self.words = words
+        self.program = program
         self.pids = folder / "pids"
         self.said = folder / "said.txt"
         self.random = random.Random(seed)
@@ -38,6 +40,11 @@ class Training:
         (folder / "task.py").write_text(program)
         source = str(Path(__file__).parents[2] / "src")
         self.environment = {**os.environ, "PYTHONPATH": source, "CHAOS_PIDS": str(self.pids)}
+
+    @property
+    def work(self) -> int:
+        """How much rank 0 has done, in what the program counts; also what was lost by a kill."""
+        return (self.folder / "work").stat().st_size
 
     @property
     def run_folder(self) -> RunFolder:
@@ -62,7 +69,7 @@ class Training:
             else:
                 time.sleep(self.random.uniform(0.3, 4.0))
             self.kill_something(process)
-        return process.wait(timeout=120)
+        return process.wait(timeout=600)
 
     def await_a_checkpoint(self, process: subprocess.Popen[bytes]) -> None:
         """Return in the middle of the writing of the next checkpoint."""
@@ -120,6 +127,44 @@ def survive(training: Training) -> None:
     else:
         pytest.fail(f"it never ended: {training.said.read_text()[-4000:]}")
     assert training.kills, "nothing was killed"
+
+
+@dataclasses.dataclass
+class Damage:
+    """What kills have done to trainings: steps without a line, with several, done once more."""
+
+    kills: int = 0
+    trainings: int = 0
+    lost: int = 0
+    doubled: int = 0
+    repeated: float = 0.0
+
+
+def campaign(
+    folder: Path,
+    seed: int,
+    undisturbed: Training,
+    steps_of: Callable[[Training], list[int]],
+    *,
+    num_kills: int,
+) -> Damage:
+    """Trainings of the same program until so many kills; each ends with the undisturbed weights."""
+    damage = Damage()
+    wanted = steps_of(undisturbed)
+    while damage.kills < num_kills:
+        here = folder / f"training-{damage.trainings}"
+        here.mkdir()
+        training = Training(here, seed + damage.trainings, undisturbed.program, undisturbed.words)
+        survive(training)
+        found = steps_of(training)
+        check_same_weights(training, undisturbed)
+        damage.kills += training.kills.total()
+        damage.trainings += 1
+        damage.lost += len(set(wanted) - set(found))
+        damage.doubled += len(found) - len(set(found))
+        damage.repeated += (training.work / undisturbed.work - 1) * len(wanted)
+    print(f"seed {seed}: {damage}")
+    return damage
 
 
 def check_same_weights(training: Training, undisturbed: Training) -> None:

@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.killed_training import Training, check_same_weights, survive
+from tests.chaos.killed_training import Training, campaign, check_same_weights, survive
 from tests.programs import read_program
 
 AGENT = read_program("recall_agent.py")
 
 UPDATES = 16
+CHECKPOINT_UPDATES = 2
 WORDS = (
     *("task.py:Recaller", "--num-steps", str(UPDATES * 2 * 8 * 16), "--eval-frequency", "4"),
-    *("--checkpoint-interval", "2steps", "--normalize-rewards", "--target-kl", "0.05"),
+    *(
+        "--checkpoint-interval",
+        f"{CHECKPOINT_UPDATES}steps",
+        "--normalize-rewards",
+        "--target-kl",
+        "0.05",
+    ),
 )
 CLOCKS = ("seconds", "steps_per_s", "acting_share", "stepping_share", "learning_share")
 
@@ -48,9 +55,23 @@ def test_killed_at_random_it_draws_the_same_curve(tmp_path: Path, undisturbed: T
     check_chaos(tmp_path, undisturbed, 1)
 
 
+def check_campaign(folder: Path, undisturbed: Training, seed: int, num_kills: int) -> None:
+    def updates(training: Training) -> list[int]:
+        return [line["update"] for line in lines(training) if line["kind"] == "update"]
+
+    damage = campaign(folder, seed, undisturbed, updates, num_kills=num_kills)
+    assert (damage.lost, damage.doubled) == (0, 0)
+    assert damage.repeated <= damage.kills * 2 * CHECKPOINT_UPDATES
+
+
+@pytest.mark.thorough
+def test_a_few_kills_lose_and_double_no_update(tmp_path: Path, undisturbed: Training) -> None:
+    check_campaign(tmp_path, undisturbed, 60, num_kills=5)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200, 215))
-def test_killed_often_it_draws_the_same_curve(
+@pytest.mark.parametrize("seed", range(2000, 3000, 100))
+def test_two_hundred_kills_lose_and_double_no_update(
     seed: int, tmp_path: Path, undisturbed: Training
 ) -> None:
-    check_chaos(tmp_path, undisturbed, seed)
+    check_campaign(tmp_path, undisturbed, seed, num_kills=20)

@@ -44,6 +44,9 @@ class Recall(BatchedEnv):
         return {"observation": torch.stack([shown, self.rows["left"]], 1).float()}
 
     def advance(self, actions):
+        if self.notes_work:  # what is done, also in vain
+            with Path(os.environ["CHAOS_PIDS"]).with_name("work").open("ab") as work:
+                work.write(b".")
         left = self.rows["left"] - 1
         over = left == 0
         right = (actions == self.rows["bit"]) & over
@@ -55,7 +58,9 @@ class Recaller(AgentTask):
     defaults = {"num_envs": 8, "rollout_steps": 16, "batch_size": 4}
 
     def environments(self, split, place):
-        return Recall(place)
+        made = Recall(place)
+        made.notes_work = split == "train" and os.environ.get("RANK", "0") == "0"
+        return made
 
     def policy(self, spec):
         Path(os.environ["CHAOS_PIDS"], f"rank-{os.environ.get('RANK', 0)}").write_text(

@@ -40,6 +40,9 @@ class Restless(muster.Task):
 
     def loss(self, model, batch):
         time.sleep(0.01)
+        if model.training and os.environ.get("RANK", "0") == "0":  # what is done, also in vain
+            with Path(os.environ["CHAOS_PIDS"]).with_name("work").open("ab") as work:
+                work.write(b".")
         return (model(batch[0])[:, 0] - batch[1]).square()
 
     def score(self, model, batch):
