@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.atomic_files import replacing
+from muster.base.atomic_files import explain_os_error, replacing
 from muster.base.run_folder import RunFolder
 
 
@@ -32,12 +32,15 @@ def own_id(folder: RunFolder) -> FolderId:
     record = _read(folder.identity_json)
     if record is not None and record.get("inodes") == _inodes(folder, folder.identity_json):
         return FolderId(str(record.get("id")))
-    if record is not None:
-        folder.pilot_assignment.unlink(missing_ok=True)  # pilots of the original serve that one
     drawn = uuid.uuid4().hex
-    with replacing(folder.identity_json) as beside:
-        values = {"id": drawn, "inodes": _inodes(folder, beside)}
-        beside.write_text(json.dumps(values) + "\n")
+    try:
+        if record is not None:
+            folder.pilot_assignment.unlink(missing_ok=True)  # pilots of the original serve that one
+        with replacing(folder.identity_json) as beside:
+            values = {"id": drawn, "inodes": _inodes(folder, beside)}
+            beside.write_text(json.dumps(values) + "\n")
+    except OSError as error:
+        raise explain_os_error(error, "write", folder.identity_json) from error
     return FolderId(drawn, is_new_copy=record is not None)
 
 
