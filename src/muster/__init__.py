@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from muster.api.runs import Run as Run
     from muster.api.sweep import sweep as sweep
     from muster.api.train import fit as fit
+    from muster.base.errors import MissingPackageError as MissingPackageError
     from muster.base.errors import MusterError as MusterError
     from muster.base.errors import SetupError as SetupError
     from muster.base.errors import TargetError as TargetError
@@ -41,6 +42,7 @@ _PUBLIC = {
     "Context": "muster.farm.worker.context",
     "Loss": "muster.train.task",
     "MapRecipe": "muster.api.recipe",
+    "MissingPackageError": "muster.base.errors",
     "MusterError": "muster.base.errors",
     "Recipe": "muster.api.recipe",
     "RecipeTask": "muster.api.recipe",
@@ -67,6 +69,7 @@ __all__ = [
     "Context",
     "Loss",
     "MapRecipe",
+    "MissingPackageError",
     "MusterError",
     "Recipe",
     "RecipeTask",

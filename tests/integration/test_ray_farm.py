@@ -403,7 +403,7 @@ def test_ray_that_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 3
-    assert "--on ray needs Ray, which is not installed here: no ray" in done.stderr
+    assert "--on ray needs the package ray, which is not installed." in done.stderr
     assert "Hint: pip install 'muster-gpu[ray]'" in done.stderr
 
 

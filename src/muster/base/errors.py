@@ -5,6 +5,7 @@ MusterError                 exit 3 unless a subclass says otherwise
 │   ├── UnknownNameError    a name that does not exist, with the nearest that does
 │   └── PlanMismatchError   the run folder holds another plan, or the target's code changed
 ├── SetupError              exit 3: this machine or this folder cannot do it
+│   ├── MissingPackageError an extra of muster is not installed
 │   ├── LedgerError         the ledger cannot be read or written
 │   └── PlacementError      no device to run on
 └── TargetError             exit 2: the user's target cannot be loaded or called
@@ -64,6 +65,17 @@ class SetupError(MusterError):
     """This machine or this folder cannot do it."""
 
     exit_code = EXIT_SETUP
+
+
+class MissingPackageError(SetupError):
+    """An optional package is not installed; the hint names the extra that brings it."""
+
+    def __init__(self, doing: str, package: str, extra: str, *, instead: str = "") -> None:
+        other = f", or {instead}" if instead else ""
+        super().__init__(
+            f"{doing} needs the package {package}, which is not installed.",
+            hint=f"pip install 'muster-gpu[{extra}]'{other}.",
+        )
 
 
 class LedgerError(SetupError):

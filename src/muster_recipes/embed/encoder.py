@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from muster import SetupError
+from muster import MissingPackageError, SetupError
 from muster.generation import METER
 
 if TYPE_CHECKING:
@@ -111,7 +111,4 @@ def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 def _check_installed() -> None:
     if importlib.util.find_spec("transformers") is None:
-        raise SetupError(
-            "embed needs the package transformers for --model, which is not installed.",
-            hint="pip install 'muster-gpu[transformers]'",
-        )
+        raise MissingPackageError("embed --model", "transformers", "transformers")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster import UsageError
+from muster import MissingPackageError, UsageError
 from muster_recipes.har.charts import line_charts
 
 
@@ -55,9 +55,9 @@ def _load(path: Path) -> Any:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError:
-        raise UsageError(
-            "--encoder vit needs the package transformers, which is not installed.",
-            hint="pip install transformers, or use --encoder conv.",
+        instead = "use --encoder conv"
+        raise MissingPackageError(
+            "--encoder vit", "transformers", "transformers", instead=instead
         ) from None
     try:
         return transformers.ViTModel.from_pretrained(

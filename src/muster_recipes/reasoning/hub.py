@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from muster import SetupError
+from muster import MissingPackageError, SetupError
 from muster_recipes.reasoning.config import ReasoningConfig
 from muster_recipes.reasoning.datasets_table import DATA_SETS
 from muster_recipes.reasoning.sources import source_of
@@ -70,7 +70,4 @@ def _refresh_model(config: ReasoningConfig) -> str:
 
 def _need(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise SetupError(
-            f"--force-download needs the package {package}, which is not installed.",
-            hint=f"pip install 'muster-gpu[{extra}]'",
-        )
+        raise MissingPackageError("--force-download", package, extra)

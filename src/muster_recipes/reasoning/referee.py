@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from muster import SetupError
+from muster import MissingPackageError
 
 _TIMEOUT_S = 10.0
 _PROGRAM = Path(__file__).with_name("referee_process.py")
@@ -41,10 +41,7 @@ class Referee:
     def check_installed() -> None:
         """SetupError unless the library is there."""
         if importlib.util.find_spec("math_verify") is None:
-            raise SetupError(
-                "Comparing answers needs the package math-verify, which is not installed.",
-                hint="pip install 'muster-gpu[reasoning]'",
-            )
+            raise MissingPackageError("Comparing answers", "math-verify", "reasoning")
 
     def compare(self, answer: str, reference: str) -> bool | None:
         """Whether both are the same; None if one cannot be read or it takes too long."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster import SetupError, UnknownNameError, UsageError
+from muster import MissingPackageError, SetupError, UnknownNameError, UsageError
 from muster_recipes.arith.config import MAX_DIFFICULTY
 from muster_recipes.arith.problems import make
 from muster_recipes.reasoning.config import ReasoningConfig
@@ -127,10 +127,7 @@ def _arith_record(difficulty: int, index: int) -> dict[str, Any]:
 def _joined(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
     """The rows of all configurations, each one with its name in the column ``subject``."""
     if importlib.util.find_spec("datasets") is None:
-        raise SetupError(
-            f"Reading {item.key} from the hub needs the package datasets, which is not installed.",
-            hint="pip install 'muster-gpu[datasets]'",
-        )
+        raise MissingPackageError(f"Reading {item.key} from the hub", "datasets", "datasets")
     return itertools.chain.from_iterable(_rows(item.hub, name, split) for name in item.configs)
 
 

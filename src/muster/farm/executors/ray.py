@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import SetupError
+from muster.base.errors import MissingPackageError, SetupError
 from muster.base.run_folder import RunFolder
 from muster.base.settings import kept_environment
 from muster.farm import wire
@@ -342,8 +342,5 @@ def _import_ray() -> Any:
         with kept_environment():
             import ray
     except ImportError as error:
-        raise SetupError(
-            f"--on ray needs Ray, which is not installed here: {error}",
-            hint="pip install 'muster-gpu[ray]'",
-        ) from error
+        raise MissingPackageError("--on ray", "ray", "ray") from error
     return ray

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import MissingPackageError, SetupError, UsageError
 from muster.base.run_folder import RunFolder
 from muster.base.sbatch import CORES_PER_GPU, further_options, gpus_among
 from muster.base.settings import kept_environment, read_settings, variable
@@ -156,8 +156,5 @@ def _submitit() -> Any:
         import submitit.helpers
         import submitit.slurm.slurm
     except ImportError as error:
-        raise SetupError(
-            f"--on slurm needs submitit, which cannot be imported: {error}.",
-            hint="pip install 'muster-gpu[slurm]'",
-        ) from None
+        raise MissingPackageError("--on slurm", "submitit", "slurm") from error
     return submitit

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import MissingPackageError, SetupError, UsageError
 from muster.pipeline.engines.model import EngineSpec, Message
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
@@ -37,15 +37,9 @@ def check(spec: EngineSpec) -> None:
             hint=f"write one of {', '.join(DTYPES)}.",
         )
     if importlib.util.find_spec("transformers") is None:
-        raise SetupError(
-            "The engine transformers needs the package transformers, which is not installed.",
-            hint="pip install 'muster-gpu[transformers]'",
-        )
+        raise MissingPackageError("The engine transformers", "transformers", "transformers")
     if spec.quantize != "none" and importlib.util.find_spec("bitsandbytes") is None:
-        raise SetupError(
-            f"--quantize {spec.quantize} needs the package bitsandbytes, which is not installed.",
-            hint="pip install 'muster-gpu[quantize]'",
-        )
+        raise MissingPackageError(f"--quantize {spec.quantize}", "bitsandbytes", "quantize")
 
 
 def load(spec: EngineSpec, device: str) -> Loaded:

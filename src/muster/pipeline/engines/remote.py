@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import MissingPackageError, SetupError, UsageError
 from muster.base.settings import secret
 from muster.pipeline.engines.model import (
     Completion,
@@ -44,10 +44,7 @@ class OpenAiEngine:
                 hint="write --base-url, such as http://127.0.0.1:8000/v1.",
             )
         if importlib.util.find_spec("aiohttp") is None:
-            raise SetupError(
-                "The engine openai needs the package aiohttp, which is not installed.",
-                hint="pip install 'muster-gpu[openai]'",
-            )
+            raise MissingPackageError("The engine openai", "aiohttp", "openai")
         self._spec = spec
         self._base = spec.base_url.rstrip("/")
         self._model = spec.model

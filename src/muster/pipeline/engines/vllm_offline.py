@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import MissingPackageError, SetupError, UsageError
 from muster.pipeline.engines.loading import prompt_text
 from muster.pipeline.engines.model import (
     Completion,
@@ -32,10 +32,8 @@ class VllmEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         if importlib.util.find_spec("vllm") is None:
-            raise SetupError(
-                "The engine vllm needs the package vllm, which is not installed.",
-                hint="pip install 'muster-gpu[vllm]', or use --engine transformers.",
-            )
+            instead = "use --engine transformers"
+            raise MissingPackageError("The engine vllm", "vllm", "vllm", instead=instead)
         if not spec.model:
             raise UsageError(
                 "No model is named.", hint="write --model with a Hugging Face name or a folder."

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
+from muster.base.errors import (
+    MissingPackageError,
+    MusterError,
+    SetupError,
+    UnknownNameError,
+    UsageError,
+)
 from muster.pipeline.sources.model import Selection
-from muster.pipeline.sources.unpack import missing, spool_stream
+from muster.pipeline.sources.unpack import spool_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,7 @@ def _load(name: str, options: InputOptions) -> Any:
     try:
         import datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise missing("datasets", "Reading hf: data sets", "datasets") from None
+        raise MissingPackageError("Reading hf: data sets", "datasets", "datasets") from None
     folder = Path(name).expanduser()
     try:
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):

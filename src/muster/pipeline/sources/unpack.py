@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from muster.base.atomic_files import replacing, sync_folder
-from muster.base.errors import MusterError, SetupError, UsageError
+from muster.base.errors import MissingPackageError, UsageError
 from muster.pipeline.sources.files import Found, fingerprint
 
 _BLOCK = 1 << 20
@@ -172,7 +172,7 @@ def _zstd_copier() -> Callable[[BinaryIO, BinaryIO], None]:
     try:
         import zstandard
     except ImportError:
-        raise missing("zstd", "Reading .zst files", "zstandard") from None
+        raise MissingPackageError("Reading .zst files", "zstandard", "zstd") from None
 
     def copy(packed: BinaryIO, plain: BinaryIO) -> None:
         # The library's own reader takes a file that is cut short for a whole one.
@@ -191,9 +191,3 @@ def _zstd_copier() -> Callable[[BinaryIO, BinaryIO], None]:
             raise ValueError("it ends in the middle of a frame")
 
     return copy
-
-
-def missing(extra: str, doing: str, package: str) -> MusterError:
-    return SetupError(
-        f"{doing} needs the package {package}.", hint=f"pip install 'muster-gpu[{extra}]'"
-    )

@@ -1,0 +1,64 @@
+"""An extra that is not installed: one sentence, one hint that names the extra, exit code 3."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from muster.base.errors import MissingPackageError
+from muster.farm.executors import ray, slurm_script
+from muster.pipeline.engines.loading import check as check_loading
+from muster.pipeline.engines.model import EngineSpec
+from muster.pipeline.engines.remote import OpenAiEngine
+from muster.pipeline.engines.vllm_offline import VllmEngine
+from muster.pipeline.sources import hub, unpack
+from muster_recipes.har import vit
+from muster_recipes.reasoning.referee import Referee
+
+
+def gymnasium() -> object:
+    sys.modules.pop("muster.rl.gymnasium_import", None)
+    return importlib.import_module("muster.rl.gymnasium_import")
+
+
+EXTRAS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
+    "optional-dependencies"
+]
+
+#: package → (its name for import, extra, what needs it)
+CASES: dict[str, tuple[str, str, Callable[[], object]]] = {
+    "vllm": ("vllm", "vllm", lambda: VllmEngine(EngineSpec(model="m"))),
+    "aiohttp": ("aiohttp", "openai", lambda: OpenAiEngine(EngineSpec(base_url="http://x"))),
+    "transformers": ("transformers", "transformers", lambda: check_loading(EngineSpec(model="m"))),
+    "bitsandbytes": (
+        "bitsandbytes",
+        "quantize",
+        lambda: check_loading(EngineSpec(model="m", quantize="8bit")),
+    ),
+    "zstandard": ("zstandard", "zstd", unpack._zstd_copier),
+    "datasets": ("datasets", "datasets", lambda: hub._load("name", None)),  # type: ignore[arg-type]
+    "ray": ("ray", "ray", ray._import_ray),
+    "submitit": ("submitit", "slurm", slurm_script._submitit),
+    "gymnasium": ("gymnasium", "rl", gymnasium),
+    "math-verify": ("math_verify", "reasoning", Referee.check_installed),
+    "vit": ("transformers", "transformers", lambda: vit._load(Path("x"))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_missing_is_said_in_one_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, extra, use = CASES[name]
+    package = "transformers" if name == "vit" else name
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingPackageError) as found:
+        use()
+    text = str(found.value)
+    assert f" needs the package {package}, which is not installed.\n" in text
+    assert text.count("Hint: ") == 1 and f"Hint: pip install 'muster-gpu[{extra}]'" in text
+    assert found.value.exit_code == 3
+    assert any(line.startswith(package) for line in EXTRAS[extra])
