@@ -106,9 +106,8 @@ def header(
     out = io.BytesIO()
     with pa.ipc.new_stream(out, batch.schema) as stream:
         stream.write_batch(batch)
-    names = dict.fromkeys(
-        max(([*record] for record in records), key=lambda keys: len(keys))
-    )  # the order of a record that has most of them
+    longest: list[str] = max((list(record) for record in records), key=len)
+    names = dict.fromkeys(longest)  # the order of a record that has most of them
     names.update(dict.fromkeys(name for record in records for name in record))
     data = orjson.dumps([base64.b64encode(out.getbuffer()).decode(), list(names)])
     return MARK_IN_JSON + b":" + data
