@@ -25,7 +25,7 @@ settings.load_profile("fixed")
 
 #: Set by pytest itself or by libraries on import, and no test's doing.
 _FOREIGN = ("PYTEST_", "COV_", "KMP_", "TORCH", "MPL", "COLUMNS", "LINES")
-_GRACE_S = 2.0
+_GRACE_S = 10.0
 
 # Inherited by what tests start, so that an orphan in a session of its own is still known as ours.
 _MARK = f"PYTEST_STARTED_BY={uuid.uuid4().hex}"
@@ -115,14 +115,16 @@ def _command(process: psutil.Process) -> list[str]:
 class MusterCli(Protocol):
     """Runs ``muster`` with ``args`` in the test's ``tmp_path`` and waits for its end."""
 
-    def __call__(self, *args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]: ...
+    def __call__(
+        self, *args: str, timeout_s: float = 300.0
+    ) -> subprocess.CompletedProcess[str]: ...
 
 
 @pytest.fixture
 def muster_cli(tmp_path: Path) -> MusterCli:
     """A real process with its output as text; at the time limit its whole session is killed."""
 
-    def run(*args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "muster", *args]
         with subprocess.Popen(
             words,
@@ -158,7 +160,7 @@ def muster_main(
     """
     from muster.cli.main import main
 
-    def run(*args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)
         capfd.readouterr()
         try:

@@ -20,7 +20,7 @@ import pytest
 
 from muster.base.settings import kept_environment
 
-_WAIT_S = 120.0
+_WAIT_S = 300.0
 #: Of this process alone, so that clusters of tests that run beside each other share no port.
 _NET = f"127.0.{os.getpid() % 250 + 1}"
 #: A mark of the suite's own (conftest), which would make Ray's processes look like a test's.
@@ -103,7 +103,7 @@ class RayCluster:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(processes, timeout=10)
+        psutil.wait_procs(processes, timeout=300)
 
     def stop(self) -> None:
         for ip in reversed(self.nodes):

@@ -15,7 +15,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm-loopback"
 _NODES = ("n1", "n2")
-_WAIT_S = 120.0
+_WAIT_S = 300.0
 #: A mark of the suite's own (conftest), which would make daemons look like a test's.
 _NOT_FOR_DAEMONS = "PYTEST_STARTED_BY"
 
@@ -45,7 +45,7 @@ class SlurmCluster:
     def run(self, *words: str, cwd: Path | None = None) -> str:
         """Standard output of a SLURM command, which must succeed."""
         done = subprocess.run(
-            words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60
+            words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -133,7 +133,7 @@ def loopback(command: str, root: Path, *words: str) -> None:
     """Run scripts/slurm-loopback; fails the test with what it says."""
     environment = {k: v for k, v in os.environ.items() if k != _NOT_FOR_DAEMONS}
     line = [sys.executable, str(SCRIPT), command, str(root), *words]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:
         pytest.fail(f"slurm-loopback {command}: {done.stderr}", pytrace=False)
 

@@ -104,7 +104,7 @@ class Training:
         return found
 
     def nothing_is_left(self) -> bool:
-        deadline = time.monotonic() + 15.0
+        deadline = time.monotonic() + 300
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return not left

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 IN_FLIGHT = 2 * 2  # two workers; of short tasks each holds the running and the next
-_DEATH_S = 30.0  # a machine under load takes its time to end what is dying
+_DEATH_S = 300.0  # a machine under load takes its time to end what is dying
 
 TARGET = """
 import os, subprocess, time
@@ -235,7 +235,7 @@ def test_a_command_dies_when_coordinator_and_warden_are_killed_at_once(tmp_path:
             if kind == "warden":
                 os.kill(pid, signal.SIGKILL)
         coordinator.kill()
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 300
     while chaos.processes():
         assert time.monotonic() < deadline, chaos.processes()
         time.sleep(0.02)

@@ -25,7 +25,7 @@ def work(x: int):
     time.sleep(0.05)
     return {"y": x * x + 1}
 """
-_LIMIT_S = 200.0
+_LIMIT_S = 300.0
 
 
 class Sweep:

@@ -74,7 +74,7 @@ class Bench:
         key = self._next.to_bytes(16, "big")
         return Task(self._next, key, 1, codec.encode({"x": x}), 0, 3)
 
-    def until(self, ready: Callable[[], T], limit_s: float = 20.0) -> T:
+    def until(self, ready: Callable[[], T], limit_s: float = 300.0) -> T:
         assert self.executor is not None
         limit_s *= 4 if self.name in CLUSTERS else 1  # jobs and actors begin when there is room
         deadline = time.monotonic() + limit_s

@@ -32,7 +32,7 @@ def test_each_element_has_a_run_folder_of_its_own(tmp_path: Path) -> None:
                 env={**os.environ, **variables},
             )
         )
-    assert [process.wait(timeout=60) for process in started] == [0, 0]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
     found = {}
     for path in (tmp_path / "runs").iterdir():
         found[path.name.rpartition("-")[2]] = Run(path).results()["seed"].to_pylist()

@@ -27,7 +27,7 @@ def test_a_quick_run_ends_with_a_table_and_a_record(name: str, tmp_path: Path) -
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

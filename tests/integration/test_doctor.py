@@ -30,7 +30,7 @@ def test_what_is_broken_is_found_repaired_recorded_and_found_again(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     done = muster_cli(
         *("doctor", "--devices", "cpu:2", "--json", "--save-facts", "host.json", "--fix", "env"),
-        timeout_s=120,
+        timeout_s=300,
     )
     assert done.returncode == 2, done.stderr
     report = json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_torch_that_hangs_is_cut_off(
     (folder / "__init__.py").write_text("import time\ntime.sleep(600)\n")
     (folder / "version.py").write_text('__version__ = "2.9.0+cu130"\ncuda = "13.0"\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bad"))
-    done = muster_cli("doctor", "--quiet", "--time-limit", "6", timeout_s=60)
+    done = muster_cli("doctor", "--quiet", "--time-limit", "6", timeout_s=300)
     assert done.returncode == 2
     assert "torch 2.9.0+cu130 was still importing torch after" in done.stdout
 

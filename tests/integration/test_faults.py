@@ -40,7 +40,7 @@ class Place:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr
@@ -92,7 +92,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         process.wait()
 
 
-def until(ready: Callable[[], object], limit_s: float = 20.0) -> None:
+def until(ready: Callable[[], object], limit_s: float = 300.0) -> None:
     deadline = time.monotonic() + limit_s
     while not ready():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -28,7 +28,7 @@ def start(folder: Path, *args: str) -> pexpect.spawn:
     environment = {**os.environ, "TERM": "xterm"}
     return pexpect.spawn(
         sys.executable, ["-m", "muster", "launch", *args], cwd=str(folder), env=environment,
-        dimensions=(40, 130), encoding="utf-8", timeout=90,
+        dimensions=(40, 130), encoding="utf-8", timeout=300,
     )  # fmt: skip
 
 
@@ -55,12 +55,12 @@ def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) ->
         "muster train digits --devices cpu:2 --strategy ddp --batch-size 32 --lr 0.003 "
         "--precision auto --epochs 1 --run-dir runs/digits"
     )
-    child.expect("samples/s", timeout=240)  # the plan's estimate, from steps measured here
+    child.expect("samples/s", timeout=300)  # the plan's estimate, from steps measured here
     child.expect("rests on")
     child.expect("Run it")
     child.send("y")
     child.expect("strategy   ddp")
-    child.expect(pexpect.EOF, timeout=240)
+    child.expect(pexpect.EOF, timeout=300)
     child.close()
     assert child.exitstatus == 0
     assert (tmp_path / "runs/digits/training_results.json").exists()

@@ -43,7 +43,7 @@ def call(*words: str) -> list[str]:
     return [sys.executable, "-m", "muster", "map", *words]
 
 
-def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(call(*words), capture_output=True, text=True, timeout=timeout_s)
 
 
@@ -349,7 +349,7 @@ def running(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -403,7 +403,7 @@ def test_ctrl_c_saves_and_resume_goes_on(place: Path) -> None:
         assert process.wait(30) == 130
     assert not (place / "out.jsonl").exists()
     command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(300))
     assert len(notes(place)) == 300
@@ -477,7 +477,7 @@ def test_resume_does_not_repeat_a_restart(place: Path) -> None:
         wait_for(lambda: len(notes(place)) > 150)
         os.kill(process.pid, signal.SIGKILL)
     command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert len(notes(place)) <= 300 + 2 * 4
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 
-def run(*words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "muster", "map", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
@@ -145,7 +145,7 @@ BertModel(BertConfig(
 
 
 def test_texts_become_a_column_of_fixed_size_lists(place: Path) -> None:
-    subprocess.run([sys.executable, "-c", ENCODER], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", ENCODER], check=True, capture_output=True, timeout=300)
     (place / "in.csv").write_text("n,text\n" + "".join(f"{n},row {n}\n" for n in range(40)))
     done = run("embed", "--model", "encoder", "--input", "in.csv", "--devices", "cpu:2")
     assert done.returncode == 0, done.stderr

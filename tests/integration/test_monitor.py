@@ -45,7 +45,7 @@ def record(folder: Path, facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
 
 def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*MUSTER, *args], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [*MUSTER, *args], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -71,7 +71,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def wait_for(condition: Any, limit_s: float = 20.0) -> None:
+def wait_for(condition: Any, limit_s: float = 300.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -141,7 +141,7 @@ def test_a_terminal_shows_the_view_and_ctrl_c_ends_it(
     record(folder, FACTS, monkeypatch)
     words = [*MUSTER, "monitor", "--interval", "0.2"]
     child = pexpect.spawn(
-        words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=30
+        words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=300
     )
     child.expect("watched for")
     child.expect(r"CPU")
@@ -239,14 +239,14 @@ def test_signals_are_passed_on(folder: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=300)
     assert out == f"heard {int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
     assert process.returncode == 5
 
 
 def test_a_typed_ctrl_c_reaches_the_command_once(folder: Path) -> None:
     words = [*MUSTER, "monitor", "--", sys.executable, "-c", LISTENER]
-    child = pexpect.spawn(words[0], words[1:], cwd=str(folder), encoding="utf-8", timeout=30)
+    child = pexpect.spawn(words[0], words[1:], cwd=str(folder), encoding="utf-8", timeout=300)
     child.expect("ready")
     child.sendintr()
     child.expect(r"heard 2\r")
@@ -260,7 +260,7 @@ def test_a_disk_that_is_full_does_not_end_the_command(folder: Path) -> None:
     line = shell_line([*MUSTER, *words, "--", "sh", "-c", "sleep 1; exit 6"])
     done = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 1; exec {line}"],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 6
     assert done.stderr.count("Cannot write log.csv") == 1

@@ -254,13 +254,13 @@ def test_a_killed_plan_leaves_no_training_behind(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     ) as plan:
         started: list[psutil.Process] = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while len(started) < 3 and time.monotonic() < deadline:  # launcher, agent, rank
             started = psutil.Process(plan.pid).children(recursive=True)
             time.sleep(0.05)
         plan.send_signal(signal.SIGKILL)
     assert len(started) >= 3
-    _, alive = psutil.wait_procs(started, timeout=15)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert [process.cmdline() for process in alive] == []
 
 

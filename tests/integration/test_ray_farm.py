@@ -273,7 +273,7 @@ def test_a_cluster_that_is_started_here_ends_with_the_run(tmp_path: Path, how: s
                 wait_for(lambda: list(tmp_path.glob("began-*")) or process.poll() is not None)
                 process.send_signal(signal.Signals[f"SIG{how}"])
                 process.send_signal(signal.Signals[f"SIG{how}"])
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=300)
         codes = {"to its end": 0, "KILL": -signal.SIGKILL}
         assert process.returncode == codes.get(how, 130), said
         wait_for(lambda: not _mentioning(scratch), 20.0)
@@ -336,7 +336,7 @@ def test_nobody_else_runs_a_task_in_a_cluster_that_is_started_here(tmp_path: Pat
                 assert [path.name for path in tmp_path.glob("by-*")] == ["by-owner"]
             finally:
                 go.touch()
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
     finally:
         for left in _mentioning(scratch):

@@ -155,7 +155,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, words in RUNS.items()
     }
     for name, process in started.items():
-        told, _ = process.communicate(timeout=120)
+        told, _ = process.communicate(timeout=300)
         assert process.returncode == EXIT_CODES.get(name, 0), f"{name}: {told}"
     for name in RUNS:
         assert report(place, name) == 0
@@ -284,7 +284,7 @@ def test_out_leaves_the_run_as_it_is_and_holds_everything(place: Path, tmp_path:
     before = files()
     out = tmp_path / "new" / "folder"
     words = [*MUSTER, "report", "recipe", "--out", str(out), "--json"]
-    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [Path(path).relative_to(out).as_posix() for path in json.loads(done.stdout)] == [
         "table.csv", "figures/ssm.png", "figures/ssm.pdf", "index.html",
@@ -353,7 +353,7 @@ def half_done(tmp_path: Path) -> Iterator[Path]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        run, deadline_s = tmp_path / "half", time.monotonic() + 30
+        run, deadline_s = tmp_path / "half", time.monotonic() + 300
         while not (run / "ledger.sqlite").exists() or Run(run).counts()[TaskState.DONE] < 1:
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
@@ -420,7 +420,7 @@ def test_a_browser_shows_it(
     subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b",
          "--window-size=400,900", f"--screenshot={shot}", *flags, page.as_uri()],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     pixels = (imread(shot)[:, :, :3] * 255).round()
     assert pixels.shape == (900, 400, 3)

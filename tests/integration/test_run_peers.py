@@ -31,7 +31,7 @@ def test_a_script_of_another_library_runs_unchanged(
     done = muster_cli(
         "run", "--devices", "cpu:2", "--all-ranks", "--start", start, "--run-dir", "runs/peer",
         str(PEERS / script), *(["out"] if name == "transformers" else []),
-        timeout_s=150.0,
+        timeout_s=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     lines = done.stdout.splitlines()

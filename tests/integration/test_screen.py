@@ -39,14 +39,14 @@ def sweep(*more: str) -> list[str]:
 
 def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*MUSTER, *args], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [*MUSTER, *args], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 
 def test_a_terminal_shows_progress_workers_and_what_they_report(folder: Path) -> None:
     words = [*MUSTER, *sweep("--devices", "cpu:2")]
     child = pexpect.spawn(
-        words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=30
+        words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=300
     )
     child.expect(r"2 workers on cpu:0, cpu:1")
     child.expect(r"\d+/8")
@@ -64,7 +64,7 @@ def test_ctrl_c_in_a_terminal_drains_and_resume_finishes(folder: Path) -> None:
     words = [*MUSTER, *sweep("--devices", "cpu:1")]
     words[words.index("x=0.3")] = "x=1"
     child = pexpect.spawn(
-        words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=30
+        words[0], words[1:], cwd=str(folder), dimensions=(30, 120), encoding="utf-8", timeout=300
     )
     child.expect(r"[1-9]/8")
     child.sendintr()

@@ -40,7 +40,7 @@ def table(folder: Path) -> list[dict[str, object]]:
 
 
 def await_end(slurm: SlurmCluster) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while slurm.squeue():
         assert time.monotonic() < deadline, slurm.squeue()
         time.sleep(0.1)

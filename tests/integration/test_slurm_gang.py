@@ -36,11 +36,11 @@ DIGITS = ("train", "digits", "--max-steps", "6", "--no-tensorboard", "--run-dir"
 def test_two_nodes_train_as_two_ranks_of_one(
     slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
 ) -> None:
-    done = muster_cli(*DIGITS, *ON_SLURM, timeout_s=240)
+    done = muster_cli(*DIGITS, *ON_SLURM, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "batch      2 ranks x 32 per rank" in done.stdout  # what rank 0 printed, followed
     assert "RUNNING on n[1-2]" in done.stderr and "has ended well" in done.stderr
-    here = muster_cli(*DIGITS[:-1], "here", "--devices", "cpu:2", timeout_s=240)
+    here = muster_cli(*DIGITS[:-1], "here", "--devices", "cpu:2", timeout_s=300)
     assert here.returncode == 0, here.stderr
     check_same_weights(tmp_path / "run", tmp_path / "here")
 
@@ -55,12 +55,12 @@ def test_a_preempted_gang_goes_on_with_the_same_bits(
         slurm.preempt()
         slurm.await_state(job, "PENDING")
         write_task(tmp_path, seconds=0)
-        out, error = follower.communicate(timeout=200)
+        out, error = follower.communicate(timeout=300)
     assert follower.returncode == 0, out + error
     assert "1 rank on each of 2 nodes" in out
     assert "saved: asked to stop" in out and "resume     from step" in out
     assert "started again 1×" in error
-    undisturbed = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=120)
+    undisturbed = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=300)
     assert undisturbed.returncode == 0, undisturbed.stderr
     check_same_weights(tmp_path / "run", tmp_path / "here")
 
@@ -70,7 +70,7 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
 ) -> None:
     write_task(tmp_path, seconds=0.3)
     words = (*WORDS, *ON_SLURM, "--run-dir", "run")
-    submitted = muster_cli(*words, "--no-wait", timeout_s=60)
+    submitted = muster_cli(*words, "--no-wait", timeout_s=300)
     job = submitted.stdout.strip()
     assert submitted.returncode == 0 and job == job_of(tmp_path / "run"), submitted.stderr
     await_steps(tmp_path / "run", 10)
@@ -79,18 +79,18 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
     with following(tmp_path, *words) as leaver:
         await_line(leaver, f"job {job}: RUNNING")
         leaver.send_signal(signal.SIGINT)
-        error = leaver.communicate(timeout=60)[1]
+        error = leaver.communicate(timeout=300)[1]
     assert leaver.returncode == 130 and f"The job {job} goes on" in error, error
     with following(tmp_path, *words) as follower:  # attaches, submits no second job
         await_line(follower, f"job {job} of this run is there")
         assert [entry["id"] for entry in slurm.squeue()] == [job]
         slurm.scancel(job)
-        out, error = follower.communicate(timeout=100)
+        out, error = follower.communicate(timeout=300)
     assert follower.returncode == 130 and "was cancelled" in error, out + error
     slurm.await_state(job, "CANCELLED")
     await_nothing(slurm, job)
     assert slurm.squeue() == []  # it did not go back into the queue
-    again = muster_cli(*words, "--no-wait", timeout_s=60)
+    again = muster_cli(*words, "--no-wait", timeout_s=300)
     assert again.returncode == 0 and again.stdout.strip() != job, again.stderr
 
 
@@ -110,7 +110,7 @@ def test_a_failing_script_gives_its_exit_code_and_where_to_look(
     slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text("raise SystemExit('no such data')\n")
-    done = muster_cli("run", "--on", "slurm", "--devices", "cpu:1", "broken.py", timeout_s=120)
+    done = muster_cli("run", "--on", "slurm", "--devices", "cpu:1", "broken.py", timeout_s=300)
     assert done.returncode == 1, done.stderr
     assert "no such data" in done.stdout
     assert "has failed with exit code 1; what it printed: " in done.stderr
@@ -128,10 +128,10 @@ def test_a_lost_node_sends_the_gang_back_into_the_queue(
         slurm.await_state(job, "PENDING")
         slurm.node_up("n2")
         write_task(tmp_path, seconds=0)
-        out, error = follower.communicate(timeout=200)
+        out, error = follower.communicate(timeout=300)
     assert follower.returncode == 0, out + error
     assert "resume     from step" in out
-    undisturbed = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=120)
+    undisturbed = muster_cli(*WORDS, "--devices", "cpu:2", "--run-dir", "here", timeout_s=300)
     assert undisturbed.returncode == 0, undisturbed.stderr
     check_same_weights(tmp_path / "run", tmp_path / "here")
 
@@ -147,9 +147,9 @@ def test_at_its_time_limit_it_saves_and_is_sent_again(
         job = job_of(tmp_path / "run", follower)
         slurm.await_state(job, "RUNNING")
         await_steps(tmp_path / "run", 5)
-        slurm.await_state(job, "PENDING", timeout_s=120)
+        slurm.await_state(job, "PENDING", timeout_s=300)
         write_task(tmp_path, seconds=0)  # the second start is to be the last
-        out, error = follower.communicate(timeout=280)
+        out, error = follower.communicate(timeout=300)
     assert follower.returncode == 0, out + error
     assert "saved: asked to stop (SIGTERM)" in out and "resume     from step" in out
 
@@ -160,7 +160,7 @@ def test_a_script_that_does_not_save_is_not_sent_again_at_its_time_limit(
 ) -> None:
     (tmp_path / "sleep.py").write_text("import time\ntime.sleep(600)\n")
     words = ("run", "--on", "slurm", "--devices", "cpu:1", "--time", "1", "sleep.py")
-    done = muster_cli(*words, timeout_s=200)
+    done = muster_cli(*words, timeout_s=300)
     assert done.returncode == 130, done.stdout + done.stderr
     assert slurm.squeue() == []
 
@@ -200,7 +200,7 @@ def job_of(run: Path, follower: subprocess.Popen[str] | None = None) -> str:
 
 
 def await_steps(run: Path, count: int) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
     while not (run / "metrics.jsonl").exists() or _steps(run) < count:
         logs = "".join(path.read_text() for path in (run / "slurm").glob("job-*.log"))
         assert time.monotonic() < deadline, f"no {count} steps were made: {logs}"
@@ -220,7 +220,7 @@ def await_line(process: subprocess.Popen[str], words: str) -> None:
 
 
 def await_nothing(slurm: SlurmCluster, job: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while left := slurm.processes(job):
         assert time.monotonic() < deadline, f"left running: {left}"
         time.sleep(0.1)

@@ -31,7 +31,7 @@ def test_a_start_that_failed_is_told_with_what_it_printed(
 ) -> None:
     (tmp_path / "site.toml").write_text('setup = ["echo no such module; exit 3"]\n')
     monkeypatch.setenv("MUSTER_SLURM_SITE", str(tmp_path / "site.toml"))
-    done = muster_cli(*words, timeout_s=120)
+    done = muster_cli(*words, timeout_s=300)
     assert done.returncode == 3, done.stdout + done.stderr
     error = done.stderr[done.stderr.index("No worker is left") :]
     assert "failed (it printed: no such module" in error, error
@@ -49,7 +49,7 @@ def test_why_it_waits_is_said_once_and_in_the_status(
             [sys.executable, "-m", "muster", *held], cwd=tmp_path, stdout=log, stderr=log
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while "BeginTime" not in (status := muster_cli("status", "run").stdout):
             assert time.monotonic() < deadline, status + (tmp_path / "log").read_text()
             time.sleep(0.2)
@@ -73,7 +73,7 @@ def closed(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
 def test_a_sweep_that_can_never_start_ends_with_the_reason(
     closed: SlurmCluster, words: tuple[str, ...], muster_cli: MusterCli
 ) -> None:
-    done = muster_cli(*words, "--partition", "urgent", timeout_s=120)
+    done = muster_cli(*words, "--partition", "urgent", timeout_s=300)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "SLURM will never start job " in done.stderr
     assert "its partition is down (PartitionDown)." in done.stderr
@@ -88,7 +88,7 @@ def test_a_gang_that_can_never_start_ends_with_the_reason(
 ) -> None:
     (tmp_path / "p.py").write_text("print(1)\n")
     words = ("run", "--on", "slurm", "--partition", "urgent", "--run-dir", "r%j", "--devices")
-    done = muster_cli(*words, "cpu:1", "p.py", timeout_s=120)
+    done = muster_cli(*words, "cpu:1", "p.py", timeout_s=300)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "its partition is down (PartitionDown)." in done.stderr
     assert closed.squeue() == []
@@ -98,7 +98,7 @@ def test_a_percent_sign_and_a_letter_in_the_run_folder_mean_themselves(
     slurm: SlurmCluster, words: tuple[str, ...], muster_cli: MusterCli, tmp_path: Path
 ) -> None:
     again = [word if word != "run" else "run%j-%A" for word in words]
-    done = muster_cli(*again, timeout_s=120)
+    done = muster_cli(*again, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= {"run%j-%A", ".muster"}
     jobs = {path.name for path in (tmp_path / "run%j-%A" / "pilots" / "jobs").iterdir()}

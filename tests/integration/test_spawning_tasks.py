@@ -52,7 +52,7 @@ def test_a_task_may_spawn(function: str, way: str, tmp_path: Path) -> None:
         grid={"way": [way]},
         devices="cpu:1",
         run_dir=tmp_path / "run",
-        timeout_s=200.0,  # without the module, Python's own pool starts children for ever
+        timeout_s=300,  # without the module, Python's own pool starts children for ever
         retries=0,
         monitor_interval_s=0,
     )

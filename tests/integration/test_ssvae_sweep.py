@@ -32,7 +32,7 @@ def test_a_sweep_ends_with_a_row_per_run_and_is_not_repeated(
         "--n-labels", "20", "--alpha-values", "1", "10", "--corruption-rates", "0", "0.5",
         *TINY,
     )  # fmt: skip
-    done = muster_cli(*command, timeout_s=120)
+    done = muster_cli(*command, timeout_s=300)
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path / "run")
     assert len(found) == 4 + 2
@@ -47,7 +47,7 @@ def test_a_sweep_ends_with_a_row_per_run_and_is_not_repeated(
     assert len(cells) == 6
     assert list((tmp_path / "run" / "figures").glob("*.png"))
 
-    again = muster_cli(*command, timeout_s=120)
+    again = muster_cli(*command, timeout_s=300)
     assert again.returncode == 0, again.stderr
     assert rows(tmp_path / "run") == found  # to the second that a task took: none ran again
 

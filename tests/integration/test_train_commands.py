@@ -59,7 +59,7 @@ def test_ranks_of_torchrun_are_taken_as_they_are(tmp_path: Path) -> None:
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
         "-m", "muster", "train", "har", "--multi-gpu", "ddp", "--run-dir", "runs/inside", *FEW,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = results(tmp_path / "runs" / "inside")
     assert (found["strategy"], found["num_ranks"], found["steps"]) == ("ddp", 2, 3)
@@ -71,7 +71,7 @@ def in_torchrun(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "muster",
         "train", "digits", "--run-dir", "inside", *FEW, *more,
     ]  # fmt: skip
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_inside_a_launcher_a_dry_run_trains_nothing_and_json_is_json(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def holder(folder: Path, uuid: str, how: str = "alone") -> Iterator[tuple[int, i
 
 def leased_after_death(uuid: str, settings: Settings) -> Lease | LeaseHeld:
     """The kernel frees the lock while the killed process is being torn down: soon, not at once."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 300
     while True:
         answer = acquire(uuid, "next", settings)
         if isinstance(answer, Lease) or time.monotonic() > deadline_s:

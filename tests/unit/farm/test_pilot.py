@@ -66,7 +66,7 @@ def patient(x: int, ctx):
 SLOT = SlotSpec(slot_id=0, label="slurm/0", devices=())
 REQUEST = ClusterRequest(num_workers=2)
 T = TypeVar("T")
-_LIMIT_S = 40.0
+_LIMIT_S = 300.0
 
 
 class Yard:

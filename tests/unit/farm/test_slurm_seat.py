@@ -32,7 +32,7 @@ from muster.farm.model import Outcome, SlotSpec
 
 REQUEST = ClusterRequest(num_workers=2)
 SLOT = SlotSpec(slot_id=0, label="slurm/0", devices=())
-_LIMIT_S = 20.0
+_LIMIT_S = 300.0
 
 
 class Queue:

@@ -37,7 +37,7 @@ def test_the_store_of_one_node_is_not_for_other_hosts() -> None:
         assert len(ports) == 2
         for port in ports:
             assert addresses(port) == {LOOPBACK}
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
+            with socket.create_connection(("127.0.0.1", port), timeout=300):
                 pass
     finally:
         rendezvous.shutdown()

@@ -127,7 +127,7 @@ srun() { shift 2; bash -c "${1/exec \\/*python -m muster/printf '%s\\\\n'}" "${@
 """
     environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "1", "SLURM_JOB_ID": "5"}
     done = subprocess.run(
-        ["bash", "-c", fakes + text], capture_output=True, text=True, env=environment, timeout=60
+        ["bash", "-c", fakes + text], capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()

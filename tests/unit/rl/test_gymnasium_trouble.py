@@ -189,7 +189,7 @@ def test_a_killed_process_is_told_and_leaves_no_others(then: str) -> None:
     env.reset()
     victim = processes()[1]
     victim.kill()
-    psutil.wait_procs([victim], timeout=10)
+    psutil.wait_procs([victim], timeout=300)
     if then == "step":
         with pytest.raises(SetupError, match="CartPole-v1: a process that steps an environment"):
             env.step(torch.tensor([0, 0, 0]))
@@ -248,7 +248,7 @@ def test_async_environments_die_with_their_owner() -> None:
         finally:
             owner.kill()
     assert told == ["stepping\n"] * 3
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while any(map(_is_alive, pids)):
         assert time.monotonic() < deadline, "processes have outlived their owner"
         time.sleep(0.02)

@@ -103,7 +103,7 @@ def last_weights(folder: RunFolder) -> dict[str, Any]:
     return tensors
 
 
-def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 270.0) -> Outcomes:
+def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outcomes:
     """Train all ``jobs``, each on its first ranks; returns when all have ended.
 
     One process imports what ranks need and is then forked into them.
