@@ -92,7 +92,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _write_program_run(folder: RunFolder) -> None:
     folder.create()
     argv = ("muster", "run", "p.py")
-    write_run_json(folder, Script(path="p.py"), GangOptions(), "run", {}, argv)
+    write_run_json(folder, Script(path="p.py"), GangOptions(), "run", {}, {}, argv)
     journal = Journal(folder.events, SystemClock())
     journal.write("start", ranks=["cpu:0", "cpu:1"], node=0)
     journal.write("end", node=0, exit_code=0)
@@ -341,6 +341,23 @@ def test_where_nothing_is_left_to_cancel_nothing_changes(
     done = muster_main("cancel", "runs/it")
     check_answer(done)
     assert "nothing to cancel" in done.stdout or done.returncode == 3
+    assert tree(run) == before
+
+
+def test_cancel_of_an_array_asks_its_elements(
+    finished: Path, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, "sweep", "stopped", tmp_path)
+    for number in ("0", "1"):
+        shutil.copytree(finished / "runs" / "sweep", run / "elements" / number)
+    record = {"elements": 2, "share": "", "job_id": None}
+    (run / "elements" / "array.json").write_text(json.dumps(record))
+    heard: list[bool] = []
+    with at_work(run / "elements" / "1", heard):
+        assert "asked the elements at work" in muster_main("cancel", "runs/it").stdout
+    assert heard == [True]
+    before = tree(run)
+    assert "it is not collected" in muster_main("cancel", "runs/it").stdout
     assert tree(run) == before
 
 

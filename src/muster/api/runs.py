@@ -192,8 +192,11 @@ class Run:
         was nothing to cancel, and nothing was changed.
         """
         stored = self.stored
-        if is_held(self.folder) and ask_to_cancel(self.folder, lambda: is_held(self.folder)):
+        if _asked(self.folder):
             return True
+        if self.folder.elements_json.exists():  # an array: each element is a run of its own
+            elements = sorted(self.folder.elements.glob("[0-9]*"))
+            return sum(_asked(RunFolder(path)) for path in elements) > 0 or None
         counts = self.counts()
         if not (counts[TaskState.READY] or counts[TaskState.CLAIMED]):
             return None
@@ -266,6 +269,11 @@ class Run:
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
         return live if is_whole else None
+
+
+def _asked(folder: RunFolder) -> bool:
+    """Whether somebody works on this folder, and was asked to cancel what it does."""
+    return is_held(folder) and ask_to_cancel(folder, lambda: is_held(folder))
 
 
 def find_runs(root: Path) -> list[Run]:

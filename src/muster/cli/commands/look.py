@@ -250,18 +250,23 @@ def cancel(argv: list[str]) -> int:
     run: Run = open_run(flags.run)
     is_gang = run.stored.is_gang
     asked = run.cancel()
+    array = _array(run, asks_slurm=True)
     if flags.json:
         record = {"run": run.folder.name, "asked_coordinator": bool(asked)}
         output.say_json({**record, "changed": asked is not None})
     elif asked is None:
-        state = _state(run.status(), _array(run, asks_slurm=False))
-        output.say(f"{run.folder.name}: nothing to cancel, it is {state}")
+        state = _state(run.status(), array)
+        output.say(f"{run.folder.name}: nothing to cancel here, it is {state}")
+    elif array is not None:
+        output.say(f"{run.folder.name}: asked the elements at work to cancel what has not ended")
     elif asked and is_gang:
         output.say(f"{run.folder.name}: asked its ranks to save what they can and to end")
     elif asked:
         output.say(f"{run.folder.name}: asked its coordinator to cancel what has not ended")
     else:
         output.say(f"{run.folder.name}: cancelled what had not ended")
+    if array is not None and array.num_queued and not flags.json:
+        output.say("  those in the queue are SLURM's: end them with scancel")
     return 0
 
 
