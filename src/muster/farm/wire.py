@@ -52,12 +52,12 @@ def unpack(buffer: bytearray) -> Iterator[tuple[list[Any], bytes]]:
 
 
 def clean(text: str) -> str:
-    """``text`` without lone surrogates, which file names bring in and UTF-8 cannot hold."""
-    return text.encode("utf-8", "replace").decode()
+    """``text`` with lone surrogates, which UTF-8 cannot hold, written out as ``\\udcff``."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def pack_finished(f: Finished) -> bytes:
-    body = f.value if f.outcome is Outcome.OK else f.trace.encode("utf-8", "replace")
+    body = f.value if f.outcome is Outcome.OK else f.trace.encode("utf-8", "backslashreplace")
     header = [
         RESULT, f.task_id, f.token, f.outcome.value, f.started_s, f.seconds, f.log_start,
         f.log_end, f.peak_mib, clean(f.message)[:_MAX_MESSAGE], f.signal, f.poisoned, f.files,
