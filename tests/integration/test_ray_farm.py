@@ -83,6 +83,53 @@ def test_a_sweep_gives_what_it_gives_here(
     assert not (run.folder.pilots / "token").exists()
 
 
+# ------------------------------------------------------------------ what each worker gets
+
+
+def _asked(place: Path, **request: Any) -> list[dict[str, Any]]:
+    run = muster.sweep(
+        "target.py:where", grid={"x": range(8), "place": [str(place)]}, executor="ray",
+        cluster=ClusterRequest(num_workers=2, **request), monitor_interval_s=0,
+        run_dir=f"run-{os.urandom(4).hex()}",
+    )  # fmt: skip
+    return _rows(run)
+
+
+def test_a_custom_resource_decides_where_workers_run(place: Path, ray_driver: RayCluster) -> None:
+    """Ray gives each node one of a resource that has its address as its name."""
+    for number, node in enumerate(ray_driver.nodes):
+        rows = _asked(place, resources=(f"node:{node}=0.01",))
+        assert {row["is_first_node"] for row in rows} == {number == 0}
+
+
+def test_two_workers_share_a_gpu(place: Path) -> None:
+    rows = _asked(place, gpus_per_worker=0.5)
+    assert {row["devices"] for row in rows} <= {"0", "1"}
+    assert {row["kind"] for row in rows} == {"cuda:0"}
+
+
+@pytest.mark.thorough
+def test_workers_are_spread_over_the_nodes(ray_driver: RayCluster, tmp_path: Path) -> None:
+    """Ray would put both on one node, which has two cores."""
+    from ray._private.state import available_resources_per_node
+
+    def free() -> list[float]:
+        return sorted(node.get("CPU", 0.0) for node in available_resources_per_node().values())
+
+    _write_target(tmp_path)
+    assert free() == [2.0, 2.0]
+    words = [sys.executable, "-m", "muster", "sweep", "target.py:hold", "--grid", "x=1,2", "--on",
+             "ray", "--address", ray_driver.address, "--workers", "2", "--monitor-interval", "0",
+             "--placement-strategy", "SPREAD"]  # fmt: skip
+    with subprocess.Popen(words, cwd=tmp_path, env=ray_driver.environment) as process:
+        try:
+            wait_for(lambda: sum(free()) == 2.0 or process.poll() is not None)
+            assert free() == [1.0, 1.0]
+        finally:
+            (tmp_path / "go").touch()
+    assert process.returncode == 0
+
+
 # ------------------------------------------------------------------ where it is not
 
 
@@ -449,6 +496,45 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has() -> None:
         "Hint: ask for --workers 2, or for less per worker."
     )
     check_room(nodes, ClusterRequest(num_workers=6, cpus_per_worker=2), None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "room"),
+    [
+        ({"gpus_per_worker": 0.5}, 4),
+        ({"gpus_per_worker": 0.6}, 2),  # two of them do not share one GPU
+        ({"gpus_per_worker": 0.25, "cpus_per_worker": 2}, 4),
+        ({"gpus_per_worker": 2}, 1),
+        ({"resources": ("ssd=1",)}, 3),
+        ({"resources": ("ssd=0.5", "tape=1")}, 1),
+        ({"resources": ("laser=1",)}, 0),
+        ({}, 12),
+    ],
+)
+def test_room_is_counted_by_all_that_a_worker_needs(request_: dict[str, Any], room: int) -> None:
+    nodes = [{"CPU": 8.0, "GPU": 2.0, "ssd": 3.0, "tape": 1.0}, {"CPU": 4.0}]
+    assert room_for(nodes, ClusterRequest(num_workers=1, **request_)) == room
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--gpus-per-worker", "1.5"), "more than one GPU is a whole number"),
+        (("--gpus-per-worker", "-1"), "--gpus-per-worker -1"),
+        (("--resource", "ssd"), "--resource ssd is not NAME=AMOUNT"),
+        (("--resource", "ssd=0"), "is not NAME=AMOUNT with an amount greater than 0"),
+        (("--resource", "=1"), "is not NAME=AMOUNT"),
+        (("--resource", "ssd=inf"), "is not NAME=AMOUNT"),
+        (("--mem", "4G"), "--mem has no effect with --on ray"),
+    ],
+)
+def test_a_request_that_ray_cannot_mean_is_refused(
+    tmp_path: Path, muster_main: Any, words: tuple[str, ...], says: str
+) -> None:
+    _write_target(tmp_path)
+    done = muster_main("sweep", "target.py:square", "--grid", "x=1", "--on", "ray", *words)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
 
 
 def test_another_muster_on_a_node_is_told(

@@ -403,6 +403,8 @@ def test_without_slurm_the_error_says_so(
         (("--mem", "lots"), "--mem lots"),
         (("--time", "soon"), "--time soon"),
         (("--workers", "0"), "--workers 0"),
+        (("--gpus-per-worker", "0.5"), "SLURM gives whole GPUs to a job"),
+        (("--resource", "ssd=1"), "--resource has no effect with --on slurm"),
         (("--slurm-arg", "array=3"), "muster sets this option itself"),
         (("--warn-before", "0s"), "--warn-before 0"),
     ],

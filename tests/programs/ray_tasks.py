@@ -15,6 +15,14 @@ def square(x: int, ctx, seed: int = 0):
     }
 
 
+def where(x: int, place: str, ctx):
+    return {
+        "is_first_node": Path(place, "target.py").exists(),  # the other one does not see it
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "kind": ctx.device,
+    }
+
+
 def write(x: int, ctx):
     (ctx.folder / "inner").mkdir()
     (ctx.folder / "inner" / "text").write_text(f"of {x}")

@@ -227,8 +227,8 @@ def advice(words: str) -> str:
         most = re.search(r"MaxArraySize\s*=\s*(\d+)", _run("scontrol", "show", "config").stdout)
         limit = f"at most {most[1]} elements" if most else "a limit (scontrol show config)"
         return (
-            f"an array has {limit} here (MaxArraySize): lower --workers, each of them takes many "
-            "tasks; or split the run."
+            f"an array has {limit} here (MaxArraySize): lower --workers or --array, as each takes "
+            "many tasks; or split the run."
         )
     if "partition" in small:
         known = _run("sinfo", "-h", "-o", "%R").stdout.split()
