@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 SUITE = """

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 SCRIPT = """

@@ -10,6 +10,8 @@ from statistics import median
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 HEAVY = ("torch", "numpy", "pyarrow", "matplotlib", "ray", "sqlite3", "pandas", "scipy")
 
 IMPORT = ["-c", "import muster"]

@@ -25,6 +25,8 @@ from muster_recipes.clstm_ppo.figure import curves, draw
 from muster_recipes.clstm_ppo.market import Market
 from muster_recipes.clstm_ppo.options_env import EXTRAS, OptionsEnv
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 NUM, STEPS = 12, 60
 

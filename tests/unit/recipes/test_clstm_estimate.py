@@ -7,6 +7,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from muster.agents import Place, interval
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.load import load_market
 from muster_recipes.clstm_ppo.options_env import OptionsEnv
+
+pytestmark = pytest.mark.thorough
 
 NUM_SYMBOLS, NUM_BARS, EPISODE = 48, 340, 200
 #: After as many bars as an estimate needs to mean something.

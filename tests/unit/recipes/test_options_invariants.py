@@ -25,6 +25,8 @@ from muster_recipes.clstm_ppo.actions import action_space, payoff
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.options_env import OptionsEnv
 
+pytestmark = pytest.mark.thorough
+
 Space = Literal["31", "91"]
 SPACES: tuple[Space, ...] = ("31", "91")
 

@@ -14,6 +14,8 @@ from muster_recipes.reasoning.recipe import stages
 from muster_recipes.reasoning.sources import source_of
 from muster_recipes.reasoning.summary import summarise
 
+pytestmark = pytest.mark.thorough
+
 
 def _run(at_once: int = 16, **flags: Any) -> list[dict[str, Any]]:
     config = ReasoningConfig(max_tokens=200, **flags)

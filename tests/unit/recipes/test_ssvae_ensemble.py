@@ -26,6 +26,8 @@ from muster_recipes.ssvae.parameters import init_parameters
 from muster_recipes.ssvae.pool import Pool, load
 from muster_recipes.ssvae.supervised import batches_of_epoch, train_supervised
 
+pytestmark = pytest.mark.thorough
+
 HYPER = Hyper(num_pixels=64, num_style=3, num_hidden=12, num_samples=2)
 SAMPLED = Hyper(num_pixels=64, num_style=3, num_hidden=12, num_samples=2, unlabelled="sampled")
 SETTINGS = Settings(num_epochs=3, batch_size=32, lr=1e-2, eval_frequency=2)

@@ -15,6 +15,8 @@ from muster_recipes.ssvae import figure
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.summary import Cell, cells, summarise
 
+pytestmark = pytest.mark.thorough
+
 
 def _config(**changes: Any) -> SsvaeConfig:
     chosen = {

@@ -26,6 +26,8 @@ from muster_recipes.ssvae.ssvae_net import SsvaeNet
 from muster_recipes.ssvae.task import SsvaeTask
 from muster_recipes.ssvae.train_config import DEFAULTS, SsvaeTrainConfig
 
+pytestmark = pytest.mark.thorough
+
 #: Few styles: a test trains the real model on the real digits.
 SMALL = SsvaeTrainConfig(num_samples=2, num_style=3)
 FEW = {"global_batch": 128, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.0, "seed": 42,

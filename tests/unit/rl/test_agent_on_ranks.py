@@ -11,7 +11,10 @@ import torch
 from tests.unit.rl.toy_agents import CartPoleAgent, GymnasiumAgent
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked"),
+]
 
 UPDATE = 24 * 8
 SCALED = {"normalize_rewards": True, "value_clip": 0.2, "entropy_coef_end": 0.0}

@@ -20,6 +20,8 @@ from tests.unit.rl.ladder import Ladder, kind_of, of, place_of, registered
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.rl.gymnasium_envs import GymnasiumEnvs, make_gymnasium
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_rewards_that_are_no_numbers_are_refused(value: float) -> None:

@@ -12,7 +12,10 @@ from tests.unit.train.plain_training import train_plainly
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 from tests.unit.train.toy_tasks import Counted, Nested, SecretlyBf16, Toy
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked"),
+]
 
 #: 37 samples in batches of 8 leave 5 for the last step of an epoch; 50 steps in 10 epochs.
 STEPS = {"global_batch": 8, "epochs": 10}

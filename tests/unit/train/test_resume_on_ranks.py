@@ -18,7 +18,10 @@ from muster.base.errors import PlanMismatchError
 from muster.gang.checkpoint import find_damage
 from muster.gang.checkpoint_files import find_steps, read_extra, step_folder
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked"),
+]
 
 SMALL = {"global_batch": 8, "epochs": 4, "batch_size": 1, "warmup_epochs": 1.0}
 RESTLESS = Toy(dropout=0.3, noise=0.2)

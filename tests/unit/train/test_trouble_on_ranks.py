@@ -22,7 +22,10 @@ from tests.unit.train.toy_tasks import (
 from muster import MusterError
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked"),
+]
 
 STEPS = {"global_batch": 8, "epochs": 3, "max_grad_norm": 0.5}
 

@@ -37,6 +37,8 @@ from muster.pipeline.engines.model import (
 from muster.pipeline.meter import METER
 from muster_recipes.arith import tokenizer as characters
 
+pytestmark = pytest.mark.thorough
+
 POSITIONS = 160
 #: Several, so that about every eighth token ends an answer of the random model.
 ENDS = [characters.EOS, *range(20, 32)]

@@ -24,6 +24,8 @@ from muster.pipeline.sinks.read import read_output
 from muster.pipeline.sinks.spec import spec_of
 from muster.pipeline.sinks.unordered import Appender, discard
 
+pytestmark = pytest.mark.thorough
+
 ROOT = str(Path(__file__).parents[4])
 
 

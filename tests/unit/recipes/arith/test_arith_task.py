@@ -19,6 +19,8 @@ from muster_recipes.arith.solve import solve, solved_share
 from muster_recipes.arith.task import ArithTask
 from muster_recipes.arith.tokenizer import BOS, EOS, PAD, decode, encode
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ArithConfig(
     difficulty=1, max_value=9, num_train=256, num_val=32, num_test=32, hidden_size=48,
     num_layers=2, num_heads=2, intermediate_size=96,

@@ -13,6 +13,8 @@ from muster_recipes.ssm.problem import Problem
 from muster_recipes.ssm.sampler import sample_block
 from muster_recipes.ssm.theory import conditional_mean
 
+pytestmark = pytest.mark.thorough
+
 H = [0.5**m for m in range(1, 5)]
 EPS = 1e-5
 
