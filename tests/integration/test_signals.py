@@ -118,9 +118,9 @@ class Case:
     def go(self, phase: str) -> None:
         (self.folder / f"go-{phase}").touch()
 
-    def interrupted_before(self) -> None:
-        """A sweep with some tasks done and the others open."""
-        process = self.start(COMMANDS["sweep"])
+    def interrupted_before(self, *, first: int) -> None:
+        """A sweep with some tasks ended and the others open; a negative first one has failed."""
+        process = self.start(COMMANDS["sweep"].replace("x=1", f"x={first}"))
         self.until(process, lambda: self.has_reached(MIDDLE))
         process.send_signal(signal.SIGTERM)
         self.until(process, self.has_been_heard)
@@ -128,6 +128,7 @@ class Case:
         assert process.wait(300) == 75, self.errors.read_text()
         for name in ("go-middle", "middle", "stderr.txt", "run/events.jsonl"):
             (self.folder / name).unlink()
+        (self.folder / "mended").touch()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_every_command_at_every_phase(
 def check(folder: Path, muster_main: MusterMain, command: str, phase: str, number: int) -> None:
     case = Case(folder)
     if command in ("resume", "retry"):
-        case.interrupted_before()
+        case.interrupted_before(first=-1 if command == "retry" else 1)
     if phase in (FINISHING, EXPORTING):
         case.go(MIDDLE)
     process = case.start(COMMANDS[command])

@@ -21,6 +21,8 @@ def finish():
 
 def f(x: int):
     reach("middle")
+    if x < 0 and not (HERE / "mended").exists():
+        raise ValueError(x)
     return {"y": x}
 
 

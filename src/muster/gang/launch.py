@@ -348,7 +348,8 @@ class _Supervision:
     def _code_of_stop(self) -> int:
         """A training goes on when it is started again; of other programs only what says so."""
         word = self._last_word()
-        if word == "finished":  # before it heard of the signal
+        has_ended = self._done.get("state") == "succeeded" and word != "requeue"
+        if word == "finished" or has_ended:  # before it heard of the signal
             return EXIT_OK
         can_go_on = word == "requeue" or isinstance(self._spec.program, Entry)
         return stop_code(self._stopped_by) if can_go_on else EXIT_INTERRUPTED
