@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from muster.api.gangs import GangOptions
 from muster.api.options import parse_duration
@@ -25,6 +29,8 @@ from muster.train.config import TrainConfig
 class TrainRunFlags(GangRunFlags):
     """Where results go and what is shown."""
 
+    run_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--save-dir"])] = None
+    """The run folder. Default: runs/<name>-<hash of the settings that decide what is learnt>."""
     checkpoint_interval: str = "60"
     """Seconds (90, 5m) or optimizer steps (500steps) between checkpoints."""
     multi_gpu: Literal["ddp", "dp"] | None = None
@@ -51,8 +57,8 @@ def parse_train(argv: list[str], command: str, text: str) -> tuple[TrainJob, Gan
         flags: Any = parse(bundle("Train", groups), words[1:], f"{command} {name}", text)
         job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
     elif recipe is not None:
-        groups = {"task": recipe.config, **_groups(TrainConfig.of(recipe.defaults), may_leave)}
         rest = _renamed(words[1:], recipe.config)
+        groups = {"task": recipe.config, **_groups(_config_of(recipe.defaults, rest), may_leave)}
         flags = parse(bundle("Train", groups), rest, f"{command} {name}", text)
         job = job_of_recipe(recipe, flags.task, _config(flags), **_rest(flags))
     elif not name:
@@ -89,9 +95,10 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
         if name.replace("-", "_").isidentifier():
             raise UnknownNameError("task", name, names_of(TrainRecipe, AgentRecipe)) from None
         raise
-    groups = _groups(config, command == "train")
     if isinstance(config, TrainConfig):
         words = _renamed(words, task)
+        config = _config_of(task.defaults, words)
+    groups = _groups(config, command == "train")
     if not dataclasses.is_dataclass(task):
         return parse(bundle("Train", groups), words, f"{command} {name}", text), {}
     groups = {"task": settings_of(task), **groups}
@@ -112,6 +119,20 @@ def _class_and_config(name: str) -> tuple[Any, TrainConfig | PpoConfig]:
         return agent, PpoConfig.of(agent.defaults)
     task = find_task_class(name)
     return task, TrainConfig.of(task.defaults)
+
+
+def _config_of(defaults: Mapping[str, Any], words: list[str]) -> TrainConfig:
+    """The settings that the flags start from: a recipe's warm-up gives way to a short --epochs."""
+    given: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        text = value if equals else (words[place + 1] if place + 1 < len(words) else "")
+        if flag == "--epochs" and text.isdigit():
+            given["epochs"] = int(text)
+        elif flag.replace("_", "-") == "--warmup-epochs":
+            return TrainConfig.of(defaults)
+    fitted = TrainConfig.of(defaults, **given)
+    return dataclasses.replace(fitted, epochs=max(fitted.epochs, TrainConfig.of(defaults).epochs))
 
 
 def _config(flags: Any) -> TrainConfig | PpoConfig:

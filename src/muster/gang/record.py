@@ -53,12 +53,21 @@ def _words(line: StepLine) -> str:
 class Record:
     """One writer per run. After a resume nothing is in it twice: lines past the step are cut."""
 
-    def __init__(self, folder: RunFolder, step: int, *, with_tensorboard: bool) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        step: int,
+        *,
+        with_tensorboard: bool,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._path = folder.metrics
         _cut_after(self._path, step)
         self._lines: list[StepLine] = []
         self._file = self._path.open("a", encoding="utf-8")
         self._status = folder.status_json
+        self._say = say
+        self._leaves_out = False
         self._flush_due_s = self._board_due_s = 0.0
         self._board: Any = _open_tensorboard(folder.tensorboard, step) if with_tensorboard else None
         self.has_tensorboard = self._board is not None
@@ -70,12 +79,19 @@ class Record:
         """
         self._lines.append(values)
         now = time.monotonic()
-        if self._board is not None and now >= self._board_due_s:
-            self._board_due_s = now + _TENSORBOARD_EVERY_S
-            self._to_board("train", values.record())
+        if self._board is not None:
+            self._step_to_board(values, now)
         if now >= self._flush_due_s:
             self._flush_due_s = now + _FLUSH_EVERY_S
             self.flush()
+
+    def _step_to_board(self, values: StepLine, now: float) -> None:
+        if now >= self._board_due_s:
+            self._board_due_s = now + _TENSORBOARD_EVERY_S
+            self._to_board("train", values.record())
+        elif not self._leaves_out:
+            self._leaves_out = True
+            self._say("note       TensorBoard gets at most 4 steps a second; metrics.jsonl has all")
 
     def line(self, kind: str, values: dict[str, Any]) -> None:
         """A line of its own, with a ``step`` among its values, that is seldom: an evaluation."""
@@ -126,7 +142,7 @@ def open_record(
     """Rank 0's record, cut after ``step``; None on the others."""
     if not gang.is_first:
         return None
-    record = Record(folder, step, with_tensorboard=with_tensorboard)
+    record = Record(folder, step, with_tensorboard=with_tensorboard, say=say)
     if with_tensorboard and not record.has_tensorboard:
         say("note       no TensorBoard files: pip install tensorboard")
     return record

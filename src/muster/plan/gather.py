@@ -268,8 +268,15 @@ def _global_batch(known: Known) -> Figure[int]:
         return given(wanted, "--global-batch")
     if known.calibration is not None:
         return known.calibration.global_batch
+    knows_compute = flops_of(known) is not None
+    if knows_compute:
+        raise UsageError(
+            "A plan needs the number of samples per optimizer step.", hint="give --global-batch."
+        )
     raise UsageError(
-        "A plan needs the number of samples per optimizer step.", hint="give --global-batch."
+        "A plan needs the number of samples per optimizer step, and how long a step takes.",
+        hint="add --calibrate to measure some steps of the task here, which gives both; or give "
+        "--global-batch and --flops-per-sample.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,10 @@ def summary(episodes: Episodes, confidence: float = 0.95) -> dict[str, Any]:
     return {
         "episodes": len(episodes.index),
         "terminated": int(episodes.terminated.sum()),
-        **{name: interval(found, confidence).record() for name, found in values.items()},
+        **{
+            name: interval(found, confidence, low=1.0 if name == "length" else -math.inf).record()
+            for name, found in values.items()
+        },
     }
 
 

@@ -32,18 +32,48 @@ class Interval(NamedTuple):
         return {"middle": self.middle, **ends, "num": self.num}
 
 
-def interval(values: Sequence[float] | torch.Tensor, confidence: float = 0.95) -> Interval:
+def interval(
+    values: Sequence[float] | torch.Tensor,
+    confidence: float = 0.95,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> Interval:
     """The mean with Student's t-interval: mean ± t x s / sqrt(n), n - 1 degrees of freedom.
 
-    One value tells nothing about its spread: its interval is infinite.
+    One value tells nothing about its spread: its interval is infinite. Values that lie between
+    ``low`` and ``high`` by their nature get an interval that does: between two bounds Wilson's
+    (1927) with the number of yes-or-no trials that would have the variance found (Korn and
+    Graubard 1998); with one bound the t-interval ends there, which loses no coverage.
     """
     sample = _checked(values, confidence)
-    mean = float(sample.mean())
-    if len(sample) == 1:
+    mean, num = float(sample.mean()), len(sample)
+    if num == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    error = float(sample.std(correction=1)) / math.sqrt(len(sample))
-    half = student_quantile(confidence, len(sample) - 1) * error
-    return Interval(mean, mean - half, mean + half, len(sample))
+    error = float(sample.std(correction=1)) / math.sqrt(num)
+    quantile = student_quantile(confidence, num - 1)
+    if math.isfinite(low) and math.isfinite(high):
+        return Interval(mean, *_wilson(mean, error, quantile, num, low, high), num)
+    half = quantile * error
+    return Interval(mean, max(low, mean - half), min(high, mean + half), num)
+
+
+def _wilson(
+    mean: float, error: float, quantile: float, num: int, low: float, high: float
+) -> tuple[float, float]:
+    """Both ends of Wilson's interval, on the scale from ``low`` to ``high``."""
+    width = high - low
+    share, spread = (mean - low) / width, error / width
+    trials = share * (1 - share) / spread**2 if spread > 0 else math.inf
+    if share in (0.0, 1.0) or not math.isfinite(trials):
+        if 0 < share < 1:  # all values are the same one
+            return mean, mean
+        trials = float(num)
+    z2 = quantile**2 / trials
+    middle = (share + z2 / 2) / (1 + z2)
+    half = quantile / (1 + z2) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials))
+    ends = max(0.0, middle - half), min(1.0, middle + half)
+    return low + width * min(share, ends[0]), low + width * max(share, ends[1])
 
 
 def median_interval(

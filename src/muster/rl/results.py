@@ -18,7 +18,6 @@ from muster.gang.checkpoint_files import step_folder
 from muster.gang.memory import peak_memory_mib
 from muster.gang.record import read_metrics
 from muster.rl.curves import draw_curves
-from muster.rl.environment import Split
 from muster.rl.reporting import evaluate
 from muster.rl.setup import AgentRun
 
@@ -26,8 +25,7 @@ from muster.rl.setup import AgentRun
 def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
     """Play the best policy on validation and test and write the results; same on every rank."""
     chosen = _load_best(run)
-    splits: tuple[Split, ...] = ("val", "test")
-    metrics = {split: evaluate(run, split) for split in splits}
+    metrics = {str(split): evaluate(run, split) for split in run.task.judged_on}
     memory = run.gang.council.gather(peak_memory_mib(run.gang.device))
     told: Mapping[str, Any] = {}
     if run.gang.is_first:
@@ -37,11 +35,13 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
         told = run.task.finish(run.policy, run.gang.device, seed, run.folder.figures)
         if not any(run.folder.figures.iterdir()):
             run.folder.figures.rmdir()
+    told = run.gang.council.share(dict(told))
+    metrics.update(told.get("metrics", {}))
     config, progress = run.config, run.progress
     results: dict[str, Any] = {
         "ended_because": why,
         "metrics": metrics,
-        "agent": told,
+        "agent": {name: value for name, value in told.items() if name != "metrics"},
         "best": {"metric": run.task.monitor, "value": progress.best, "step": chosen},
         "steps": progress.steps,
         "episodes": progress.episodes,

@@ -22,6 +22,9 @@ class AgentTask(ABC):
     #: an episode), ``length``, or the mean of an extra of the environment.
     monitor: ClassVar[str] = "return"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
+    #: The splits whose ``eval_episodes`` the best policy plays once more at the end. One that
+    #: ``finish`` plays itself, on other episodes, is left out here: a result is there once.
+    judged_on: ClassVar[tuple[Split, ...]] = ("val", "test")
     #: True while environments of "val" and "test" and ``finish`` are called once before the first
     #: step, to find their mistakes: whoever takes long does less, or nothing, then.
     rehearsing: bool = False
@@ -48,7 +51,8 @@ class AgentTask(ABC):
     ) -> Mapping[str, Any]:
         """Called on rank 0 at the end with the best policy on ``device``, in evaluation mode.
 
-        ``folder`` takes figures and tables; what is returned goes to the results as it is. It is
+        ``folder`` takes figures and tables; what is returned goes to the results as it is, with
+        ``metrics`` (split → numbers by name) beside those of the splits in ``judged_on``. It is
         called once before the first step as well, with a copy of the policy and a folder that is
         thrown away; ``self.rehearsing`` is True then.
         """

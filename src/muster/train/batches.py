@@ -124,7 +124,7 @@ def learning_rate(config: TrainConfig, plan: BatchPlan) -> tuple[float, str]:
     where it is not given) in the global one, so it does not depend on the number of ranks.
     """
     if config.lr is not None:
-        return config.lr, f"{config.lr:g} (as given)"
+        return config.lr, f"{config.lr:g} (of the global batch, not scaled)"
     factor = plan.global_batch / (config.batch_size or _DEFAULT_MICRO)
     if config.lr_scaling == "none" or factor == 1:
         return config.base_lr, f"{config.base_lr:g} (not scaled)"

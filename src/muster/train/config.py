@@ -105,7 +105,19 @@ class TrainConfig:
         """A task's own ``defaults`` with what is ``given`` on top."""
         check_names(defaults)
         check_names(given)
-        return TrainConfig(**{**defaults, **given})
+        return TrainConfig(**{**_fitted(defaults, given), **given})
+
+
+def _fitted(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``defaults`` for a training so short that their warm-up would not fit: it keeps its share.
+
+    The user has not asked for that warm-up, and could not know why it is refused.
+    """
+    epochs, warmup = given.get("epochs"), defaults.get("warmup_epochs", 0.0)
+    if "warmup_epochs" in given or not isinstance(epochs, int) or not 0 < epochs < warmup:
+        return defaults
+    planned = defaults.get("epochs", TrainConfig.epochs)
+    return {**defaults, "warmup_epochs": warmup * epochs / max(planned, epochs)}
 
 
 _DECISIVE = (

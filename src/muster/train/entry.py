@@ -168,7 +168,8 @@ def _say_results(results: Mapping[str, Any], say: Callable[[str], None]) -> None
         say(f"{split:<10} {shown}")
     measured = results["measured"]
     if measured["samples_per_s"]:
-        say(f"speed      {measured['samples_per_s']:,.0f} samples/s over {measured['steps']} steps")
+        steps = f"{measured['steps']:,} step{'s' * (measured['steps'] != 1)}"
+        say(f"speed      {measured['samples_per_s']:,.0f} samples/s over {steps}")
 
 
 def _silent(text: str) -> None:

@@ -36,7 +36,8 @@ class Reporter:
         todo = run.limits.total_steps - run.progress.step
         self._say(
             f"train      {run.num_parameters:,} parameters, {run.contract.num_samples:,} samples, "
-            f"{run.limits.steps_per_epoch} steps per epoch, {todo} to go"
+            f"{run.limits.steps_per_epoch} step{'s' * (run.limits.steps_per_epoch != 1)} per "
+            f"epoch, {todo} to go"
         )
 
     def step(

@@ -56,9 +56,12 @@ def cluster_means(values: Tensor, clusters: Clusters) -> Tensor:
     return values.double() @ (share / share.sum(0))
 
 
-def clustered(values: Tensor, clusters: Clusters) -> Interval:
-    """The mean of the clusters' means and its 95 % t-interval, infinite with one cluster."""
-    return interval(cluster_means(values, clusters))
+def clustered(
+    values: Tensor, clusters: Clusters, *, low: float = -math.inf, high: float = math.inf
+) -> Interval:
+    """The mean of the clusters' means and its 95 % interval, within the bounds that values have by
+    their nature; infinite with one cluster."""
+    return interval(cluster_means(values, clusters), low=low, high=high)
 
 
 def clustered_median(values: Tensor, clusters: Clusters, seed: int) -> Interval:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from muster_recipes.clstm_ppo.clusters import Clusters, clustered, clustered_med
 
 #: The players that have learnt; all others are baselines.
 AGENTS = ("agent", "agent_sampled")
+#: What cannot be below or above, so that no interval goes there.
+_POSSIBLE = {
+    "max_drawdown": (0.0, math.inf),
+    "win_rate": (0.0, 1.0),
+    "trades": (0.0, math.inf),
+    "costs": (0.0, math.inf),
+}
 _COLUMNS = ("return", "sharpe", "max_drawdown", "win_rate", "trades", "costs")
 
 
@@ -48,15 +56,16 @@ def write(folder: Path, compared: Mapping[str, Any]) -> None:
         writer.writerows(rows)
 
 
-def _mean(values: Tensor, clusters: Clusters) -> dict[str, Any]:
-    return record(clustered(values, clusters), len(values))
+def _mean(values: Tensor, clusters: Clusters, name: str = "") -> dict[str, Any]:
+    low, high = _POSSIBLE.get(name, (-math.inf, math.inf))
+    return record(clustered(values, clusters, low=low, high=high), len(values))
 
 
 def _numbers(episodes: Episodes, clusters: Clusters, seed: int) -> dict[str, Any]:
     returns = episodes.returns
     values = {"return": returns, **episodes.extras}
     return {
-        **{name: _mean(values[name], clusters) for name in _COLUMNS},
+        **{name: _mean(values[name], clusters, name) for name in _COLUMNS},
         "median_return": record(clustered_median(returns, clusters, seed), len(returns)),
         "ruined": int(episodes.terminated.sum()),
     }

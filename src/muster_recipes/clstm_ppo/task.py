@@ -42,6 +42,7 @@ class ClstmPpoTask(AgentTask):
     defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
     monitor: ClassVar[str] = "sharpe"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
+    judged_on: ClassVar[tuple[Split, ...]] = ("val",)
 
     def __init__(self, config: ClstmPpoConfig, market: Market | None = None) -> None:
         self.config = config
@@ -109,7 +110,9 @@ class ClstmPpoTask(AgentTask):
         title = f"Test split, {kind}: {_FINAL_EPISODES} episodes of {bars} bars{costs}"
         notes = "\n".join([caveat] if is_simulated else [caveat, _NOT_QUOTED])
         draw(played, clusters, title, notes, folder / "equity.png")
-        return result
+        agent = result["players"]["agent"]
+        means = {name: each["middle"] for name, each in agent.items() if isinstance(each, dict)}
+        return {**result, "metrics": {"test": means}}
 
     def _exchange(self, device: torch.device) -> Exchange:
         if device not in self._exchanges:

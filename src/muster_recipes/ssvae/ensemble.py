@@ -88,6 +88,8 @@ class Ensemble:
 
 #: Called after every epoch with the ensemble.
 OnEpoch = Callable[[Ensemble], None]
+#: With the share of the epoch that is done.
+OnStep = Callable[["Ensemble", float], None]
 #: Seeds of runs to their weights before the first step.
 Initial = Callable[[Sequence[int]], Parameters]
 
@@ -101,6 +103,7 @@ def train_ensemble(
     on_epoch: OnEpoch = lambda ensemble: None,
     state: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
+    on_step: OnStep = lambda ensemble, share: None,
 ) -> Ensemble:
     """Train all ``runs`` on ``pool`` to the end of the last epoch, from ``state`` if given.
 
@@ -145,6 +148,7 @@ def train_ensemble(
             ensemble.optimizer.step()
             ensemble.optimizer.zero_grad(set_to_none=True)
             total += terms.objective.detach().sum(1)
+            on_step(ensemble, (batch + 1) / num_batches)
         end_epoch(ensemble, (total / len(pool.labels)).tolist(), runs, initial)
         on_epoch(ensemble)
     return ensemble

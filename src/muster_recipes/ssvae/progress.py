@@ -14,6 +14,7 @@ Task = Mapping[str, Any]
 
 #: A checkpoint holds the weights of an ensemble, and costs some milliseconds.
 SAVE_EVERY_S = 30.0
+_SHOW_EVERY_S = 2.0
 _NAMES = ("n_labels", "alpha", "corruption_rate", "seed")
 
 
@@ -32,6 +33,7 @@ class Progress:
         self._training = (list(state["chunk"]), state["training"])
         self._num_over = 0
         self._saved_s = time.monotonic()
+        self._shown_s = 0.0
 
     def open_chunks(self, tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
         """The runs that are not over, so many at a time; those in training first."""
@@ -63,10 +65,19 @@ class Progress:
         if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
             training = {"ensemble": ensemble.state(), "curves": curves, "seconds": seconds}
             self._save([name_of(task) for task in chunk], training)
-        share = (self._num_over + len(chunk) * ensemble.epoch / num_epochs) / self._num_runs
+        self._show(chunk, ensemble.epoch, num_epochs)
+
+    def within(self, chunk: Sequence[Task], epochs: float, num_epochs: int) -> None:
+        """Show how far an epoch is, now and then: on a CPU it may take long."""
+        if time.monotonic() - self._shown_s >= _SHOW_EVERY_S:
+            self._show(chunk, epochs, num_epochs)
+
+    def _show(self, chunk: Sequence[Task], epochs: float, num_epochs: int) -> None:
+        self._shown_s = time.monotonic()
+        share = (self._num_over + len(chunk) * epochs / num_epochs) / self._num_runs
         self._ctx.report(
             share,
-            f"{len(chunk)} of {self._num_runs} runs together, epoch {ensemble.epoch}/{num_epochs}",
+            f"{len(chunk)} of {self._num_runs} runs together, epoch {epochs:.4g}/{num_epochs}",
         )
 
     def finish(self, chunk: Sequence[Task], results: Sequence[dict[str, Any] | Failure]) -> None:

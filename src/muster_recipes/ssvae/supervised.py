@@ -13,6 +13,7 @@ from muster import seed_of
 from muster_recipes.ssvae.ensemble import (
     Ensemble,
     OnEpoch,
+    OnStep,
     RunSpec,
     Settings,
     begin,
@@ -37,6 +38,7 @@ def train_supervised(
     on_epoch: OnEpoch = lambda ensemble: None,
     state: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
+    on_step: OnStep = lambda ensemble, share: None,
 ) -> Ensemble:
     """Maximise log q(y|x) over the labels that the semi-supervised run of the same seed has.
 
@@ -59,7 +61,7 @@ def train_supervised(
     while ensemble.epoch < settings.num_epochs:
         batches = batches_of_epoch(given.shape[1], runs, settings, ensemble.epoch, steps)
         total = torch.zeros(len(runs), device=device, dtype=torch.float64)
-        for batch in batches.to(device).unbind(1):
+        for number, batch in enumerate(batches.to(device).unbind(1), 1):
             logits = class_logits(ensemble.parameters, x[rows, batch]).logits
             targets = given.gather(1, batch)
             losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -68,6 +70,7 @@ def train_supervised(
             ensemble.optimizer.step()
             ensemble.optimizer.zero_grad(set_to_none=True)
             total -= per_run.detach()
+            on_step(ensemble, number / steps)
         end_epoch(ensemble, (total / steps).tolist(), runs, initial)
         on_epoch(ensemble)
     return ensemble

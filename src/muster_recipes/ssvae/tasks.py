@@ -82,6 +82,9 @@ def _train_chunk(
         seconds = before_s + time.perf_counter() - begin
         progress.epoch(chunk, ensemble, work.settings.num_epochs, curves, seconds)
 
+    def on_step(ensemble: Ensemble, share: float) -> None:
+        progress.within(chunk, ensemble.epoch + share, work.settings.num_epochs)
+
     ensemble = kind.train(
         work.splits["train"],
         runs,
@@ -90,6 +93,7 @@ def _train_chunk(
         work.device,
         on_epoch,
         None if state is None else state["ensemble"],
+        on_step=on_step,
     )
     ends = kind.at_the_end(_plain(ensemble), work, chunk[0])
     seconds = (before_s + time.perf_counter() - begin) / len(chunk)

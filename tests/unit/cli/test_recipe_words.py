@@ -152,3 +152,25 @@ def test_recipes_in_a_file_run_to_their_tables_and_figures(
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"text":"ONE!"' in (own / "shouted.jsonl").read_text().splitlines()[0]
     assert "letters" in done.stdout
+
+
+def test_help_names_the_folder_that_a_training_really_gets(muster_main: MusterCli) -> None:
+    shown = " ".join(muster_main("train", "digits", "--help").stdout.split())
+    assert "runs/<name>-<hash of the settings" in shown.replace("│ ", "")
+    assert "runs/<name>-<time>" not in shown
+
+
+def test_a_short_training_of_a_recipe_with_a_warm_up_is_taken(muster_main: MusterCli) -> None:
+    for words in (("--epochs", "1"), ("--num-epochs=1",)):
+        done = muster_main("train", "har", *words, "--devices", "cpu:1", "--dry-run")
+        assert done.returncode == 0, done.stderr
+    done = muster_main("train", "har", "--epochs", "1", "--warmup-epochs", "2", "--dry-run")
+    assert done.returncode == 2
+    assert "--warmup-epochs 2 is longer" in done.stderr
+
+
+def test_one_refusal_says_all_that_a_plan_of_a_task_needs(muster_main: MusterCli) -> None:
+    done = muster_main("plan", "digits")
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "--calibrate" in said and "which gives both" in said

@@ -100,3 +100,30 @@ def test_nonsense_is_refused() -> None:
         interval([])
     with pytest.raises(UsageError, match="confidence of 95"):
         interval([1.0, 2.0], confidence=95)
+
+
+def test_a_share_has_wilsons_interval_and_never_leaves_0_to_1() -> None:
+    """Wilson's for 9 of 10 with z = 1.96 is 0.596 to 0.982; with t of 9 degrees a little wider."""
+    found = interval([1.0] * 9 + [0.0], low=0.0, high=1.0)
+    assert found.middle == pytest.approx(0.9)
+    assert found.low == pytest.approx(0.54, abs=0.03)
+    assert found.high == pytest.approx(0.985, abs=0.01)
+    plain = interval([1.0] * 9 + [0.0])
+    assert plain.high > 1
+    all_of_them = interval([1.0] * 10, low=0.0, high=1.0)
+    assert all_of_them.low == pytest.approx(10 / (10 + student_quantile(0.95, 9) ** 2))
+    assert all_of_them.high == 1.0
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.sampled_from([1.0, 5.0, math.inf]))
+def test_an_interval_stays_where_its_values_must_be(values: list[float], high: float) -> None:
+    found = interval(values, low=0.0, high=high)
+    assert 0 <= found.low <= found.middle + 1e-12
+    assert found.middle - 1e-12 <= found.high <= high
+
+
+def test_wilsons_interval_covers_a_share_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(3).random((1000, 40)) < 0.9
+    found = [interval(list(map(float, row)), low=0.0, high=1.0) for row in draws]
+    covered = sum(each.low <= 0.9 <= each.high for each in found)
+    assert 950 - 28 < covered <= 1000

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.base.errors import UsageError
 from muster.gang.data_order import DataOrder, Position
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
@@ -121,3 +122,19 @@ def test_the_same_global_batch_has_the_same_rate_on_any_number_of_ranks(ranks: i
     config = TrainConfig.of({}, base_lr=1e-3, lr_scaling="linear", global_batch=512)
     lr, _ = learning_rate(config, plan_batches(config, ranks))
     assert lr == pytest.approx(1e-3 * 512 / 32)
+
+
+def test_a_recipes_warm_up_gives_way_to_a_short_training_and_a_users_does_not() -> None:
+    recipe = {"epochs": 30, "warmup_epochs": 2.0}
+    assert TrainConfig.of(recipe).warmup_epochs == 2.0
+    assert TrainConfig.of(recipe, epochs=3).warmup_epochs == 2.0
+    assert TrainConfig.of(recipe, epochs=1).warmup_epochs == pytest.approx(2 / 30)
+    with pytest.raises(UsageError, match="--warmup-epochs 2 is longer than --epochs 1"):
+        TrainConfig.of(recipe, epochs=1, warmup_epochs=2.0)
+
+
+def test_where_a_learning_rate_comes_from_claims_nothing_that_was_not_given() -> None:
+    config = TrainConfig.of({"lr": 3e-3})
+    assert learning_rate(config, plan_batches(config, 2)) == (
+        3e-3, "0.003 (of the global batch, not scaled)",
+    )  # fmt: skip
