@@ -33,7 +33,7 @@ from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft
 from muster.farm.executors.cluster import look_every_s
-from muster.farm.executors.table import EXECUTORS, make_executor
+from muster.farm.executors.table import EXECUTORS, is_executor, make_executor
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy
@@ -97,7 +97,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
-    if options.executor not in EXECUTORS:
+    if not is_executor(options.executor):
         raise UnknownNameError("executor", options.executor, EXECUTORS)
     settings = read_settings()
     folder = choose_folder(workload, options)

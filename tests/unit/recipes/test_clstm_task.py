@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,13 +89,16 @@ def test_remarks_say_what_is_traded_and_what_it_costs() -> None:
 
 
 def test_the_end_shows_every_player_on_the_same_episodes(
-    finished: tuple[dict[str, object], Path],
+    finished: tuple[dict[str, Any], Path],
 ) -> None:
     result, folder = finished
     assert sorted(path.name for path in folder.iterdir()) == [
         "comparison.csv", "comparison.json", "equity.png",
     ]  # fmt: skip
-    assert json.loads((folder / "comparison.json").read_text()) == result
+    told = {name: value for name, value in result.items() if name != "metrics"}
+    assert json.loads((folder / "comparison.json").read_text()) == told
+    means = result["metrics"]["test"]  # the one result of the test split, beside the validation's
+    assert means["return"] == told["players"]["agent"]["return"]["middle"]
     assert result["is_simulated"] is True and result["split"] == "test"
     assert result["episodes"] == 128 and result["episode_bars"] == 20
     assert result["clusters_by"] == "symbol and stretch of time"
