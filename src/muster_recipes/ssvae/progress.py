@@ -14,7 +14,7 @@ Task = Mapping[str, Any]
 
 #: A checkpoint holds the weights of an ensemble, and costs some milliseconds.
 SAVE_EVERY_S = 30.0
-_SHOW_EVERY_S = 2.0
+_SHOW_EVERY_S = 10.0
 _NAMES = ("n_labels", "alpha", "corruption_rate", "seed")
 
 
@@ -33,7 +33,7 @@ class Progress:
         self._training = (list(state["chunk"]), state["training"])
         self._num_over = 0
         self._saved_s = time.monotonic()
-        self._shown_s = 0.0
+        self._shown_s = self._saved_s
 
     def open_chunks(self, tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
         """The runs that are not over, so many at a time; those in training first."""
