@@ -187,8 +187,8 @@ def rehearse_end(
     except MusterError as found:
         error = found
     raise_together(gang.council, error)
-    for reason in dict.fromkeys(open_):
-        say(f"note       {reason}; it is called on all samples later")
+    for sentence in dict.fromkeys(open_):
+        say(f"note       {sentence}; it is called on all samples later")
     if called and not open_:
         say(f"rehearsal  {', '.join(called)} called once, on at most {_FEW} samples")
 
