@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -443,3 +445,16 @@ def test_a_folder_that_one_may_only_read(
         os.seteuid(0)
     assert state == f"it: {WORDS['finished'][kind]}"
     assert tree(run) == before
+
+
+@pytest.mark.thorough
+def test_cancel_ends_a_program_on_many_ranks(muster_main: Main, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    words = [sys.executable, "-m", "muster", "run", "--devices", "cpu:2", "--run-dir", "r", "p.py"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "here" in process.stdout.readline()
+        assert "asked its ranks" in muster_main("cancel", "r").stdout
+        assert process.wait(timeout=120) == 130
+    assert muster_main("status", "r").stdout.startswith("r: stopped\n")
+    assert not (tmp_path / "r" / "ledger.sqlite").exists()
