@@ -19,7 +19,7 @@ DOORS = {
     "pynvml": ("muster/devices/nvml.py",),
     "sqlite3": ("muster/farm/ledger/",),
     "ray": ("muster/farm/executors/ray.py",),
-    "submitit": ("muster/farm/executors/slurm.py", "muster/gang/slurm.py"),
+    "submitit": ("muster/farm/executors/slurm_script.py", "muster/gang/slurm.py"),
     "torch": (
         "muster_recipes/",
         "muster/gang/",
