@@ -10,6 +10,7 @@ from typing import Self
 
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
+from muster.api.rehearsal import Rehearsal
 from muster.api.requests import Session
 from muster.base.clock import Clock
 from muster.base.records import write_json
@@ -35,6 +36,7 @@ class Chores:
         slots: tuple[SlotSpec, ...],
         clock: Clock,
         requests: Requests,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
         self.folder = folder
         self.settings = settings
@@ -42,6 +44,7 @@ class Chores:
         self.clock = clock
         self._interval_s = options.export_interval_s
         self._requests = requests
+        self._rehearsal = rehearsal
         self._is_draining = False
         self._context = ExitStack()
         self._status_due_s = 0.0
@@ -82,8 +85,16 @@ class Chores:
             self._export_due_s = now + self._interval_s
             self._start_export()
         wishes = [Wish.CANCEL] if self._session.is_cancelled() else []
+        if self._has_failed_rehearsal(view):
+            wishes.append(Wish.DRAIN)  # not a stop: the results of tasks at work are good
         events: list[Event] = self._packing.sample(view) if self._packing else []
         return events, wishes
+
+    def _has_failed_rehearsal(self, view: RunView) -> bool:
+        """Once; not where all is over, so that the end itself will tell."""
+        if self._rehearsal is None or view.num_ended >= view.total:
+            return False
+        return self._rehearsal.look(self.folder, view.num_done)
 
     def _write_status(self, view: RunView) -> None:
         record = view._asdict()

@@ -15,6 +15,7 @@ from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import check_same_plan, choose_folder, open_plan
 from muster.api.recording import record_run
+from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run, refresh_export
 from muster.api.stored import StoredRun, read_stored
 from muster.api.workload import Workload
@@ -120,7 +121,11 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
             interval_s = options.monitor_interval_s
             stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.say))
-            chores = Chores(folder, options, settings, slots_of(placement), SystemClock(), requests)
+            call = workload.rehearse
+            rehearsal = None if call is None else Rehearsal(call, audience.say)
+            chores = Chores(
+                folder, options, settings, slots_of(placement), SystemClock(), requests, rehearsal
+            )
             with chores:
                 ending = _coordinate(workload, options, stored, ledger, chores, audience)
             _check_balance(folder, ending)
@@ -130,6 +135,8 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
     _check_usable(folder, ending, options)
+    if rehearsal is not None and rehearsal.error is not None:
+        raise rehearsal.error
     return Run(folder.path, ending=ending)
 
 

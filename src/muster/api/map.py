@@ -310,6 +310,7 @@ def _run_stages(
         part = dataclasses.replace(
             job, stages=(stage,), input=source, output=output, selection=selection,
             options=input_options, settings=settings,
+            rehearse=job.rehearse if number == last else None,
         )  # fmt: skip
         audience.say(f"stage {number + 1} of {last + 1}: {stage.name}")
         done = _run_once(part, dataclasses.replace(options, run_dir=home.path), audience, home)

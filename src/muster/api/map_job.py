@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.run_folder import RunFolder
 from muster.base.signals import stop_code
 from muster.pipeline.plan import StageSpec
 from muster.pipeline.sinks.model import SinkSpec
@@ -59,7 +60,8 @@ class MapSettings:
 @dataclass(frozen=True, kw_only=True)
 class MapJob:
     """``input``: a path, folder, glob or ``hf:NAME``, or records from Python. ``check_columns``
-    raises UsageError when a column that the stages need is not there.
+    raises UsageError when a column that the stages need is not there; ``rehearse``: see
+    `Workload`.
     """
 
     name: str
@@ -70,6 +72,7 @@ class MapJob:
     options: InputOptions = field(default_factory=InputOptions)
     settings: MapSettings = field(default_factory=MapSettings)
     check_columns: Callable[[Iterable[str]], None] = lambda columns: None
+    rehearse: Callable[[RunFolder], bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,5 +135,6 @@ def workload_of(job: MapJob, source: Source) -> Workload:
         retry=_RETRY,
         kind="map",
         has_table=False,
+        rehearse=job.rehearse,
         reopens=(TaskState.FAILED, TaskState.CANCELLED),
     )

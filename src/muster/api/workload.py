@@ -14,6 +14,7 @@ from muster.api.recipe import Recipe
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import UsageError
 from muster.base.records import to_json
+from muster.base.run_folder import RunFolder
 from muster.base.target import TargetRef, parse_target
 from muster.farm.codec import encode_canonical
 from muster.farm.identity import payload_and_key
@@ -53,6 +54,7 @@ class Workload:
     retry: RetryPolicy | None = None  # instead of the one that the options mean
     kind: Literal["sweep", "map"] = "sweep"
     has_table: bool = True  # results.* are exported
+    rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
 
     @property

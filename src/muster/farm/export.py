@@ -62,6 +62,14 @@ def rows(folder: RunFolder) -> Iterator[Row]:
             yield _params(row, numbers), _metrics(folder, row), _system(folder, row)
 
 
+def done_rows(folder: RunFolder) -> Iterator[Row]:
+    """The tasks of functions that are done, without a look at all the others first."""
+    with LedgerReader(folder.ledger) as ledger:
+        for row in ledger.tasks():
+            if row.state is TaskState.DONE:
+                yield _params(row, frozenset()), _metrics(folder, row), _system(folder, row)
+
+
 def _numbers(folder: RunFolder) -> frozenset[str]:
     """Parameters of commands, which are texts, all of whose values are numbers."""
     found: dict[str, bool] = {}

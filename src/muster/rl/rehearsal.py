@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from muster.base.errors import MusterError, UnknownNameError
+from muster.base.trying import NotTried, check_storable
 from muster.gang.process_group import Gang
-from muster.gang.rehearsed import NotTried, check_storable, raise_together, rehearsing, tried
+from muster.gang.rehearsed import name_of, raise_together, rehearsing, tried
 from muster.rl.environment import EnvSpec, Place, Split
 from muster.rl.evaluation import try_steps
 from muster.rl.policy import Policy
@@ -53,7 +54,7 @@ def rehearse(
                     acting.eval()
                     with tried(task.finish):
                         told = task.finish(acting, gang.device, seed, Path(folder))
-                    check_storable(task.finish, told)
+                    check_storable(name_of(task.finish), told)
     except NotTried as reason:
         note = str(reason)
     except MusterError as found:

@@ -19,11 +19,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from muster.base.errors import MusterError, TargetError
+from muster.base.trying import NotTried, check_storable
 from muster.gang.agreement import Council
 from muster.gang.flops import count_flops, kept_bytes
 from muster.gang.precision import Precision
 from muster.gang.process_group import Gang
-from muster.gang.rehearsed import NotTried, check_storable, raise_together, rehearsing, tried
+from muster.gang.rehearsed import name_of, raise_together, rehearsing, tried
 from muster.gang.replica import Replica
 from muster.gang.seeding import Untouched
 from muster.gang.sync import check_identical, restored
@@ -172,7 +173,7 @@ def rehearse_end(
                     with _not_compiled(replica.bare):
                         model = replica.wrapped if replica.is_sharded else replica.bare
                         metrics = evaluator.rehearse(model, _FEW)
-                    check_storable(task.summarise, metrics)
+                    check_storable(name_of(task.summarise), metrics)
                     if evaluator is judge:
                         monitored(metrics, task)
                 except NotTried as reason:

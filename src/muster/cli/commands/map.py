@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from muster.base.clock import human_duration
@@ -34,14 +36,19 @@ def main(argv: list[str]) -> int:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
     from muster.api.launch import Audience
+    from muster.api.rehearsal import rehearse_map
 
-    run = parsed.run
+    run, job = parsed.run, parsed.job
+    if parsed.recipe is not None:
+        is_jsonl = job.output.format == "jsonl"
+        call = partial(rehearse_map, parsed.recipe, parsed.config, is_jsonl)
+        job = dataclasses.replace(job, rehearse=call)
     with output.make_screen(is_quiet=run.quiet, is_json=run.json) as screen:
         if parsed.recipe is not None:
             for line in parsed.recipe.remarks(parsed.config):
                 screen.line(line)
         audience = Audience(show=screen.show, say=screen.line, argv=("muster", "map", *argv))
-        mapped = run_map(parsed.job, parsed.options, audience)
+        mapped = run_map(job, parsed.options, audience)
     summary, made = _report(parsed, mapped)
     if run.json:
         output.say_json(_outcome(mapped, summary, made))

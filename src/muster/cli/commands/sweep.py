@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,7 @@ from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
+from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
@@ -163,6 +165,9 @@ def run_and_sum_up(
 ) -> int:
     """Run with the right screen, then say what came of it; returns the exit code."""
     began = time.monotonic()
+    if workload.recipe is not None:
+        call = partial(rehearse_sweep, workload.recipe, workload.config)
+        workload = dataclasses.replace(workload, rehearse=call)
     with output.make_screen(is_quiet=quiet, is_json=as_json) as screen:
         audience = Audience(show=screen.show, say=screen.line, argv=tuple(argv))
         run = run_workload(workload, options, audience)
