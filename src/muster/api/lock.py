@@ -36,8 +36,10 @@ def hold(folder: RunFolder) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):
-                pid_file.unlink(missing_ok=True)
+            # Not that of another, where this folder was moved aside and one of its name begun.
+            if _holder(folder) == str(os.getpid()):
+                with suppress(OSError):
+                    pid_file.unlink(missing_ok=True)
 
 
 def is_held(folder: RunFolder) -> bool:
@@ -64,10 +66,14 @@ def _locked(folder: RunFolder) -> Iterator[None]:
     if sys.platform != "linux":
         lock = FileLock(folder.lock)
         try:
+            folder.lock.touch()
+            before = os.stat(folder.lock)
             lock.acquire(timeout=_LOOKERS_S)
         except Timeout:
             raise _busy(folder) from None
         try:
+            if not _has_the_name(before, folder):  # moved aside before our lock
+                raise _busy(folder)
             yield
         finally:
             lock.release()
@@ -90,16 +96,17 @@ def _locked(folder: RunFolder) -> Iterator[None]:
         os.close(descriptor)
         raise explain_os_error(error, "lock", folder.lock) from error
     try:
-        if not _has_the_name(descriptor, folder):  # moved aside between our open and our lock
+        opened = os.fstat(descriptor)
+        if not _has_the_name(opened, folder):  # moved aside between our open and our lock
             raise _busy(folder)
         yield
     finally:
         os.close(descriptor)
 
 
-def _has_the_name(descriptor: int, folder: RunFolder) -> bool:
+def _has_the_name(lock: os.stat_result, folder: RunFolder) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(folder.lock))
+        return os.path.samestat(lock, os.stat(folder.lock))
     except FileNotFoundError:
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,41 @@ def test_after_kill_9_it_is_free(folder: RunFolder, holder: subprocess.Popen[str
     with hold(folder):
         assert is_held(folder)
     assert not is_held(folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file keeps its folder in place")
+def test_the_name_of_who_begins_anew_in_a_folder_moved_aside_stays(folder: RunFolder) -> None:
+    name = folder.lock.with_suffix(".pid")
+    with hold(folder):
+        folder.path.rename(folder.path.with_name("aside"))
+        folder.create()
+        name.write_text(f"{os.getpid() + 1} {socket.gethostname()}")
+    assert name.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the other lock is tried here as well")
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_lock_of_a_folder_that_was_moved_meanwhile_is_not_held(
+    folder: RunFolder, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody opens the lock, the folder is moved and begun anew, and only then it is locked."""
+    import fcntl
+
+    real, gone = fcntl.flock, folder.path.with_name("gone")
+
+    def late(descriptor: int, operation: int) -> None:
+        if not gone.exists():
+            folder.path.rename(gone)
+            folder.create()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(SetupError, match="worked on"), hold(folder):
+        pass
+    assert gone.exists()
+    with hold(folder):
+        assert is_held(folder)
 
 
 def test_the_lock_of_an_earlier_muster_counts(folder: RunFolder) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -349,22 +348,3 @@ def test_restart_of_a_linked_folder_stays_on_its_disk(here: Path) -> None:
     assert aside is not None and aside.parent == here / "disk"
     run(workload(grid={"x": [1, 2]}), here / "r")
     assert (here / "disk/data/run.json").exists()
-
-
-def test_a_lock_of_a_folder_that_was_moved_meanwhile_is_not_held(here: Path) -> None:
-    """Somebody opens the lock, the folder is moved and begun anew, and only then it is locked."""
-    folder = RunFolder(here / "r")
-    folder.create()
-    real = FileLock.acquire
-
-    def late(self: FileLock, *args: Any, **options: Any) -> Any:
-        result = real(self, *args, **options)
-        if not list(here.glob("gone")):
-            (here / "r").rename(here / "gone")
-            folder.create()
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileLock, "acquire", late)
-        with hold(folder), pytest.raises(SetupError), hold(folder):
-            pass
