@@ -160,8 +160,9 @@ def muster_main(
     """
     from muster.cli.main import main
 
+    monkeypatch.chdir(tmp_path)
+
     def run(*args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(tmp_path)
         capfd.readouterr()
         try:
             code = main(args)

@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -422,14 +423,21 @@ def test_flags_may_stand_before_the_target_and_before_the_run(
     assert "f.py:f" in done.stdout and "(continued)" in done.stdout
 
 
+@pytest.fixture
+def others_see(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder that every user may look into; those of pytest are the owner's alone."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        monkeypatch.chdir(name)
+        yield Path(name)
+
+
 @pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="needs another user")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_one_may_only_read(
-    finished: Path, kind: str, muster_main: Main, tmp_path: Path
+    finished: Path, kind: str, muster_main: Main, others_see: Path
 ) -> None:
-    run = copy_of(finished, kind, "finished", tmp_path)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    run = copy_of(finished, kind, "finished", others_see)
     before = tree(run)
     os.seteuid(65534)
     try:
