@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from muster.base.errors import MusterError, UnknownNameError
+from muster.base.errors import MusterError, TargetError, UnknownNameError
 from muster.base.trying import NotTried, check_storable
 from muster.gang.process_group import Gang
 from muster.gang.rehearsed import name_of, raise_together, rehearsing, tried
@@ -54,6 +54,11 @@ def rehearse(
                     acting.eval()
                     with tried(task.finish):
                         told = task.finish(acting, gang.device, seed, Path(folder))
+                    if not isinstance(told or {}, Mapping):
+                        raise TargetError(
+                            f"{name_of(task.finish)} returns a {type(told).__name__}.",
+                            hint="return a mapping of names to numbers and texts, or nothing.",
+                        )
                     check_storable(name_of(task.finish), told)
     except NotTried as reason:
         note = str(reason)

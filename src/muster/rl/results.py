@@ -35,7 +35,7 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
         told = run.task.finish(run.policy, run.gang.device, seed, run.folder.figures)
         if not any(run.folder.figures.iterdir()):
             run.folder.figures.rmdir()
-    told = run.gang.council.share(dict(told))
+    told = run.gang.council.share(dict(told or {}))
     metrics.update(told.get("metrics", {}))
     config, progress = run.config, run.progress
     results: dict[str, Any] = {

@@ -48,7 +48,7 @@ class AgentTask(ABC):
 
     def finish(
         self, policy: Policy, device: torch.device, seed: int, folder: Path
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, Any] | None:
         """Called on rank 0 at the end with the best policy on ``device``, in evaluation mode.
 
         ``folder`` takes figures and tables; what is returned goes to the results as it is, with

@@ -40,6 +40,14 @@ class TypoInFinish(CartPoleAgent):
 
 
 @dataclass
+class ListFromFinish(CartPoleAgent):
+    def finish(  # type: ignore[override]
+        self, policy: Policy, device: torch.device, seed: int, folder: Path
+    ) -> list[str]:
+        return ["done"]
+
+
+@dataclass
 class TensorFromFinish(CartPoleAgent):
     def finish(
         self, policy: Policy, device: torch.device, seed: int, folder: Path
@@ -98,6 +106,7 @@ def trained(folder: Path, task: CartPoleAgent) -> dict[str, Any]:
     [
         (NoTestData, "NoTestData.environments failed in the rehearsal before the first step: File"),
         (TypoInFinish, "TypoInFinish.finish failed in the rehearsal before the first step: NameE"),
+        (ListFromFinish, "ListFromFinish.finish returns a list."),
         (TensorFromFinish, "TensorFromFinish.finish gives something that the results cannot hold"),
         (WrongMonitor, "did you mean 'return'?"),
     ],
