@@ -122,13 +122,12 @@ class GangOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GangAudience:
-    """Who watches: ``hear`` gets (rank, line) of what ranks print, ``say`` remarks on the run.
-
-    ``argv`` is the command line, kept in run.json.
-    """
+    """Who watches: ``hear`` gets (rank, line) of what ranks print, ``say`` remarks on the run,
+    ``warn`` what may be wrong. ``argv`` is the command line, kept in run.json."""
 
     hear: Callable[[int, str], None] = lambda rank, line: None
     say: Callable[[str], None] = lambda line: None
+    warn: Callable[[str], None] = lambda line: None
     argv: Sequence[str] = ()
 
 
@@ -228,7 +227,7 @@ def run_gang(
         uuids = {uuid for slot in plan.slots for uuid in slot.device_uuids}
         every_s, node = options.monitor_interval_s, options.node_rank
         stack.enter_context(
-            record_run(folder, uuids, every_s, settings, audience.say, node_rank=node)
+            record_run(folder, uuids, every_s, settings, audience.warn, node_rank=node)
         )
         forks = plan.start == "fork"
         if agent is None or agent.forks != forks:
@@ -269,12 +268,12 @@ def _supervise(
     try:
         labels = [slot.label for slot in plan.slots]
         journal.write("start", ranks=labels, node=options.node_rank, code=code)
-        ending = supervise(agent, spec, audience.hear, audience.say, is_cancelled)
+        ending = supervise(agent, spec, audience.hear, audience.warn, is_cancelled)
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
         try:
             journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})
         except OSError as error:  # how it ended is known all the same
-            audience.say(str(explain_os_error(error, "write", folder.events)))
+            audience.warn(str(explain_os_error(error, "write", folder.events)))
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
     finally:

@@ -57,13 +57,15 @@ def _say_nothing(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Audience:
-    """Who watches: ``show`` gets pictures while it runs, ``say`` lines about how it is run.
+    """Who watches: ``show`` gets pictures while it runs, ``say`` lines about how it is run and
+    ``warn`` lines about what may be wrong.
 
     ``argv`` is the command line that `muster resume` will repeat.
     """
 
     show: Show = _show_nothing
     say: Callable[[str], None] = _say_nothing
+    warn: Callable[[str], None] = _say_nothing
     argv: Sequence[str] = ()
 
 
@@ -112,7 +114,9 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             folder.create()
             stack.enter_context(hold(folder))
             stored = open_plan(workload, options, folder, audience.argv)
-            for line in (*workload.warnings, *placement_lines(placement, options)):
+            for line in workload.warnings:
+                audience.warn(line)
+            for line in placement_lines(placement, options):
                 audience.say(line)
             if own_id(folder).is_new_copy:
                 audience.say(f"{folder.path} is a copy, or was moved: it goes on by itself.")
@@ -120,7 +124,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             stack.callback(ledger.close)
             uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
             interval_s = options.monitor_interval_s
-            stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.say))
+            stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.warn))
             call = workload.rehearse
             rehearsal = None if call is None else Rehearsal(call, audience.say)
             chores = Chores(

@@ -215,7 +215,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         write_plan(folder.map_json, plan_of(job, options, source))
     if job.output.format != "parquet":
         for line in source.lost_as_text():
-            audience.say(line)
+            audience.warn(line)
     count = RecordCount(sum(shards), before.num_in, before.num_rejected)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 

@@ -183,7 +183,7 @@ def run_training(
             word = _last_word(folder)
             if word.get("ending") != "restart" or ending.stopped_by:
                 break
-            audience.say(str(word.get("message", "starting again")))
+            audience.warn(str(word.get("message", "starting again")))
         if word.get("ending") == "refused":
             raise _Refused(word)
         results = _results(folder) if ending.exit_code == EXIT_OK else None
@@ -300,7 +300,7 @@ def fit(
         if rank == 0:
             say(line)
 
-    done = run_training(job, options, GangAudience(hear=hear, say=say))
+    done = run_training(job, options, GangAudience(hear=hear, say=say, warn=say))
     if done.exit_code != EXIT_OK and done.ending is not None and done.ending.report:
         raise MusterError("\n".join(done.ending.report))
     return done

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from muster.base.clock import Clock, iso_utc
+
+#: What happens in a run, one message each, as it happens; nobody hears it unless he asks.
+EVENTS = logging.getLogger("muster.events")
 
 
 class Journal:
@@ -20,6 +24,7 @@ class Journal:
         self._is_torn = not _ends_whole(self._file)
 
     def write(self, event: str, **fields: Any) -> None:
+        EVENTS.debug("%s %s", event, fields)
         line = {"time": iso_utc(self._clock.wall_s()), "event": event, **fields}
         text = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         # What a killed writer or a full disk has left must not swallow this line.

@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from muster.api.options import SweepOptions, parse_duration
 from muster.base.errors import UsageError
 from muster.cli.cluster_flags import ClusterFlags, cluster_request_from
+from muster.cli.output import ShownLevel
 from muster.farm.space import Space
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
+LogLevel = Literal["debug", "info", "warning"]
 _D = SweepOptions()
 
 
@@ -103,7 +105,31 @@ class EarlierWorkFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFlags:
+class ShownFlags:
+    """What is shown."""
+
+    log_level: LogLevel = "info"
+    """warning: warnings and how it ended; info: how it goes as well; debug: every event of the
+    run too, on standard error."""
+    quiet: Switch = False
+    """Show nothing but errors: --log-level warning without warnings and without how it ended."""
+    json: Switch = False
+    """Print the outcome as JSON and nothing else."""
+    dry_run: Switch = False
+    """Show what would run, where, and start nothing."""
+
+    @property
+    def level(self) -> ShownLevel:
+        """What may be shown beside JSON; UsageError where two flags contradict each other."""
+        if self.quiet and self.log_level == "debug":
+            raise UsageError(
+                "--quiet and --log-level debug contradict each other.", hint="give one of them."
+            )
+        return "nothing" if self.quiet or self.json else self.log_level
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(ShownFlags):
     """Where results go and what is shown."""
 
     run_dir: Path | None = None
@@ -114,12 +140,6 @@ class RunFlags:
     """How often results.* are refreshed while running; nothing depends on it."""
     monitor_interval: str = "5"
     """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
-    quiet: Switch = False
-    """Show nothing but errors."""
-    json: Switch = False
-    """Print the outcome as JSON and nothing else."""
-    dry_run: Switch = False
-    """Show what would run, where, and start nothing."""
 
 
 def options_from(

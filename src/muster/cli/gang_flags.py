@@ -12,7 +12,13 @@ from muster.api.early import Meeting, read_meeting
 from muster.api.gangs import GangOptions, GangRequest
 from muster.api.options import parse_duration
 from muster.base.errors import UsageError
-from muster.cli.flags import DeviceFlags, EarlierWorkFlags, Switch, chosen_devices
+from muster.cli.flags import (
+    DeviceFlags,
+    EarlierWorkFlags,
+    ShownFlags,
+    Switch,
+    chosen_devices,
+)
 
 _D = GangOptions()
 
@@ -84,19 +90,13 @@ class PlaceFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangRunFlags:
+class GangRunFlags(ShownFlags):
     """Where logs go and what is shown."""
 
     run_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--save-dir"])] = None
     """The run folder. Default: runs/<name>-<time>."""
     all_ranks: Switch = False
     """Show what every rank prints, not only rank 0."""
-    quiet: Switch = False
-    """Show nothing but errors."""
-    json: Switch = False
-    """Print the outcome as JSON and nothing else."""
-    dry_run: Switch = False
-    """Show what would run, where, and start nothing."""
 
 
 def gang_options_from(

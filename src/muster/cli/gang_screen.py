@@ -13,17 +13,20 @@ from muster.cli import output
 
 
 def gang_audience(
-    argv: Sequence[str], *, all_ranks: bool, is_quiet: bool, is_json: bool
+    argv: Sequence[str], *, all_ranks: bool, level: output.ShownLevel
 ) -> GangAudience:
     """Lines of ranks on standard output, ``[rank] line``; remarks on standard error."""
+    output.show_events(are_shown=level == "debug")
 
     def hear(rank: int, line: str) -> None:
         if all_ranks or rank == 0:
             output.say(f"[{rank}] {line}")
 
-    if is_quiet or is_json:
+    if level == "nothing":
         return GangAudience(argv=tuple(argv))
-    return GangAudience(hear=hear, say=output.remark, argv=tuple(argv))
+    if level == "warning":
+        return GangAudience(warn=output.remark, argv=tuple(argv))
+    return GangAudience(hear=hear, say=output.remark, warn=output.remark, argv=tuple(argv))
 
 
 def show_gang_plan(plan: GangPlan, what: str, *, is_json: bool) -> None:

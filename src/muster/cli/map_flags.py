@@ -19,6 +19,7 @@ from muster.cli.flags import (
     FaultFlags,
     Positional,
     RunFlags,
+    ShownFlags,
     Switch,
     WorkerFlags,
     join_repeated,
@@ -107,7 +108,7 @@ class RecordFaultFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapRunFlags:
+class MapRunFlags(ShownFlags):
     """Where the run is kept and what is shown."""
 
     run_dir: Path | None = None
@@ -116,12 +117,6 @@ class MapRunFlags:
     """The name in that default."""
     monitor_interval: str = "5"
     """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
-    quiet: Switch = False
-    """Show nothing but errors."""
-    json: Switch = False
-    """Print the outcome as JSON and nothing else."""
-    dry_run: Switch = False
-    """Show what would run, where, and start nothing."""
 
 
 _COMMON: dict[str, Any] = {

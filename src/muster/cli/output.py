@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO
 
+from muster.base.journal import EVENTS
 from muster.base.terminal import clean_text, json_text, one_line
 from muster.cli.wording import plain_line, waiting_lines
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from muster.farm.view import RunView
+
+#: How much is shown, each with all before it.
+ShownLevel = Literal["nothing", "warning", "info", "debug"]
 
 _PLAIN_EVERY_S = 5.0
 
@@ -32,6 +37,20 @@ def remark(text: str) -> None:
 
 def complain(text: str) -> None:
     _print(f"muster: {text}", sys.stderr)
+
+
+class _EventLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        remark(f"debug: {one_line(record.getMessage())}")
+
+
+def show_events(*, are_shown: bool) -> None:
+    """Every event of a run as a line on standard error, from now on or no longer."""
+    EVENTS.handlers.clear()
+    EVENTS.propagate = not are_shown  # a task in this process may log to the same terminal
+    EVENTS.setLevel(logging.DEBUG if are_shown else logging.NOTSET)
+    if are_shown:
+        EVENTS.addHandler(_EventLines())
 
 
 def say_json(value: Any) -> None:
@@ -97,6 +116,8 @@ class Screen(Protocol):
 
     def line(self, text: str) -> None: ...
 
+    def warn(self, text: str) -> None: ...
+
 
 class SilentScreen:
     def __enter__(self) -> Self:
@@ -111,20 +132,36 @@ class SilentScreen:
     def line(self, text: str) -> None:
         return
 
+    def warn(self, text: str) -> None:
+        return
 
-class PlainScreen(SilentScreen):
-    """Lines, for logs and pipes: one every few seconds and one for everything that happens."""
+
+class WarningScreen(SilentScreen):
+    """A line for everything that may be wrong."""
 
     def __init__(self) -> None:
-        self._due_s = 0.0
         self._notes = 0
-        self._waits: dict[str, str] = {}
-        self._last = ""
 
     def show(self, view: RunView) -> None:
         for kind, text in view.notes[self._notes :]:
             remark(f"{kind}: {text}")
         self._notes = len(view.notes)
+
+    def warn(self, text: str) -> None:
+        remark(text)
+
+
+class PlainScreen(WarningScreen):
+    """Lines, for logs and pipes: one every few seconds and one for everything that happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due_s = 0.0
+        self._waits: dict[str, str] = {}
+        self._last = ""
+
+    def show(self, view: RunView) -> None:
+        super().show(view)
         waits = waiting_lines(view)
         for reason in waits.keys() - self._waits.keys():
             remark(waits[reason])
@@ -167,6 +204,9 @@ class LiveScreen(SilentScreen):
 
     def line(self, text: str) -> None:
         self._console.print(clean_text(text), highlight=False)
+
+    def warn(self, text: str) -> None:
+        self.line(text)
 
 
 class LivePicture:
@@ -229,10 +269,13 @@ def make_bar() -> Bar:
     return Bar()
 
 
-def make_screen(*, is_quiet: bool, is_json: bool) -> Screen:
-    if is_quiet or is_json:
+def make_screen(level: ShownLevel) -> Screen:
+    if level == "nothing":
         return SilentScreen()
-    return LiveScreen() if sys.stderr.isatty() else PlainScreen()
+    if level == "warning":
+        return WarningScreen()
+    # Lines of events would break into a picture.
+    return LiveScreen() if level == "info" and sys.stderr.isatty() else PlainScreen()
 
 
 def _json_safe(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 #: Never repeated: what was shown then, what would throw away what there is now, and what was
 #: accepted knowingly that one time.
 _SWITCHES = {"quiet", "json", "dry_run", "restart", "overwrite", "allow_changed_code"}
+_WITH_VALUE = {"log_level"}
 
 
 def flag_name(word: str) -> str:
@@ -24,7 +25,7 @@ def without(words: Sequence[str], flags: Collection[str]) -> list[str]:
     skipping = False
     for word in words:
         if word.startswith("--"):
-            skipping = flag_name(word) in flags
+            skipping = flag_name(word) in flags or flag_name(word) in _WITH_VALUE
             if flag_name(word) in _SWITCHES:
                 skipping = False
                 continue

@@ -17,7 +17,8 @@ _NOT_FOR_NODES = {
     "on": True, "partition": True, "account": True, "time": True, "mem": True,
     "cpus_per_node": True, "slurm_arg": True, "no_wait": False, "nodes": True, "num_nodes": True,
     "nnodes": True, "run_dir": True, "save_dir": True, "dry_run": False, "no_dry_run": False,
-    "restart": False, "quiet": False, "no_quiet": False, "json": False, "no_json": False,
+    "restart": False, "log_level": True, "quiet": False, "no_quiet": False, "json": False,
+    "no_json": False,
 }  # fmt: skip
 
 
@@ -41,7 +42,8 @@ def words_for_nodes(words: Sequence[str]) -> list[str]:
 
 def run_on_slurm(gang: SlurmGang, shown: Any, argv: Sequence[str]) -> int:
     """Submit, follow, sum up; returns the exit code. ``shown``: the flags on what is shown."""
-    folder, is_silent = gang.folder, shown.run.quiet or shown.run.json
+    folder = gang.folder
+    is_silent = shown.run.level in ("nothing", "warning")
     say = (lambda text: None) if is_silent else output.remark
     if shown.run.dry_run:
         text, path = gang.script(), str(folder.path)

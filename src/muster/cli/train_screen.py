@@ -23,12 +23,15 @@ class TrainScreen:
     def __init__(self, folder: RunFolder, shown: Any, argv: Sequence[str]) -> None:
         self._folder = folder
         self._all_ranks = shown.all_ranks
-        self._is_silent = shown.quiet or shown.json
-        self._bar = None if self._is_silent or not output.is_terminal() else output.make_bar()
+        self._level = shown.level
+        output.show_events(are_shown=shown.log_level == "debug")
+        # Lines of events would break into a bar.
+        has_bar = self._level == "info" and output.is_terminal()
+        self._bar = output.make_bar() if has_bar else None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="muster-screen")
         self.audience = GangAudience(
-            hear=self._hear, say=self._say, argv=("muster", "train", *argv)
+            hear=self._hear, say=self._say, warn=self._warn, argv=("muster", "train", *argv)
         )
 
     def __enter__(self) -> Self:
@@ -49,7 +52,7 @@ class TrainScreen:
             self._bar.stop()
 
     def _hear(self, rank: int, line: str) -> None:
-        if self._is_silent or not (self._all_ranks or rank == 0):
+        if not (self._is_talking and (self._all_ranks or rank == 0)):
             return
         text = f"[{rank}] {line}" if self._all_ranks else line
         if self._bar is None:
@@ -58,12 +61,20 @@ class TrainScreen:
             self._bar.line(text)
 
     def _say(self, text: str) -> None:
-        if self._is_silent:
+        if self._is_talking:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        if self._level == "nothing":
             return
         if self._bar is None:
             output.remark(text)
         else:
             self._bar.line(text)
+
+    @property
+    def _is_talking(self) -> bool:
+        return self._level in ("info", "debug")
 
     def _watch(self) -> None:
         assert self._bar is not None

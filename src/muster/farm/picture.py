@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.farm.codec import task_label
+from muster.farm.debug_lines import tell
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions
 from muster.farm.estimate import Durations, Rate, remaining
@@ -54,6 +55,7 @@ class Picture:
         self._counts[TaskState.CANCELLED] += count
 
     def note(self, events: Sequence[Event], decisions: Decisions, now: float) -> None:
+        tell(events, decisions)
         for event in events:
             if isinstance(event, Progress):
                 self._progress[event.worker_id] = event.text

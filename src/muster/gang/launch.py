@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -33,6 +34,7 @@ from muster.base.errors import (
     MusterError,
 )
 from muster.base.guard import Guard
+from muster.base.journal import EVENTS
 from muster.base.records import read_json
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.base.signals import WARNING, Requests, listening, stop_code
@@ -166,6 +168,7 @@ class _Supervision:
         self._kill_at_s: float | None = None
         self._done: dict[str, Any] = {}
         self._rest = b""
+        self._checkpoint = self._newest_checkpoint()
         for local_rank in range(spec.num_ranks):
             self._follow(spec.first_rank + local_rank)
 
@@ -186,6 +189,7 @@ class _Supervision:
                 is_open = self._read_events(process.stdout.fileno())
             self._obey_signals()
             self._read_tails()
+            self._tell_of_checkpoint()
             self._handle.check()
             if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
                 break
@@ -196,6 +200,7 @@ class _Supervision:
         self._handle.close()
         for tail in self._tails.values():
             tail.read(is_last=True)
+        self._tell_of_checkpoint()
         return self._ending(broken)
 
     # ------------------------------------------------------------------ listening
@@ -208,6 +213,7 @@ class _Supervision:
         return bool(data)
 
     def _take(self, event: dict[str, Any]) -> None:
+        EVENTS.debug("%s", event)
         match event["event"]:
             case "ranks":
                 self._world_size = event["world_size"]
@@ -246,6 +252,17 @@ class _Supervision:
     def _read_tails(self) -> None:
         for tail in self._tails.values():
             tail.read()
+
+    def _tell_of_checkpoint(self) -> None:
+        """The ranks write them; here is who listens."""
+        newest = self._newest_checkpoint() if EVENTS.isEnabledFor(logging.DEBUG) else ""
+        if newest and newest != self._checkpoint:
+            self._checkpoint = newest
+            EVENTS.debug("checkpoint written: %s", newest)
+
+    def _newest_checkpoint(self) -> str:
+        steps = self._spec.folder.checkpoints.glob("step-*")
+        return max((path.name for path in steps if path.name[5:].isdigit()), default="")
 
     # ------------------------------------------------------------------ ending
 

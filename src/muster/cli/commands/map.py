@@ -43,11 +43,14 @@ def main(argv: list[str]) -> int:
         is_jsonl = job.output.format == "jsonl"
         call = partial(rehearse_map, parsed.recipe, parsed.config, is_jsonl)
         job = dataclasses.replace(job, rehearse=call)
-    with output.make_screen(is_quiet=run.quiet, is_json=run.json) as screen:
+    output.show_events(are_shown=run.log_level == "debug")
+    with output.make_screen(run.level) as screen:
         if parsed.recipe is not None:
             for line in parsed.recipe.remarks(parsed.config):
                 screen.line(line)
-        audience = Audience(show=screen.show, say=screen.line, argv=("muster", "map", *argv))
+        audience = Audience(
+            show=screen.show, say=screen.line, warn=screen.warn, argv=("muster", "map", *argv)
+        )
         mapped = run_map(job, parsed.options, audience)
     summary, made = _report(parsed, mapped)
     if run.json:

@@ -130,7 +130,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     options = _merged(stored_options(run), typed)
     go_to(run.stored)
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
-    return sweep.run_and_sum_up(workload, options, (), flags.out.quiet, flags.out.json)
+    return sweep.run_and_sum_up(workload, options, (), flags.out)
 
 
 def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:

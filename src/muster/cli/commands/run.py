@@ -93,8 +93,7 @@ def _run(
     audience = gang_audience(
         ["muster", "run", *argv],
         all_ranks=shown.all_ranks,
-        is_quiet=shown.quiet,
-        is_json=shown.json,
+        level=shown.level,
     )
     folder, ending = run_script(script, options, audience, run_dir=shown.run_dir, agent=agent)
     seconds = time.monotonic() - began

@@ -29,6 +29,7 @@ from muster.cli.flags import (
     FaultFlags,
     Positional,
     RunFlags,
+    ShownFlags,
     SpaceFlags,
     Switch,
     WorkerFlags,
@@ -115,7 +116,7 @@ def main(argv: list[str], *, reopens: tuple[TaskState, ...] = ()) -> int:
         _show_plan(prepare(workload, options), is_json=flags.run.json)
         return 0
     full = ["muster", "sweep", *argv]
-    return run_and_sum_up(workload, options, full, flags.run.quiet, flags.run.json)
+    return run_and_sum_up(workload, options, full, flags.run)
 
 
 def slurm_array(argv: list[str]) -> SlurmArray:
@@ -161,15 +162,16 @@ def _parsed(words: list[str], command: list[str]) -> tuple[Workload, Any]:
 
 
 def run_and_sum_up(
-    workload: Workload, options: SweepOptions, argv: Sequence[str], quiet: bool, as_json: bool
+    workload: Workload, options: SweepOptions, argv: Sequence[str], shown: ShownFlags
 ) -> int:
     """Run with the right screen, then say what came of it; returns the exit code."""
     began = time.monotonic()
     if workload.recipe is not None:
         call = partial(rehearse_sweep, workload.recipe, workload.config)
         workload = dataclasses.replace(workload, rehearse=call)
-    with output.make_screen(is_quiet=quiet, is_json=as_json) as screen:
-        audience = Audience(show=screen.show, say=screen.line, argv=tuple(argv))
+    output.show_events(are_shown=shown.log_level == "debug")
+    with output.make_screen(shown.level) as screen:
+        audience = Audience(show=screen.show, say=screen.line, warn=screen.warn, argv=tuple(argv))
         run = run_workload(workload, options, audience)
     seconds = time.monotonic() - began
     made: list[str] = []
@@ -177,9 +179,9 @@ def run_and_sum_up(
         from muster.api.report.make import make_report
 
         made = [str(path) for path in make_report(run, workload.recipe, workload.config)]
-    if as_json:
+    if shown.json:
         output.say_json(_outcome(run, seconds, made))
-    elif not quiet:
+    elif not shown.quiet:
         _sum_up(run, seconds, made)
         if workload.has_table and run.counts()[TaskState.DONE] and not run.has_results():
             output.say(_no_numbers(workload))

@@ -75,7 +75,8 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
         show_gang_plan(plan_training(job, options), f"train {job.name}", is_json=shown.json)
         return 0
     if topology is not None:
-        is_silent = shown.quiet or shown.json
+        output.show_events(are_shown=shown.level == "debug")
+        is_silent = shown.level in ("nothing", "warning")
         say = (lambda _: None) if is_silent else output.say
         here = train_here(job, topology, say, options)
         if shown.json and here.results is not None and topology.rank == 0:

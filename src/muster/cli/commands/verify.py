@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,9 +31,9 @@ def main(argv: list[str]) -> int:
 
 
 def _verify(argv: list[str], agent: Any) -> int:
-    from muster.api.gangs import GangAudience
     from muster.api.train import verify_task
     from muster.cli import output
+    from muster.cli.gang_screen import gang_audience
     from muster.cli.train_flags import parse_train
     from muster.train.config import TrainConfig
 
@@ -45,11 +46,11 @@ def _verify(argv: list[str], agent: Any) -> int:
         )
 
     def hear(rank: int, line: str) -> None:
-        if rank == 0 and not (shown.quiet or shown.json):
+        if rank == 0 and shown.level in ("info", "debug"):
             output.say(line)
 
-    say = (lambda line: None) if shown.quiet or shown.json else output.remark
-    audience = GangAudience(hear=hear, say=say)
+    given = gang_audience((), all_ranks=False, level=shown.level)
+    audience = dataclasses.replace(given, hear=hear)
     ending, findings = verify_task(job, options, audience, agent=agent)
     for line in ending.report:
         output.remark(line)
