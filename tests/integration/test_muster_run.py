@@ -470,7 +470,7 @@ from pathlib import Path
 from muster.api.gangs import Entry, GangAudience, GangOptions, run_gang
 from muster.base.run_folder import RunFolder
 name, params, start = eval(sys.argv[1])
-audience = GangAudience(hear=lambda rank, line: print(rank, line), say=print)
+audience = GangAudience(hear=lambda rank, line: print(rank, line), say=print, warn=print)
 ending = run_gang(RunFolder(Path("out")), Entry(target=f"work:{name}", params=params),
                   GangOptions(devices="cpu:4", start=start), audience)
 print("torch" in sys.modules)
