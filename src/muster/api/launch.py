@@ -126,7 +126,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             interval_s = options.monitor_interval_s
             stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.warn))
             call = workload.rehearse
-            rehearsal = None if call is None else Rehearsal(call, audience.say)
+            rehearsal = None if call is None else Rehearsal(call, audience.warn)
             chores = Chores(
                 folder, options, settings, slots_of(placement), SystemClock(), requests, rehearsal
             )
