@@ -312,11 +312,9 @@ def test_a_sweep_records_its_gpu_with_run_and_task_and_is_replayed(
     rows = read(folder / "runs/first/monitor.csv")
     # Only the GPU that it has taken, beside the host.
     assert {row["device"] for row in rows} == {"host", "gpu0"}
-    [result] = read(folder / "runs/first/results.csv")
     said = {row["processes"] for row in rows if row["device"] == "gpu0"}
-    assert any(
-        re.fullmatch(rf"pid \d+ ada 900 MiB, first/{result['metric_task']}", text) for text in said
-    ), said
+    named = r"pid \d+ ada 900 MiB, first/1 \(i=1\)"
+    assert any(re.fullmatch(named, text) for text in said), said
 
     shown = here("monitor", "first")
     assert shown.returncode == 0, shown.stderr
