@@ -336,9 +336,8 @@ def test_a_lone_task_that_crashes_does_not_hang_the_run(place: Place) -> None:
 
 
 def test_a_timeout_ends_the_whole_group_and_the_rest_goes_on(place: Place) -> None:
-    begin = time.monotonic()
-    place.sweep("hang_then_ok", "--grid", "x=1,2,3", "--timeout", "1", code=1)
-    assert time.monotonic() - begin < 12
+    # Long enough for the two that do nothing, on any machine; the first would take ten minutes.
+    place.sweep("hang_then_ok", "--grid", "x=1,2,3", "--timeout", "5", code=1)
     assert place.states() == {"1": "failed", "2": "done", "3": "done"}
     assert "--timeout" in place.rows()["1"]["error"]
     assert all(map(is_gone, place.pids()))
