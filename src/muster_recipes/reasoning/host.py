@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import logging
 import sys
@@ -60,6 +61,9 @@ def quiet_third_parties() -> str:
     warnings.filterwarnings("ignore", module=_THIRD_PARTIES)
     for name in _THEIR_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    # Its level is set when it is first imported, over ours.
+    if importlib.util.find_spec("huggingface_hub") is not None:
+        importlib.import_module("huggingface_hub.utils.logging").set_verbosity_error()
     # Both keep a level of their own, which they set up when they are imported.
     for name in ("transformers", "datasets"):
         if name in sys.modules:

@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
 from muster.pipeline.engines.model import EngineSpec, Message
+from muster.pipeline.hub_reach import use_cache_if_unreachable
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
@@ -55,6 +56,8 @@ def load(spec: EngineSpec, device: str) -> Loaded:
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     options: dict[str, Any] = {"dtype": dtype}
+    if not Path(spec.model).exists():
+        use_cache_if_unreachable()
     if spec.quantize != "none":
         options["quantization_config"] = _quantization(spec.quantize)
         options["device_map"] = {"": device}

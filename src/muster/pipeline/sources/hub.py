@@ -15,6 +15,7 @@ from muster.base.errors import (
     UnknownNameError,
     UsageError,
 )
+from muster.pipeline.hub_reach import use_cache_if_unreachable
 from muster.pipeline.sources.model import Selection
 from muster.pipeline.sources.unpack import spool_stream
 
@@ -83,6 +84,8 @@ def _load(name: str, options: InputOptions) -> Any:
     except ImportError:
         raise MissingPackageError("Reading hf: data sets", "datasets", "datasets") from None
     folder = Path(name).expanduser()
+    if not folder.exists():
+        use_cache_if_unreachable()
     try:
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
             found: Any = datasets.load_from_disk(folder)
@@ -96,7 +99,7 @@ def _load(name: str, options: InputOptions) -> Any:
     except ConnectionError as error:
         raise SetupError(
             f"Cannot reach the hub for hf:{name}: {error}.",
-            hint="check the network; a data set that is in the cache needs HF_HUB_OFFLINE=1.",
+            hint="check the network; a data set that is in the cache needs none.",
         ) from None
     except Exception as error:  # the library raises what the data set's files make it raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
