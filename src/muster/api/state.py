@@ -104,19 +104,28 @@ def _word_of_ranks(folder: RunFolder) -> Word:
         return "refused"
     words: dict[int | None, Word] = {
         EXIT_OK: "done",
-        EXIT_REQUEUE: "saved",
+        EXIT_REQUEUE: "saved" if has_saved(folder) else "stopped",
         EXIT_INTERRUPTED: "stopped",
         None: "stopped",
     }
     return words.get(code, "failed")
 
 
+def has_saved(folder: RunFolder) -> bool:
+    """Whether ranks go on from something: a checkpoint, or what a program says it has saved."""
+    return any(folder.checkpoints.glob("step-*")) or _last_word(folder) == "requeue"
+
+
 def _was_refused(folder: RunFolder) -> bool:
+    return _last_word(folder) == "refused"
+
+
+def _last_word(folder: RunFolder) -> str:
     try:
         word = read_json(folder.ending_json, "last word of the ranks")
     except MusterError:
-        return False
-    return isinstance(word, dict) and word.get("ending") == "refused"
+        return ""
+    return str(word.get("ending")) if isinstance(word, dict) else ""
 
 
 def _steps_of(trained: Mapping[str, Any], stored: StoredRun) -> tuple[int, int | None]:

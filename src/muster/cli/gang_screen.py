@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.gangs import GangAudience, GangEnding, GangPlan
+from muster.api.state import has_saved
 from muster.base.errors import EXIT_REQUEUE
+from muster.base.run_folder import RunFolder
 from muster.cli import output
 
 
@@ -76,7 +78,11 @@ def _last_line(path: Path, ending: GangEnding, seconds: float) -> str:
     if ending.exit_code == 0:
         word = "done"
     elif ending.exit_code == EXIT_REQUEUE:
-        word = "saved; start it again to go on"
+        word = (
+            "saved; start it again to go on"
+            if has_saved(RunFolder(path))
+            else "stopped before its first save (the same command begins again)"
+        )
     elif ending.stopped_by:
         word = f"ended by {ending.stopped_by}"
     else:

@@ -13,6 +13,7 @@ import tyro
 from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.words import count
 from muster.api.runs import Run, Status, find_runs, open_run
+from muster.api.state import has_saved
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.cli import output
@@ -110,7 +111,8 @@ def status(argv: list[str]) -> int:
 def _rank_lines(run: Run, found: Status) -> list[str]:
     lines = [] if found.training is None else [_training_words(found.training)]
     if found.state in ("saved", "stopped") and run.stored.kind != "run" and run.stored.argv:
-        lines.append(f"go on: muster resume {run.path}")
+        word = "go on" if has_saved(run.folder) else "nothing is saved; begin again"
+        lines.append(f"{word}: muster resume {run.path}")
     if found.state == "failed":
         lines.append(f"see why: muster errors {run.path}")
     return [*lines, f"logs: {run.folder.logs}/rank-*.log"]
