@@ -373,6 +373,33 @@ def test_open_tasks_of_a_stopped_run_are_cancelled(
     assert json.loads(muster_main("status", "runs/it", "--json").stdout)["state"] == "cancelled"
 
 
+def test_a_cancelled_map_goes_on(finished: Path, muster_main: Main, tmp_path: Path) -> None:
+    run = copy_of(finished, "map", "stopped", tmp_path)
+    assert "cancelled what had not ended" in muster_main("cancel", "runs/it").stdout
+    done = muster_main("resume", "runs/it", "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert muster_main("status", "runs/it").stdout.startswith("it: done\n")
+    assert (run / "published.json").exists()
+    assert len((finished / "o.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("kind", ["train", "agent"])
+def test_what_was_ended_before_its_first_save_is_not_called_saved(
+    finished: Path, kind: str, muster_main: Main, tmp_path: Path
+) -> None:
+    run = copy_of(finished, kind, "stopped", tmp_path)
+    with (run / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"event": "end", "node": 0, "exit_code": 75}) + "\n")
+    assert list((run / "checkpoints").glob("step-*"))
+    said = muster_main("status", "runs/it").stdout
+    assert said.startswith("it: saved\n") and "go on: muster resume runs/it" in said
+    shutil.rmtree(run / "checkpoints")
+    (run / "ending.json").unlink(missing_ok=True)
+    said = muster_main("status", "runs/it").stdout
+    assert said.startswith("it: stopped\n")
+    assert "nothing is saved; begin again: muster resume runs/it" in said
+
+
 @pytest.mark.parametrize("state", ["finished", "stopped", "odd run.json"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sweep"])
 def test_retry_is_for_sweeps(

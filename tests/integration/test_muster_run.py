@@ -425,7 +425,7 @@ def test_a_rank_may_ask_to_be_started_again(tmp_path: Path, muster_cli: MusterCl
     done = muster_cli("status", "out")
     assert done.stdout.splitlines() == ["out: saved", "  logs: out/logs/rank-*.log"]
     done = muster_cli("resume", "out")
-    assert done.returncode == 2 and "give the same command again: muster run" in done.stderr
+    assert done.returncode == 2 and "goes on when it is started again in" in done.stderr
 
 
 def test_usr1_reaches_the_ranks(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ class TensorFromFinish(CartPoleAgent):
 
 
 @dataclass
+class OnlyDraws(CartPoleAgent):
+    def finish(  # type: ignore[override]
+        self, policy: Policy, device: torch.device, seed: int, folder: Path
+    ) -> None:
+        (folder / "drawn.txt").write_text("yes")
+
+
+@dataclass
 class WrongMonitor(CartPoleAgent):
     monitor: ClassVar[str] = "retrun"
 
@@ -99,6 +107,11 @@ def trained(folder: Path, task: CartPoleAgent) -> dict[str, Any]:
     results = train_agent(task, config, place, None, lambda line: None, checkpoint_s=None)
     assert results is not None
     return results
+
+
+def test_a_finish_that_only_draws_gives_nothing(tmp_path: Path) -> None:
+    assert trained(tmp_path, OnlyDraws())["agent"] == {}
+    assert (RunFolder(tmp_path).figures / "drawn.txt").exists()
 
 
 @pytest.mark.parametrize(
