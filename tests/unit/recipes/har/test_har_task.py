@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from muster import UsageError
+from muster import MissingPackageError, UsageError
 from muster_recipes.har.config import HarConfig
 from muster_recipes.har.task import HarTask
 from muster_recipes.har.vote import confusion, vote
@@ -163,7 +163,7 @@ def test_without_transformers_the_remedy_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     task = HarTask(HarConfig(encoder="vit", encoder_path=vit_folder(tmp_path), **SMALL))
-    with pytest.raises(UsageError, match="pip install transformers"):
+    with pytest.raises(MissingPackageError, match=r"muster-gpu\[transformers\]"):
         task.model()
 
 
