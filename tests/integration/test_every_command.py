@@ -376,9 +376,9 @@ def test_open_tasks_of_a_stopped_run_are_cancelled(
 def test_a_cancelled_map_goes_on(finished: Path, muster_main: Main, tmp_path: Path) -> None:
     run = copy_of(finished, "map", "stopped", tmp_path)
     assert "cancelled what had not ended" in muster_main("cancel", "runs/it").stdout
-    done = muster_main("resume", "runs/it", "--overwrite")
+    done = muster_main("resume", str(run), "--overwrite")  # where the run was begun
     assert done.returncode == 0, done.stderr
-    assert muster_main("status", "runs/it").stdout.startswith("it: done\n")
+    assert muster_main("status", str(run)).stdout.startswith("it: done\n")
     assert (run / "published.json").exists()
     assert len((finished / "o.jsonl").read_text().splitlines()) == 2
 
