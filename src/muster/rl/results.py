@@ -27,7 +27,7 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
     chosen = _load_best(run)
     metrics = {str(split): evaluate(run, split) for split in run.task.judged_on}
     memory = run.gang.council.gather(peak_memory_mib(run.gang.device))
-    told: Mapping[str, Any] = {}
+    told: Mapping[str, Any] | None = None
     if run.gang.is_first:
         run.folder.figures.mkdir(exist_ok=True)
         run.policy.eval()
@@ -35,13 +35,13 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
         told = run.task.finish(run.policy, run.gang.device, seed, run.folder.figures)
         if not any(run.folder.figures.iterdir()):
             run.folder.figures.rmdir()
-    told = run.gang.council.share(dict(told or {}))
-    metrics.update(told.get("metrics", {}))
+    shared = run.gang.council.share(dict(told or {}))
+    metrics.update(shared.get("metrics", {}))
     config, progress = run.config, run.progress
     results: dict[str, Any] = {
         "ended_because": why,
         "metrics": metrics,
-        "agent": {name: value for name, value in told.items() if name != "metrics"},
+        "agent": {name: value for name, value in shared.items() if name != "metrics"},
         "best": {"metric": run.task.monitor, "value": progress.best, "step": chosen},
         "steps": progress.steps,
         "episodes": progress.episodes,
