@@ -203,7 +203,7 @@ def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(
     seed(muster_cli, target, 1)
     (jobs / "7_1.out").write_text("muster: from an earlier job\n")
     (jobs / "8_1.out").write_text("what the task printed\n")
-    seed(muster_cli, target, 2, "x=1")
+    seed(muster_cli, target, 2, "x=3")
     refused = seed(muster_cli, target, 2)
     (jobs / "8_2.out").write_text("set up\n" + refused)
     (jobs / "8_3.out").write_text("hello\nmodule: command not found\n")
@@ -212,7 +212,7 @@ def test_it_is_said_why_an_element_ended_and_how_far_the_others_are(
     assert "array of 4 elements: 3 ended" in status and "5 done, 0 failed; bring" in status
     told = muster_cli("collect", "run").stdout.splitlines()
     assert told[1].startswith(
-        "element 2 ended with: muster: This run folder was made for another plan: grid x: 1 -> 1, 2"
+        "element 2 ended with: muster: This run folder was made for another plan: grid x: 3 -> 1, 2"
     )
     assert told[1].endswith("(all of it: run/pilots/jobs/8_2.out)")
     assert told[2].startswith("element 3 ended with: hello; module: command not found")

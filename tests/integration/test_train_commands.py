@@ -26,7 +26,7 @@ def test_har_flatten_with_its_own_learning_rate(muster_cli: MusterCli, tmp_path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "batch      2 ranks x 32 per rank x 1 accumulation = global batch 64" in done.stdout
-    assert "lr         0.004 (as given)" in done.stdout
+    assert "lr         0.004 (of the global batch, not scaled)" in done.stdout
     found = results(tmp_path / "checkpoints" / "production_4gpu")
     assert (found["strategy"], found["num_ranks"], found["steps"]) == ("ddp", 2, 3)
 
