@@ -98,7 +98,7 @@ def test_asked_to_stop_it_saves_and_asks_to_be_started_again(
     done_before = steps(tmp_path)
     assert 10 <= len(done_before) < 60
     state = muster_cli("status", "run").stdout
-    assert f"run: saved\n  step {done_before[-1]} · epoch" in state
+    assert f"run: saved\n  step {done_before[-1]} of 60 · epoch" in state
     assert "muster resume run" in state
     again = muster_cli("resume", "run")
     assert again.returncode == 0, again.stderr
