@@ -160,9 +160,10 @@ def muster_main(
     """
     from muster.cli.main import main
 
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: str, timeout_s: float = 300.0, folder: Path = tmp_path
+    ) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
         capfd.readouterr()
         try:
             code = main(args)

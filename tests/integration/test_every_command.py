@@ -451,12 +451,12 @@ def test_flags_may_stand_before_the_target_and_before_the_run(
 
 
 @pytest.fixture
-def others_see(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def others_see() -> Iterator[Path]:
     """A working folder that every user may look into; those of pytest are the owner's alone."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
-        monkeypatch.chdir(name)
         yield Path(name)
+        os.chdir("/")  # the folder goes
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="needs another user")
@@ -471,11 +471,12 @@ def test_a_folder_that_one_may_only_read(
         words: Any
         for command, words in LOOKERS.items():
             if command not in ("report", "export"):
-                done = muster_main(command, *(() if command == "list" else ("runs/it",)), *words)
+                run_word = () if command == "list" else ("runs/it",)
+                done = muster_main(command, *run_word, *words, folder=others_see)
                 check_answer(done)
         for command in ("cancel", "retry"):
-            check_answer(muster_main(command, "runs/it"))
-        state = muster_main("status", "runs/it").stdout.splitlines()[0]
+            check_answer(muster_main(command, "runs/it", folder=others_see))
+        state = muster_main("status", "runs/it", folder=others_see).stdout.splitlines()[0]
     finally:
         os.seteuid(0)
     assert state == f"it: {WORDS['finished'][kind]}"
