@@ -25,7 +25,7 @@ settings.load_profile("fixed")
 
 #: Set by pytest itself or by libraries on import, and no test's doing.
 _FOREIGN = ("PYTEST_", "COV_", "KMP_", "TORCH", "MPL", "COLUMNS", "LINES")
-_GRACE_S = 10.0
+_GRACE_S = 5.0
 
 # Inherited by what tests start, so that an orphan in a session of its own is still known as ours.
 _MARK = f"PYTEST_STARTED_BY={uuid.uuid4().hex}"

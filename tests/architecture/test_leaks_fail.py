@@ -39,10 +39,10 @@ def test_bad_folder(tmp_path):
     os.chdir(tmp_path)
 
 def test_bad_thread():
-    threading.Thread(target=time.sleep, args=(4,)).start()
+    threading.Thread(target=time.sleep, args=(8,)).start()
 
 def test_good_daemon_thread():
-    threading.Thread(target=time.sleep, args=(4,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(8,), daemon=True).start()
 
 KEPT = []
 

@@ -169,7 +169,9 @@ def test_a_script_that_does_not_save_is_not_sent_again_at_its_time_limit(
 
 
 def write_task(folder: Path, *, seconds: float) -> None:
-    (folder / "task.py").write_text(slow_task(seconds))
+    """The pace is no code, so it may change while the training goes on."""
+    (folder / "task.py").write_text(slow_task(0.05))
+    (folder / "pace").write_text(repr(seconds))
 
 
 @contextmanager

@@ -92,7 +92,9 @@ def test_a_lost_node_is_gone_without_and_the_rest_goes_on_exactly(
 
 
 def write_task(folder: Path, *, seconds: float) -> None:
-    (folder / "task.py").write_text(slow_task(seconds))
+    """The pace is no code, so it may change while the training goes on."""
+    (folder / "task.py").write_text(slow_task(0.05))
+    (folder / "pace").write_text(repr(seconds))
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -7,6 +8,12 @@ from torch.utils.data import Dataset
 import muster
 
 STEP_S = 0.05
+
+
+def step_s():
+    """The pace may be changed while it runs; it is no part of the code."""
+    pace = Path(__file__).with_name("pace")
+    return float(pace.read_text() or 0) if pace.exists() else STEP_S
 
 
 class Points(Dataset):
@@ -29,7 +36,7 @@ class Slow(muster.Task):
         return {"train": Points()}.get(split)
 
     def loss(self, model, batch):
-        time.sleep(STEP_S)
+        time.sleep(step_s())
         return (model(batch[0])[:, 0] - batch[1]).square()
 
     def score(self, model, batch):
