@@ -58,8 +58,7 @@ servers:
 
 # Two files at a time: much of the suite waits for processes that it has started.
 test: $(STAMP) servers
-	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu and not alone"
-	$(PYTEST) -m "alone and not thorough and not slow and not gpu"
+	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu"
 
 # Property tests draw random examples here, and fixed ones in make test.
 test-all: $(STAMP) servers

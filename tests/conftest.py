@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(tests).parts[0]
-        if folder in _OF_PROCESSES and item.get_closest_marker("quick") is None:
+        of_processes = folder in _OF_PROCESSES or item.get_closest_marker("alone")
+        if of_processes and item.get_closest_marker("quick") is None:
             item.add_marker(pytest.mark.thorough)
 
 
