@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from measuring import held, machine, summary, table, write_json
-from muster.gang.checkpoint import CheckpointWriter, Snapshot
-from muster.gang.model_state import model_tensors, optimizer_tensors
+from muster.rank.checkpoint import CheckpointWriter, Snapshot
+from muster.rank.model_state import model_tensors, optimizer_tensors
 
 Tensors = Mapping[str, Tensor]
 

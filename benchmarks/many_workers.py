@@ -30,7 +30,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import machine, table, write_json
 from muster.base.errors import MusterError
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.events import Results
 from muster.farm.executors.mailbox import HELLO, Writer, pilot_box
@@ -38,6 +37,7 @@ from muster.farm.executors.remote import pack_event, send_command
 from muster.farm.executors.slurm_seat import Seat
 from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.model import Finished, Outcome, SlotSpec, Task
+from muster.run.folder import RunFolder
 
 BATCH = 8
 PAYLOAD = b'{"lr":0.001,"width":64,"seed":7}'

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from muster.api.stored import read_stored
 from muster.base.records import from_record
-from muster.base.run_folder import RunFolder
-from muster.gang import model_state
-from muster.gang.checkpoint import intact_best
-from muster.gang.checkpoint_files import step_folder
+from muster.rank import model_state
+from muster.rank.checkpoint import intact_best
+from muster.rank.checkpoint_files import step_folder
 from muster.rl.environment import Place
+from muster.run.folder import RunFolder
+from muster.run.stored import read_stored
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.task import ClstmPpoTask
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import muster
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.entry import train
 

@@ -140,10 +140,10 @@ class CountedPolicy(CascadedPolicy):
 
 
 def with_muster(args: Any) -> dict[str, Any]:
-    from muster.base.run_folder import RunFolder
     from muster.rl.config import PpoConfig
     from muster.rl.entry import train_agent
     from muster.rl.recurrent_policy import RecurrentPolicy
+    from muster.run.folder import RunFolder
     from muster_recipes.ppo.config import PpoRecipeConfig
     from muster_recipes.ppo.task import PpoTask
 

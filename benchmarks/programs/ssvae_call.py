@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import Context
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 from muster_recipes.ssvae.tasks import ssvae_runs, supervised_runs
 
 

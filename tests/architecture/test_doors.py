@@ -19,10 +19,11 @@ DOORS = {
     "pynvml": ("muster/devices/nvml.py",),
     "sqlite3": ("muster/farm/ledger/",),
     "ray": ("muster/farm/executors/ray.py",),
-    "submitit": ("muster/farm/executors/slurm_script.py", "muster/gang/slurm.py"),
+    "submitit": ("muster/farm/executors/slurm_script.py", "muster/slurm/gang.py"),
     "torch": (
         "muster_recipes/",
         "muster/gang/",
+        "muster/rank/",
         "muster/train/",
         "muster/rl/",
         "muster/pipeline/",
@@ -36,7 +37,13 @@ DOORS = {
         "muster/api/report/figures.py",
     ),
     "gymnasium": ("muster/rl/gymnasium_import.py", "muster_recipes/"),
-    "muster.gang": ("muster/gang/", "muster/train/", "muster/rl/", "muster/api/"),
+    "muster.gang": (
+        "muster/gang/",
+        "muster/rank/",
+        "muster/train/",
+        "muster/rl/",
+        "muster/api/",
+    ),
 }
 #: Inside an allowed folder, and yet not allowed: they run where torch may not be loaded.
 SHUT = {
@@ -176,7 +183,7 @@ def test_a_way_around_a_door_is_seen(name: str, place: str, text: str, tmp_path:
 
 
 def test_doors_let_through_what_may_pass(tmp_path: Path) -> None:
-    _write(tmp_path, "muster/gang/meter.py", "import torch")
+    _write(tmp_path, "muster/rank/meter.py", "import torch")
     _write(tmp_path, "muster/farm/words.py", "import torchless\nprint_me = 'import torch'")
     assert around_the_door(tmp_path, "torch") == []
 

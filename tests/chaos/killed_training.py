@@ -18,7 +18,7 @@ import pytest
 import torch
 from tests.unit.train.rank_jobs import last_weights
 
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 
 class Training:

@@ -15,7 +15,6 @@ import psutil
 import pytest
 from tests.programs import read_program
 
-from muster.base.run_folder import RunFolder
 from muster.farm import codec
 from muster.farm.events import (
     Event,
@@ -30,6 +29,7 @@ from muster.farm.executors.base import Assignment, Executor
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS, EXECUTORS, make_executor
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.run.folder import RunFolder
 
 SOURCE = read_program("executor_tasks.py")
 

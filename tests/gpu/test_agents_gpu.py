@@ -10,13 +10,13 @@ import torch
 from tests.unit.rl.batched_cartpole import BatchedCartPole
 from tests.unit.rl.toy_agents import CartPoleAgent
 
-from muster.base.run_folder import RunFolder
-from muster.gang.precision import resolve_precision
+from muster.rank.precision import resolve_precision
 from muster.rl.config import PpoConfig
 from muster.rl.entry import train_agent
 from muster.rl.environment import Place
 from muster.rl.recurrent_policy import RecurrentPolicy
 from muster.rl.rollout import Actor
+from muster.run.folder import RunFolder
 
 pytestmark = [
     pytest.mark.gpu,

@@ -27,9 +27,9 @@ from muster.agents import (
     VectorEnv,
     streams,
 )
-from muster.base.run_folder import RunFolder
 from muster.rl.config import PpoConfig
 from muster.rl.entry import train_agent
+from muster.run.folder import RunFolder
 
 LENGTH = 5
 

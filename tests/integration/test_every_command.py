@@ -24,12 +24,12 @@ from tests.programs import slow_task
 
 import muster
 from muster.api.gangs import GangOptions, Script, write_run_json
-from muster.api.lock import hold
-from muster.api.requests import Session
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
 from muster.cli.main import COMMANDS, main
+from muster.run.folder import RunFolder
+from muster.run.lock import hold
+from muster.run.requests import Session
 
 Main = Callable[..., CompletedProcess[str]]
 

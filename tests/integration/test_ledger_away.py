@@ -16,11 +16,11 @@ import pytest
 
 import muster
 from muster.base.errors import LedgerError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.place import choose_place, file_system_of
 from muster.farm.model import TaskState
+from muster.run.folder import RunFolder
 
 TARGET = """
 import os, time

@@ -468,7 +468,7 @@ CALL = """
 import sys
 from pathlib import Path
 from muster.api.gangs import Entry, GangAudience, GangOptions, run_gang
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 name, params, start = eval(sys.argv[1])
 audience = GangAudience(hear=lambda rank, line: print(rank, line), say=print, warn=print)
 ending = run_gang(RunFolder(Path("out")), Entry(target=f"work:{name}", params=params),

@@ -21,8 +21,8 @@ from tests.slurm_cluster import SlurmCluster
 import muster
 from muster.api.runs import Run
 from muster.base.journal import read_journal
-from muster.base.run_folder import RunFolder
 from muster.farm.executors.cluster import ClusterRequest
+from muster.run.folder import RunFolder
 
 pytestmark = pytest.mark.slurm
 

@@ -18,8 +18,8 @@ from tests.programs import slow_task
 from tests.slurm_cluster import SlurmCluster
 from tests.unit.train.rank_jobs import last_weights
 
-from muster.base.run_folder import RunFolder
-from muster.base.slurm_commands import job_status
+from muster.run.folder import RunFolder
+from muster.slurm.commands import job_status
 
 pytestmark = pytest.mark.slurm
 

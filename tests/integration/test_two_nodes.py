@@ -20,7 +20,7 @@ from tests.conftest import MusterCli
 from tests.programs import slow_task
 from tests.unit.train.rank_jobs import last_weights
 
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 WORDS = (
     *("train", "task.py:Slow", "--global-batch", "8", "--batch-size", "4", "--epochs", "99"),

@@ -18,14 +18,12 @@ from typing import Any, NamedTuple
 
 from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
-from muster.api.lock import hold, is_held
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, open_plan
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
 from muster.base.errors import SetupError, UsageError
 from muster.base.records import read_record, write_json
-from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.farm.collect import (
     Collected,
@@ -38,6 +36,8 @@ from muster.farm.executors.slurm_states import Element
 from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.store import NewTask
 from muster.farm.model import TaskState
+from muster.run.folder import RunFolder
+from muster.run.lock import hold, is_held
 
 _ELEMENT = "$SLURM_ARRAY_TASK_ID"
 _PART = "--part"

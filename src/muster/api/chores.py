@@ -11,16 +11,16 @@ from typing import Self
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.api.rehearsal import Rehearsal
-from muster.api.requests import Session
 from muster.base.clock import Clock
 from muster.base.records import write_json
-from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
 from muster.farm.coordinator import Wish
 from muster.farm.events import Event
 from muster.farm.model import SlotSpec
 from muster.farm.view import RunView
+from muster.run.folder import RunFolder
+from muster.run.requests import Session
 
 _STATUS_EVERY_S = 1.0
 

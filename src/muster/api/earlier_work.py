@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from muster.api.lock import hold, is_held
-from muster.api.stored import KIND_NAMES, Kind, read_job, read_stored
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
-from muster.base.run_folder import RunFolder
-from muster.base.slurm_commands import job_status
 from muster.farm.executors.slurm_script import array_name, job_name
 from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
+from muster.run.folder import RunFolder
+from muster.run.lock import hold, is_held
+from muster.run.stored import KIND_NAMES, Kind, read_job, read_stored
+from muster.slurm.commands import job_status
 
 
 def has_results(folder: RunFolder) -> bool:

@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.api.earlier_work import move_aside
-from muster.api.lock import hold
 from muster.api.placing import device_request, remarks
 from muster.api.plans import environment
 from muster.api.recording import record_run
-from muster.api.requests import Session
-from muster.api.stored import Kind, StoredRun, read_stored, typed_for_job, write_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.code import Code, code_id
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
@@ -33,10 +29,14 @@ from muster.devices.leases import Lease, place_and_lease
 from muster.devices.model import Inventory
 from muster.devices.placement import Placement, Slot, place
 from muster.gang.launch import AgentHandle, GangEnding, start_agent, supervise
-from muster.gang.slurm import GangRequest
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
 from muster.monitor.ticker import check_interval
+from muster.run.folder import RunFolder
+from muster.run.lock import hold
+from muster.run.requests import Session
+from muster.run.stored import Kind, StoredRun, read_stored, typed_for_job, write_stored
+from muster.slurm.gang import GangRequest
 
 __all__ = ["Entry", "GangEnding", "GangRequest", "Script", "start_agent"]
 

@@ -10,22 +10,18 @@ from pathlib import Path
 from muster.api.chores import Chores
 from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
-from muster.api.lock import hold
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import check_same_plan, choose_folder, open_plan
 from muster.api.recording import record_run
 from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run, refresh_export
-from muster.api.stored import StoredRun, read_stored
 from muster.api.workload import Workload
 from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.code import code_id
 from muster.base.errors import SetupError, UnknownNameError
-from muster.base.folder_id import own_id
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.devices.placement import Placement
@@ -41,6 +37,10 @@ from muster.farm.lifecycle import RetryPolicy
 from muster.farm.model import TargetSpec
 from muster.farm.publish import publish_after_crash
 from muster.farm.view import RunView
+from muster.run.folder import RunFolder
+from muster.run.folder_id import own_id
+from muster.run.lock import hold
+from muster.run.stored import StoredRun, read_stored
 
 _LEAD_ON_FILES_S = 0.3
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from muster.base.folder_id import own_id
-from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger, open_at_home
 from muster.farm.ledger.place import choose_place
 from muster.farm.ledger.store import Ledger
+from muster.run.folder import RunFolder
+from muster.run.folder_id import own_id
 
 
 def open_ledger(folder: RunFolder, settings: Settings) -> Ledger:

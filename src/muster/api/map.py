@@ -11,7 +11,6 @@ from typing import Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, run_workload
-from muster.api.lock import hold
 from muster.api.map_cost import cost_line
 from muster.api.map_growing import Growing
 from muster.api.map_job import MapJob, Mapped, MapSettings
@@ -33,10 +32,8 @@ from muster.api.map_view import RecordCount
 from muster.api.options import SweepOptions
 from muster.api.placing import would_take
 from muster.api.plans import check_same_plan
-from muster.api.stored import read_stored
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError, UnknownNameError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.base.signals import Requests, listening
 from muster.base.target import refuse_while_imported
@@ -50,6 +47,9 @@ from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.model import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.plan.prices import read_prices
+from muster.run.folder import RunFolder
+from muster.run.lock import hold
+from muster.run.stored import read_stored
 
 #: What is tried again in a map are records, not tasks.
 _AS_RECORDS = {"retries": "row_retries", "retry_exceptions": "exception_retries"}

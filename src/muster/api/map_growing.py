@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from muster.api.map_publish import parts_of
-from muster.base.run_folder import RunFolder
 from muster.farm.view import RunView
 from muster.pipeline.sinks.model import SinkSpec
 from muster.pipeline.sinks.unordered import Appender, check_growable
+from muster.run.folder import RunFolder
 
 _EVERY_S = 2.0
 

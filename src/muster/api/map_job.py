@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
-from muster.base.run_folder import RunFolder
 from muster.base.signals import stop_code
 from muster.pipeline.plan import StageSpec
 from muster.pipeline.sinks.model import SinkSpec
 from muster.pipeline.sources.model import Selection
 from muster.pipeline.sources.table import InputOptions
+from muster.run.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,10 @@ from typing import Any
 
 from muster.api.map_job import MapJob
 from muster.api.options import SweepOptions
-from muster.api.stored import read_stored
 from muster.api.workload import Numbers, Workload
 from muster.base.code import code_of
 from muster.base.errors import PlanMismatchError
 from muster.base.records import to_json
-from muster.base.run_folder import RunFolder
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
@@ -22,6 +20,8 @@ from muster.farm.model import Outcome, TargetSpec, TaskState
 from muster.pipeline.plan import MapPlan
 from muster.pipeline.sources.model import Source
 from muster.pipeline.sources.table import changes, identity, open_input
+from muster.run.folder import RunFolder
+from muster.run.stored import read_stored
 
 _TARGET = TargetSpec(
     name="muster.pipeline.chunk:run_chunk",

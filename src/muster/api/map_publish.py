@@ -13,7 +13,6 @@ from typing import Any
 from muster.api.map_job import MapJob
 from muster.base.errors import SetupError, UsageError
 from muster.base.records import read_record, write_json
-from muster.base.run_folder import RunFolder
 from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
@@ -22,6 +21,7 @@ from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sinks.unordered import Appender
 from muster.pipeline.sources.files import find_files
 from muster.pipeline.sources.model import Source
+from muster.run.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,7 @@ from typing import Protocol
 from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.base.errors import UsageError
-from muster.base.sbatch import further_options, gpus_among
 from muster.base.settings import Settings, read_settings
-from muster.base.slurm_site import read_site
 from muster.devices.inventory import discover
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import (
@@ -23,6 +21,8 @@ from muster.devices.placement import (
 from muster.farm.executors.cluster import ClusterRequest, with_site
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.model import SlotSpec
+from muster.slurm.sbatch import further_options, gpus_among
+from muster.slurm.site import read_site
 
 
 class DeviceChoice(Protocol):

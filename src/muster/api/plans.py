@@ -16,17 +16,17 @@ from typing import Any
 
 from muster.api.earlier_work import array_of, has_results
 from muster.api.options import SweepOptions
-from muster.api.stored import KIND_NAMES, StoredRun, read_stored, write_stored
 from muster.api.workload import Workload, plan_id_of
 from muster.base.code import check_same_code
 from muster.base.errors import PlanMismatchError
 from muster.base.records import to_json
-from muster.base.run_folder import RunFolder
 from muster.base.settings import job_place
 from muster.farm.codec import decode, encode_canonical
 from muster.farm.identity import name_with_hash
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import SEED
+from muster.run.folder import RunFolder
+from muster.run.stored import KIND_NAMES, StoredRun, read_stored, write_stored
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:

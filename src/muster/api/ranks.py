@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.api.state import last_ending, last_report
-from muster.api.stored import StoredRun
 from muster.base.errors import EXIT_OK, UsageError
 from muster.base.journal import read_journal
-from muster.base.run_folder import RunFolder
 from muster.gang.blame import RankError
 from muster.gang.rank_errors import read_rank_error
+from muster.run.folder import RunFolder
+from muster.run.stored import StoredRun
 
 _LOG = re.compile(r"rank-(\d+)\.log")
 _RANK = re.compile(r"\brank (\d+)\b")

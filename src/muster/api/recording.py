@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from muster.base.clock import SystemClock
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_SOME_FAILED, MusterError
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
 from muster.devices.nvml_usage import usage_source
 from muster.monitor.recorder import Recorder
 from muster.monitor.sampler import Sampler
 from muster.monitor.sinks import open_sink
+from muster.run.folder import RunFolder
 
 
 def record_run(

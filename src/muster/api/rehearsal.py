@@ -17,8 +17,8 @@ from typing import Any
 
 from muster.api.recipe import MapRecipe, Recipe
 from muster.base.errors import MusterError, TargetError
-from muster.base.run_folder import RunFolder
 from muster.base.trying import NotTried, cause_of, check_storable
+from muster.run.folder import RunFolder
 
 _FEW = 8
 _HINT = (

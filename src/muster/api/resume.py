@@ -9,7 +9,6 @@ from typing import Any
 
 from muster.api.options import SweepOptions
 from muster.api.runs import Run
-from muster.api.stored import StoredRun
 from muster.api.workload import Workload
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import SetupError
@@ -17,6 +16,7 @@ from muster.base.records import from_record
 from muster.base.target import TargetRef
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import TargetSpec
+from muster.run.stored import StoredRun
 
 
 def stored_options(run: Run) -> SweepOptions:

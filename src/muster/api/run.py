@@ -18,12 +18,12 @@ from muster.api.gangs import (
     plan_gang,
     run_gang,
 )
-from muster.api.stored import read_stored
 from muster.base.code import Code, check_same_code, code_of_command
 from muster.base.errors import TargetError
-from muster.base.run_folder import RunFolder
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
+from muster.run.folder import RunFolder
+from muster.run.stored import read_stored
 
 
 def plan_script(script: Script, options: GangOptions, run_dir: Path | None = None) -> GangPlan:

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.ledgers import open_ledger
-from muster.api.lock import hold, is_held
-from muster.api.requests import ask_to_cancel
 from muster.api.state import state_of_ranks, state_of_tasks
-from muster.api.stored import Kind, StoredRun, read_stored
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
 from muster.farm.coordinator import Ending
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.model import TaskState
+from muster.run.folder import RunFolder
+from muster.run.lock import hold, is_held
+from muster.run.requests import ask_to_cancel
+from muster.run.stored import Kind, StoredRun, read_stored
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,16 +12,16 @@ from filelock import FileLock
 
 from muster.api.earlier_work import move_aside
 from muster.api.state import last_ending
-from muster.api.stored import Kind, read_job
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError
 from muster.base.records import write_json
-from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
-from muster.base.slurm_commands import JobStatus, cancel_job, job_status, never_starts, submit
-from muster.base.slurm_site import read_site
-from muster.gang.slurm import GangRequest, NodeCommand, gang_script
 from muster.gang.tail import Tail
+from muster.run.folder import RunFolder
+from muster.run.stored import Kind, read_job
+from muster.slurm.commands import JobStatus, cancel_job, job_status, never_starts, submit
+from muster.slurm.gang import GangRequest, NodeCommand, gang_script
+from muster.slurm.site import read_site
 
 __all__ = ["GangRequest", "NodeCommand", "SlurmGang", "SlurmJob", "follow", "hand_in"]
 

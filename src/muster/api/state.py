@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from muster.api.stored import StoredRun
 from muster.api.training_state import training_state
 from muster.base.errors import (
     EXIT_INTERRUPTED,
@@ -16,8 +15,9 @@ from muster.base.errors import (
 )
 from muster.base.journal import read_journal
 from muster.base.records import read_json
-from muster.base.run_folder import RunFolder
 from muster.farm.model import TaskState
+from muster.run.folder import RunFolder
+from muster.run.stored import StoredRun
 
 #: "saved": stopped where it goes on from; "refused": it was not let begin; "not written": a map's
 #: records are done and its output is not.

@@ -24,23 +24,23 @@ from muster.api.gangs import (
     run_gang,
     write_run_json,
 )
-from muster.api.lock import hold
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.recording import journalled
-from muster.api.requests import Session
-from muster.api.stored import Kind, read_stored
 from muster.api.training_state import code_of_work
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, check_same_code, code_of
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.records import read_json, to_json
-from muster.base.run_folder import RunFolder
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
 from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
+from muster.run.folder import RunFolder
+from muster.run.lock import hold
+from muster.run.requests import Session
+from muster.run.stored import Kind, read_stored
 from muster.train.config import TrainConfig
 
 if TYPE_CHECKING:

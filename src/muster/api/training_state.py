@@ -11,8 +11,8 @@ from typing import Any
 from muster.base.code import Code
 from muster.base.errors import MusterError
 from muster.base.records import read_json
-from muster.base.run_folder import RunFolder
 from muster.gang.tail import last_lines
+from muster.run.folder import RunFolder
 
 
 def training_state(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] | None:

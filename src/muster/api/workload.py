@@ -14,7 +14,6 @@ from muster.api.recipe import Recipe
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import UsageError
 from muster.base.records import to_json
-from muster.base.run_folder import RunFolder
 from muster.base.target import TargetRef, parse_target
 from muster.farm.codec import encode_canonical
 from muster.farm.identity import payload_and_key
@@ -25,6 +24,7 @@ from muster.farm.model import TargetSpec, TaskState
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
 from muster.farm.template import check_places, names_in, shell_line
+from muster.run.folder import RunFolder
 
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]

@@ -10,8 +10,8 @@ from typing import Any
 from muster.api.gangs import GangAudience, GangEnding, GangPlan
 from muster.api.state import has_saved
 from muster.base.errors import EXIT_REQUEUE
-from muster.base.run_folder import RunFolder
 from muster.cli import output
+from muster.run.folder import RunFolder
 
 
 def gang_audience(

@@ -9,8 +9,8 @@ from typing import Any
 
 from muster.api.slurm_gang import NodeCommand, SlurmGang, follow, hand_in
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK
-from muster.base.run_folder import RunFolder
 from muster.cli import output
+from muster.run.folder import RunFolder
 
 #: What is for the one who submits, and no word for the launchers; True: a value follows.
 _NOT_FOR_NODES = {

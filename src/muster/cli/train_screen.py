@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from muster.api.gangs import GangAudience
 from muster.base.clock import human_duration
-from muster.base.run_folder import RunFolder
 from muster.cli import output
+from muster.run.folder import RunFolder
 
 _EVERY_S = 0.25
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.run_folder import RunFolder
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.ledger.store import Ledger
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.farm.publish import store_value
+from muster.run.folder import RunFolder
 
 _TAIL_BYTES, _MAX_LINES = 4000, 4
 _COMPLAINT = "muster: "

@@ -16,7 +16,6 @@ from enum import StrEnum
 from muster.base.clock import Clock
 from muster.base.errors import TargetError
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
@@ -27,6 +26,7 @@ from muster.farm.model import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.picture import Picture
 from muster.farm.publish import INLINE_BYTES, publish, store_value
 from muster.farm.view import RunView
+from muster.run.folder import RunFolder
 
 #: Results that arrive within this time share one commit.
 GATHER_S = 0.004

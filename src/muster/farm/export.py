@@ -21,13 +21,13 @@ import pyarrow.parquet as pa_parquet
 from muster.base.atomic_files import replacing
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.parent import die_with_parent
-from muster.base.run_folder import RunFolder
 from muster.base.secret_words import shown_line
 from muster.farm import codec
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS
 from muster.farm.model import Outcome, TaskState
 from muster.farm.template import is_command_of, is_number, to_number
+from muster.run.folder import RunFolder
 
 _CHUNK = 20_000
 #: What a spreadsheet takes for the start of something to compute.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.events import Divided, Results, Returned, WorkerDied, WorkerReady
 from muster.farm.executors import remote
@@ -32,6 +31,7 @@ from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.ledger.store import Ledger
 from muster.farm.model import AttemptRecord, HeldWorker, Outcome, SlotSpec, TargetSpec, Task
 from muster.farm.publish import publish, store_value
+from muster.run.folder import RunFolder
 
 
 class Leftover(NamedTuple):

@@ -26,7 +26,6 @@ from types import FrameType
 
 import orjson
 
-from muster.base.run_folder import RunFolder
 from muster.base.settings import job_place
 from muster.farm import wire
 from muster.farm.events import Event, Results, Returned, WorkerDied
@@ -47,6 +46,7 @@ from muster.farm.executors.mailbox import (
 from muster.farm.executors.remote import CommandReader, pack_event
 from muster.farm.executors.slurm_states import why_warned
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.run.folder import RunFolder
 
 _BEAT_EVERY_S = 1.0
 _WRITE_LIMIT_S = 60.0  # how long the shared folder may refuse our words

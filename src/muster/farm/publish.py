@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 
 from muster.base.atomic_files import write_atomic
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 #: Results up to this size live in the ledger itself.
 INLINE_BYTES = 4096

@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 
 from muster.base.parent import die_with_parent
 from muster.base.records import write_json
-from muster.base.run_folder import RunFolder
 from muster.gang.beacon import Heart
 from muster.gang.topology import Topology, read_topology
+from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/train/", "<frozen ")
 _MAX_MESSAGE = 4000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.records import to_json
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 Start = Literal["exec", "fork", "spawn"]
 

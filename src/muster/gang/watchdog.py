@@ -19,10 +19,10 @@ from datetime import timedelta
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from muster.base.processes import send_signal
-from muster.base.run_folder import RunFolder
 from muster.gang.beacon import EVERY_S, beat_key, family_cpu_s
 from muster.gang.rank import stack_signal
 from muster.gang.stall import Beat, Verdict, Watch
+from muster.run.folder import RunFolder
 
 _DUMP_S = 5.0
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.base.run_folder import RunFolder
 from muster.monitor.sample import Work
+from muster.run.folder import RunFolder
 
 _LOG = re.compile(r"(?P<run>/.+)/logs/(?P<kind>worker|rank)-(?P<number>\d+)\.log")
 #: A task's command may be started through a shell, a launcher and a data loader.

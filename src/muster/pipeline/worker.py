@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from muster.base.records import write_json
-from muster.base.run_folder import RunFolder
 from muster.pipeline.batch import Pace, Step
 from muster.pipeline.plan import MapPlan, first_batch, make_stage, read_plan
 from muster.pipeline.sources.model import Source
 from muster.pipeline.sources.table import reopen
+from muster.run.folder import RunFolder
 
 
 class TaskContext(Protocol):

@@ -24,12 +24,12 @@ from typing import Any
 
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, SetupError, UsageError
 from muster.base.records import read_json
-from muster.base.run_folder import RunFolder
 from muster.base.settings import child_environment
 from muster.plan.compute import ComputeTime, Timing, from_timings
 from muster.plan.origin import Figure, measured
 from muster.plan.stragglers import Crowding
 from muster.plan.units import Bytes, Flops, Seconds
+from muster.run.folder import RunFolder
 
 #: ``muster`` as a child that ends when the plan is killed.
 _START = (

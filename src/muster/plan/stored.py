@@ -11,10 +11,10 @@ from typing import Any
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import MusterError, SetupError
 from muster.base.records import read_json, read_record, write_json
-from muster.base.run_folder import RunFolder
 from muster.plan.calibrate import step_seconds
 from muster.plan.compare import Comparison, MeasuredRun, compare
 from muster.plan.units import Seconds
+from muster.run.folder import RunFolder
 
 
 def store_plan(folder: RunFolder, record: Mapping[str, Any]) -> Path:

@@ -11,16 +11,15 @@ import torch
 
 from muster.base.code import Code
 from muster.base.records import from_record
-from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
-from muster.gang.endings import forget_word, leave_word, refusals_told, tell_finished
-from muster.gang.interval import Interval
-from muster.gang.memory import is_out_of_memory
-from muster.gang.named_task import code_of_task
-from muster.gang.process_group import joined
-from muster.gang.record import open_record
-from muster.gang.stop import StopFlag
 from muster.gang.topology import Topology, read_topology
+from muster.rank.endings import forget_word, leave_word, refusals_told, tell_finished
+from muster.rank.interval import Interval
+from muster.rank.memory import is_out_of_memory
+from muster.rank.named_task import code_of_task
+from muster.rank.process_group import joined
+from muster.rank.record import open_record
+from muster.rank.stop import StopFlag
 from muster.rl.config import PpoConfig
 from muster.rl.load import make_agent_task
 from muster.rl.loop import learn
@@ -29,6 +28,7 @@ from muster.rl.results import sum_up
 from muster.rl.setup import prepare
 from muster.rl.task import AgentTask
 from muster.rl.trouble import no_room_error
+from muster.run.folder import RunFolder
 
 
 def run_rank(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muster.base.errors import SetupError, UsageError
-from muster.gang.seeding import mix
+from muster.rank.seeding import mix
 from muster.rl.environment import (
     ACTION_MASK,
     EnvSpec,

@@ -7,13 +7,13 @@ import time
 import torch
 
 from muster.gang.beacon import BEACON
-from muster.gang.checkpoint import Snapshot
-from muster.gang.endings import Ending
-from muster.gang.interval import Interval
-from muster.gang.model_state import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.gang.seeding import STEP, mix, seed_everything
-from muster.gang.stop import StopFlag
-from muster.gang.sync import check_identical
+from muster.rank.checkpoint import Snapshot
+from muster.rank.endings import Ending
+from muster.rank.interval import Interval
+from muster.rank.model_state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.rank.seeding import STEP, mix, seed_everything
+from muster.rank.stop import StopFlag
+from muster.rank.sync import check_identical
 from muster.rl.agreement import Agreed, agree
 from muster.rl.losses import normalise_advantages
 from muster.rl.progress import between

@@ -9,8 +9,8 @@ from typing import Any
 
 from muster.base.clock import human_duration
 from muster.base.errors import UnknownNameError
-from muster.gang.memory import peak_memory_mib
-from muster.gang.record import Record
+from muster.rank.memory import peak_memory_mib
+from muster.rank.record import Record
 from muster.rl.agreement import Agreed
 from muster.rl.environment import Split
 from muster.rl.evaluation import Episodes, play

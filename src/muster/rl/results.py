@@ -12,11 +12,11 @@ import torch
 
 from muster.base.errors import MusterError
 from muster.base.records import read_json, write_json
-from muster.gang import model_state
-from muster.gang.checkpoint import intact_best
-from muster.gang.checkpoint_files import step_folder
-from muster.gang.memory import peak_memory_mib
-from muster.gang.record import read_metrics
+from muster.rank import model_state
+from muster.rank.checkpoint import intact_best
+from muster.rank.checkpoint_files import step_folder
+from muster.rank.memory import peak_memory_mib
+from muster.rank.record import read_metrics
 from muster.rl.curves import draw_curves
 from muster.rl.reporting import evaluate
 from muster.rl.setup import AgentRun

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from muster.base.errors import UsageError
-from muster.gang.precision import Precision
+from muster.rank.precision import Precision
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, Place, VectorEnv
 from muster.rl.phases import PhaseClock

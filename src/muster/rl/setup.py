@@ -13,17 +13,16 @@ import torch
 
 from muster.base.code import Code
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.run_folder import RunFolder
-from muster.gang import model_state
-from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
-from muster.gang.checkpoint_files import read_extra, step_folder
-from muster.gang.flops import card_name
-from muster.gang.named_task import check_code
-from muster.gang.precision import Precision, resolve_precision
-from muster.gang.process_group import Gang
-from muster.gang.replica import Replica, make_replica
-from muster.gang.seeding import MODEL, STEP, mix, seed_everything
 from muster.gang.topology import set_default
+from muster.rank import model_state
+from muster.rank.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
+from muster.rank.checkpoint_files import read_extra, step_folder
+from muster.rank.flops import card_name
+from muster.rank.named_task import check_code
+from muster.rank.precision import Precision, resolve_precision
+from muster.rank.process_group import Gang
+from muster.rank.replica import Replica, make_replica
+from muster.rank.seeding import MODEL, STEP, mix, seed_everything
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
 from muster.rl.episodes import Running, Window
@@ -35,6 +34,7 @@ from muster.rl.rollout import Actor, Carry
 from muster.rl.snapshot import group, read_rows
 from muster.rl.statistics import ReturnScale
 from muster.rl.task import AgentTask
+from muster.run.folder import RunFolder
 
 Say = Callable[[str], None]
 #: Seeds of the splits' environments are apart.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from muster.base.errors import SetupError
-from muster.gang.checkpoint_files import read_shapes, read_tensors
+from muster.rank.checkpoint_files import read_shapes, read_tensors
 from muster.rl.environment import Place
 
 Rows = dict[str, Tensor]

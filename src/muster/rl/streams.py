@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from muster.gang.seeding import mix
+from muster.rank.seeding import mix
 
 #: Purposes, so that two users of one seed never share a stream.
 ACTION, EPISODE, DYNAMICS, MINIBATCH, EVALUATION = 1, 2, 3, 4, 5

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.run_folder import RunFolder
-from muster.gang.memory import remembered_micro_batch
-from muster.gang.process_group import Gang
+from muster.rank.memory import remembered_micro_batch
+from muster.rank.process_group import Gang
+from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
 

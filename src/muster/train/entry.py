@@ -9,22 +9,22 @@ from typing import Any
 from muster.base.code import Code
 from muster.base.errors import MusterError
 from muster.base.records import from_record, write_json
-from muster.base.run_folder import RunFolder
 from muster.gang.beacon import BEACON
-from muster.gang.endings import (
+from muster.gang.topology import Topology, read_topology
+from muster.rank.endings import (
     StartAgain,
     forget_word,
     leave_word,
     refusals_told,
     tell_finished,
 )
-from muster.gang.interval import Interval
-from muster.gang.memory import is_out_of_memory, remember_micro_batch
-from muster.gang.named_task import code_of_task
-from muster.gang.process_group import joined
-from muster.gang.record import open_record
-from muster.gang.stop import StopFlag
-from muster.gang.topology import Topology, read_topology
+from muster.rank.interval import Interval
+from muster.rank.memory import is_out_of_memory, remember_micro_batch
+from muster.rank.named_task import code_of_task
+from muster.rank.process_group import joined
+from muster.rank.record import open_record
+from muster.rank.stop import StopFlag
+from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.diagnose import no_room_error, out_of_memory_error
 from muster.train.load import make_task

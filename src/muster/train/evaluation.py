@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from muster.base.errors import TargetError, UnknownNameError
-from muster.gang.memory import free_cached, is_out_of_memory
-from muster.gang.precision import Precision
-from muster.gang.process_group import Gang
-from muster.gang.rehearsed import tried
-from muster.gang.seeding import Untouched
-from muster.gang.sync import restored
+from muster.rank.memory import free_cached, is_out_of_memory
+from muster.rank.precision import Precision
+from muster.rank.process_group import Gang
+from muster.rank.rehearsed import tried
+from muster.rank.seeding import Untouched
+from muster.rank.sync import restored
 from muster.train.feed import Batch, Fetcher, Order, draws_random_numbers, to_device
 from muster.train.task import Columns, Task
 

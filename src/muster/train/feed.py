@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from muster.base.errors import TargetError
-from muster.gang.data_order import DataOrder, Position
-from muster.gang.seeding import DATA, Untouched, mix, seed_everything, seed_sample
+from muster.rank.data_order import DataOrder, Position
+from muster.rank.seeding import DATA, Untouched, mix, seed_everything, seed_sample
 from muster.train.batches import BatchPlan
 from muster.train.task import Split, Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.gang.named_task import find_class, make
+from muster.rank.named_task import find_class, make
 from muster.train.task import Task
 
 

@@ -10,9 +10,9 @@ from typing import Literal
 from torch.utils.data import DataLoader
 
 from muster.base.settings import usable_cpu_count
-from muster.gang.data_order import DataOrder
-from muster.gang.process_group import Gang
-from muster.gang.seeding import Untouched
+from muster.rank.data_order import DataOrder
+from muster.rank.process_group import Gang
+from muster.rank.seeding import Untouched
 from muster.train.batches import BatchPlan
 from muster.train.feed import Batch, Fetcher, Order
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from muster.gang.beacon import BEACON
-from muster.gang.checkpoint import Snapshot
-from muster.gang.endings import Ending
-from muster.gang.interval import Interval
-from muster.gang.model_state import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.gang.seeding import STEP, get_generators, mix
-from muster.gang.stop import StopFlag
-from muster.gang.sync import check_identical
+from muster.rank.checkpoint import Snapshot
+from muster.rank.endings import Ending
+from muster.rank.interval import Interval
+from muster.rank.model_state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.rank.seeding import STEP, get_generators, mix
+from muster.rank.stop import StopFlag
+from muster.rank.sync import check_identical
 from muster.train.diagnose import NonFinite, are_finite
 from muster.train.losses import LossTrail, StepLoss
 from muster.train.reporting import Reporter

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.base.clock import human_duration
-from muster.gang.memory import peak_memory_mib
-from muster.gang.meter import Tally
-from muster.gang.record import Record, StepLine
+from muster.rank.memory import peak_memory_mib
+from muster.rank.meter import Tally
+from muster.rank.record import Record, StepLine
 from muster.train.evaluation import monitored
 from muster.train.losses import StepLoss
 from muster.train.setup import Training

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from muster.base.records import write_json
-from muster.gang import model_state
-from muster.gang.checkpoint import intact_best
-from muster.gang.checkpoint_files import find_steps, step_folder
-from muster.gang.memory import peak_memory_mib
-from muster.gang.record import read_metrics
+from muster.rank import model_state
+from muster.rank.checkpoint import intact_best
+from muster.rank.checkpoint_files import find_steps, step_folder
+from muster.rank.memory import peak_memory_mib
+from muster.rank.record import read_metrics
 from muster.train.curves import draw_curves
 from muster.train.setup import Training
 

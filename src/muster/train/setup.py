@@ -13,19 +13,19 @@ from torch.utils.data import Dataset
 
 from muster.base.code import Code
 from muster.base.errors import TargetError, UsageError
-from muster.base.run_folder import RunFolder
-from muster.gang import model_state
-from muster.gang.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
-from muster.gang.checkpoint_files import read_extra, step_folder
-from muster.gang.data_order import DataOrder
-from muster.gang.flops import Flops, card_name, peak_flops
-from muster.gang.meter import Meter, Tally
-from muster.gang.named_task import check_code
-from muster.gang.precision import Precision, resolve_precision
-from muster.gang.process_group import Gang
-from muster.gang.replica import make_replica, resolve_strategy
-from muster.gang.seeding import MODEL, STEP, mix, seed_everything, set_generators
 from muster.gang.topology import set_default
+from muster.rank import model_state
+from muster.rank.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
+from muster.rank.checkpoint_files import read_extra, step_folder
+from muster.rank.data_order import DataOrder
+from muster.rank.flops import Flops, card_name, peak_flops
+from muster.rank.meter import Meter, Tally
+from muster.rank.named_task import check_code
+from muster.rank.precision import Precision, resolve_precision
+from muster.rank.process_group import Gang
+from muster.rank.replica import make_replica, resolve_strategy
+from muster.rank.seeding import MODEL, STEP, mix, seed_everything, set_generators
+from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
 from muster.train.contract import Contract, Say, agree_on_contract

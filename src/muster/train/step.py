@@ -11,12 +11,12 @@ from torch import Tensor
 
 from muster.base.errors import TargetError
 from muster.gang.beacon import BEACON
-from muster.gang.memory import free_cached, is_out_of_memory
-from muster.gang.meter import Meter
-from muster.gang.precision import Precision
-from muster.gang.replica import Replica
-from muster.gang.seeding import seed_all, seed_torch
-from muster.gang.sync import restored
+from muster.rank.memory import free_cached, is_out_of_memory
+from muster.rank.meter import Meter
+from muster.rank.precision import Precision
+from muster.rank.replica import Replica
+from muster.rank.seeding import seed_all, seed_torch
+from muster.rank.sync import restored
 from muster.train.feed import Batch, Feed, Window
 from muster.train.task import Loss, Task
 

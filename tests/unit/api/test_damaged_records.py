@@ -15,18 +15,18 @@ from muster.api.map_publish import check_output, read_published, with_columns
 from muster.api.ranks import rank_failures
 from muster.api.report.about import time_facts
 from muster.api.runs import Run
-from muster.api.stored import read_job, read_stored
 from muster.api.train import _last_word, _Refused
 from muster.base.errors import MusterError
-from muster.base.run_folder import RunFolder
 from muster.cli.commands import look
 from muster.farm.executors.mailbox import has_assigned, read_beat
-from muster.gang.checkpoint import best_step, find_damage
-from muster.gang.memory import remembered_micro_batch
-from muster.gang.record import read_metrics
 from muster.monitor.work import tasks_by_pid
 from muster.pipeline.sinks.spec import spec_of
 from muster.plan.stored import compare_run
+from muster.rank.checkpoint import best_step, find_damage
+from muster.rank.memory import remembered_micro_batch
+from muster.rank.record import read_metrics
+from muster.run.folder import RunFolder
+from muster.run.stored import read_job, read_stored
 
 RUN = {
     "run_id": "1", "name": "a", "kind": "train", "created_s": 1.5, "targets": [],

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from muster.api.lock import hold, is_held
 from muster.base.errors import SetupError
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
+from muster.run.lock import hold, is_held
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from muster.api.lock import hold
-from muster.base.run_folder import RunFolder
+from muster.run.lock import hold
+from muster.run.folder import RunFolder
 
 with hold(RunFolder(Path(sys.argv[1]))):
     print("held", flush=True)

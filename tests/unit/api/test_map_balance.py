@@ -9,9 +9,9 @@ import pytest
 
 from muster.api.map_publish import check_balance
 from muster.base.errors import EXIT_SETUP, SetupError
-from muster.base.run_folder import RunFolder
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec
+from muster.run.folder import RunFolder
 
 
 def folder_with(place: Path, chunks: list[tuple[int, int, int]]) -> RunFolder:

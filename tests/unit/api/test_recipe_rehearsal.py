@@ -14,7 +14,7 @@ from tests.programs import read_program
 
 import muster
 from muster.api.rehearsal import Rehearsal, rehearse_sweep
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 Main = Callable[..., CompletedProcess[str]]
 

@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 from muster.api.array import make_ready, part_of, plan_array
 from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
-from muster.api.lock import hold
 from muster.api.options import SweepOptions
 from muster.api.plans import open_plan
-from muster.api.stored import read_stored, write_stored
 from muster.api.workload import Workload, of_command, of_target_text
 from muster.base.code import code_id
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.farm.codec import decode
 from muster.farm.export import batches, export
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.farm.space import Space
+from muster.run.folder import RunFolder
+from muster.run.lock import hold
+from muster.run.stored import read_stored, write_stored
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
 TARGET = "import helper\ndef f(x: int = 0, y: int = 0, z: int = 0, seed: int = 0): return {}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.api.slurm_gang import SlurmJob, follow
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 
 @pytest.mark.parametrize(

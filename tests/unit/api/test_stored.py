@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.stored import KINDS, StoredRun, read_stored, write_stored
 from muster.base.errors import SetupError
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
+from muster.run.stored import KINDS, StoredRun, read_stored, write_stored
 
 RECORD: dict[str, Any] = {
     "run_id": "1",

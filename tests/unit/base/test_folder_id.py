@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.base.folder_id import own_id
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
+from muster.run.folder_id import own_id
 
 
 def _hard_links(old: Path, new: Path) -> None:

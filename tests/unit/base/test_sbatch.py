@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.slurm_cluster import SlurmCluster
 
 from muster.base.errors import UsageError
-from muster.base.sbatch import (
+from muster.slurm.sbatch import (
     BatchScript,
     check_memory,
     check_time,

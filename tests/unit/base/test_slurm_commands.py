@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import SetupError
-from muster.base.slurm_commands import job_status, submit
 from muster.farm.executors.slurm_watch import elements_now
+from muster.slurm.commands import job_status, submit
 
 #: As commands of SLURM 20 to 24 print it.
 AWAY = [

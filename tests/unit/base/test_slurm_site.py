@@ -8,7 +8,7 @@ import pytest
 
 from muster.base.errors import SetupError
 from muster.base.settings import read_settings
-from muster.base.slurm_site import SlurmSite, read_site
+from muster.slurm.site import SlurmSite, read_site
 
 WHOLE = """
 partition = "gpu"

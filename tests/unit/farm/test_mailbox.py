@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.executors.mailbox import (
     BYE,
@@ -29,6 +28,7 @@ from muster.farm.executors.mailbox import (
     write_beat,
 )
 from muster.farm.model import Outcome
+from muster.run.folder import RunFolder
 
 FRAMES = st.lists(st.tuples(st.lists(st.integers() | st.text(max_size=9), min_size=1, max_size=4)
                             .map(lambda items: ["kind", *map(str, items)]),

@@ -14,7 +14,6 @@ from typing import TypeVar
 import orjson
 import pytest
 
-from muster.base.run_folder import RunFolder
 from muster.farm import codec, wire
 from muster.farm.events import (
     Divided,
@@ -43,6 +42,7 @@ from muster.farm.executors.slurm_seat import Seat
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.leftover import settle, survey
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.run.folder import RunFolder
 
 SOURCE = """
 import time

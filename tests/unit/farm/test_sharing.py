@@ -8,7 +8,6 @@ import orjson
 
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
 from muster.farm.coordinator import Coordinator, Hooks, Plan
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
@@ -29,6 +28,7 @@ from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.sharing import SHARE_AFTER_S
+from muster.run.folder import RunFolder
 
 LONG = TargetSpec(name="long", location="long.py", attribute="count", is_divisible=True)
 

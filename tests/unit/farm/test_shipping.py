@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.base.errors import SetupError
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.events import Progress, Results, Returned, TargetBroken, WorkerDied
 from muster.farm.executors import far_files, remote, shipping
@@ -32,6 +31,7 @@ from muster.farm.executors.shipping import (
 )
 from muster.farm.executors.translation import Translation, far_places
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.run.folder import RunFolder
 
 KEY = "ab" * 16
 

@@ -16,8 +16,6 @@ import pytest
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.journal import read_journal
-from muster.base.run_folder import RunFolder
-from muster.base.slurm_commands import why_never
 from muster.farm import wire
 from muster.farm.events import Event, Progress, WorkerDied
 from muster.farm.executors.base import Assignment
@@ -29,6 +27,8 @@ from muster.farm.executors.slurm_seat import Seat
 from muster.farm.executors.slurm_states import Element
 from muster.farm.executors.slurm_watch import may_serve
 from muster.farm.model import Outcome, SlotSpec
+from muster.run.folder import RunFolder
+from muster.slurm.commands import why_never
 
 REQUEST = ClusterRequest(num_workers=2)
 SLOT = SlotSpec(slot_id=0, label="slurm/0", devices=())

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.base.errors import SetupError
-from muster.gang.checkpoint import CheckpointWriter, Snapshot, find_damage, newest_intact, put_back
-from muster.gang.checkpoint_files import find_steps, read_shapes, read_tensors, step_folder
+from muster.rank.checkpoint import CheckpointWriter, Snapshot, find_damage, newest_intact, put_back
+from muster.rank.checkpoint_files import find_steps, read_shapes, read_tensors, step_folder
 
 TENSORS = {"model/w": torch.arange(12.0).view(3, 4), "model/n": torch.tensor(7)}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.base.run_folder import RunFolder
-from muster.gang.record import Record, StepLine, read_metrics
+from muster.rank.record import Record, StepLine, read_metrics
+from muster.run.folder import RunFolder
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

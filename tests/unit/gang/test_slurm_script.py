@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import UsageError
-from muster.base.run_folder import RunFolder
-from muster.base.slurm_site import SlurmSite
-from muster.gang.slurm import GangRequest, NodeCommand, gang_script
+from muster.run.folder import RunFolder
+from muster.slurm.gang import GangRequest, NodeCommand, gang_script
+from muster.slurm.site import SlurmSite
 
 COMMAND = NodeCommand(head=["train", "har"], rest=["--lr", "1e-3"], cwd=Path("/home/me/my work"))
 FOLDER = RunFolder(Path("/home/me/runs/100%har"))

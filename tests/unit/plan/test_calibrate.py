@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from muster.base.errors import SetupError
-from muster.base.run_folder import RunFolder
 from muster.plan.calibrate import Calibration, Probe, Steps, read_steps, sum_up
+from muster.run.folder import RunFolder
 
 PRINTED = "batch …\ntrain      67,754 parameters, 1,295 samples, 21 steps per epoch, 30 to go\n"
 PROBE = Probe(task="t.py:Task", flags=(), num_steps=10, card="NVIDIA L40S")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from muster.base.errors import SetupError
-from muster.base.run_folder import RunFolder
 from muster.plan.compare import MeasuredRun, compare
 from muster.plan.stored import compare_run, store_plan, write_comparison
 from muster.plan.units import Seconds
+from muster.run.folder import RunFolder
 
 
 def row(num_devices: int, step_s: float) -> dict[str, Any]:

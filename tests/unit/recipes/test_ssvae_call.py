@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster import Context
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 from muster_recipes.ssvae import progress
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.ensemble import Failure

@@ -16,11 +16,11 @@ from tests.unit.rl.toy_agents import CartPoleAgent
 from tests.unit.train.rank_jobs import last_weights
 
 from muster.base.errors import UsageError
-from muster.base.run_folder import RunFolder
 from muster.rl.config import PpoConfig
 from muster.rl.entry import train_agent
 from muster.rl.environment import Place, Split, VectorEnv
 from muster.rl.policy import Policy
+from muster.run.folder import RunFolder
 
 
 @dataclass

@@ -7,8 +7,8 @@ import torch
 from tests.unit.rl.batched_cartpole import BatchedCartPole
 
 from muster.base.errors import UsageError
-from muster.gang.precision import resolve_precision
-from muster.gang.process_group import joined
+from muster.rank.precision import resolve_precision
+from muster.rank.process_group import joined
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place
 from muster.rl.phases import PhaseClock

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.base.run_folder import RunFolder
-from muster.gang.record import read_metrics
+from muster.rank.record import read_metrics
 from muster.rl.config import PpoConfig
 from muster.rl.task import AgentTask
+from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.task import Task
 
@@ -92,7 +92,7 @@ class Outcomes:
 def last_weights(folder: RunFolder) -> dict[str, Any]:
     import torch
 
-    from muster.gang.checkpoint_files import find_steps, read_shapes, read_tensors, step_folder
+    from muster.rank.checkpoint_files import find_steps, read_shapes, read_tensors, step_folder
 
     checkpoint = step_folder(folder.checkpoints, find_steps(folder.checkpoints)[0])
     tensors = {

@@ -16,7 +16,7 @@ from tests.unit.train.toy_tasks import Toy
 from torch import nn
 
 from muster.base.errors import UsageError
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.entry import train
 from muster.train.feed import _is_same

@@ -15,8 +15,8 @@ from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 from tests.unit.train.toy_tasks import InfiniteGradient, Overflows, Toy
 
 from muster.base.errors import PlanMismatchError
-from muster.gang.checkpoint import find_damage
-from muster.gang.checkpoint_files import find_steps, read_extra, step_folder
+from muster.rank.checkpoint import find_damage
+from muster.rank.checkpoint_files import find_steps, read_extra, step_folder
 
 pytestmark = [
     pytest.mark.thorough,

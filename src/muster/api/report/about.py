@@ -16,13 +16,13 @@ from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, 
 from muster.api.report.words import count
 from muster.api.runs import Status
 from muster.api.state import last_ending
-from muster.api.stored import StoredRun
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
-from muster.base.run_folder import RunFolder
 from muster.base.secret_words import HIDDEN, is_secret_name
 from muster.farm.ledger.read import FailureGroup
+from muster.run.folder import RunFolder
+from muster.run.stored import StoredRun
 
 _MOST_FAILURES = 20
 _MOST_LINES = 60

@@ -17,8 +17,8 @@ from muster.api.runs import Run
 from muster.base.atomic_files import write_atomic
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, SetupError
-from muster.base.run_folder import RunFolder
 from muster.base.secret_words import command_line, secrets_of
+from muster.run.folder import RunFolder
 
 #: Monitor samples below which a picture of them says nothing.
 _FEWEST_SAMPLES = 4

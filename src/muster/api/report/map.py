@@ -15,11 +15,11 @@ from muster.api.report.content import Block, Mood, Table, Text, facts_of
 from muster.api.report.sweep import Content, drawn, pictures_of
 from muster.api.report.words import count
 from muster.api.runs import Run
-from muster.api.stored import read_stored
 from muster.base.errors import MusterError
 from muster.base.records import read_json, write_json
-from muster.base.run_folder import RunFolder
 from muster.pipeline.sinks.model import SinkSpec
+from muster.run.folder import RunFolder
+from muster.run.stored import read_stored
 
 _COLUMNS = ("", "in", "out", "rejected", "dropped", "lost", "waiting")
 

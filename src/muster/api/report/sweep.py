@@ -27,9 +27,9 @@ from muster.api.report.words import as_given, count
 from muster.api.runs import Run
 from muster.base.atomic_files import replacing
 from muster.base.records import write_json
-from muster.base.run_folder import RunFolder
 from muster.base.secret_words import HIDDEN, is_secret_name
 from muster.farm.codec import csv_cell, escape_surrogates
+from muster.run.folder import RunFolder
 
 NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
 

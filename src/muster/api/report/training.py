@@ -18,7 +18,7 @@ from muster.api.runs import Run
 from muster.base.errors import MusterError
 from muster.base.journal import read_journal
 from muster.base.records import read_json
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 Results = Mapping[str, Any]
 #: Parts of the results that have a place of their own.

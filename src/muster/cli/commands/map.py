@@ -112,8 +112,8 @@ def _report(parsed: Parsed, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
     if recipe is None or mapped.output is None:
         return {}, []
     from muster.base.records import write_json
-    from muster.base.run_folder import RunFolder
     from muster.pipeline.sinks.read import read_output
+    from muster.run.folder import RunFolder
 
     folder = RunFolder(mapped.path)
     assert parsed.job is not None

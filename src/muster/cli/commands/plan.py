@@ -12,7 +12,6 @@ import tyro
 from muster.api.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
 from muster.api.runs import Run, open_run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
 from muster.cli.flags import Switch
@@ -22,6 +21,7 @@ from muster.plan.gather import Known
 from muster.plan.prices import FILE_NAME, read_prices, write_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
 from muster.plan.stored import compare_run, has_plan, store_plan
+from muster.run.folder import RunFolder
 
 _HELP = f"""Predict step time, speed-up, wall time, energy and money for 1 to N devices.
 

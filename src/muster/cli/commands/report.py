@@ -21,7 +21,7 @@ from muster.cli.recipes import is_recipe, sweep_recipe
 if TYPE_CHECKING:
     from muster.api.report.map import MapMaker
     from muster.api.report.sweep import SweepMaker
-    from muster.api.stored import StoredRun
+    from muster.run.stored import StoredRun
 
 _HELP = """Make one HTML page of a run: figures, table, configuration, environment, what it took.
 

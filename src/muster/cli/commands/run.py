@@ -145,8 +145,8 @@ def _on_nodes(
 ) -> SlurmGang:
     from muster.api.run import check_script, folder_for_job
     from muster.api.slurm_gang import SlurmGang
-    from muster.base.run_folder import RunFolder
     from muster.cli.slurm_gang import node_command, words_for_nodes
+    from muster.run.folder import RunFolder
 
     given, request = flags.run.run_dir, options.slurm
     assert request is not None

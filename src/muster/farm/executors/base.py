@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from muster.base.run_folder import RunFolder
 from muster.farm.events import Event
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import HeldWorker, SlotSpec, TargetSpec, Task
+from muster.run.folder import RunFolder
 
 #: MiB that these processes hold on these devices (by UUID), None when that cannot be known.
 HeldMib = Callable[[Collection[int], Collection[str]], int | None]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.base.errors import UsageError
-from muster.base.sbatch import CORES_PER_GPU, check_memory, check_time, further_options
-from muster.base.slurm_site import SlurmSite
 from muster.farm.model import TargetSpec
+from muster.slurm.sbatch import CORES_PER_GPU, check_memory, check_time, further_options
+from muster.slurm.site import SlurmSite
 
 #: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.
 _LOOKS_PER_S = 2000

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.events import Event, Progress, Results, Returned, WorkerDied
 from muster.farm.executors.remote import pack_event
 from muster.farm.executors.shipping import pack_file, pack_folder, pack_log
 from muster.farm.model import Finished, Outcome
+from muster.run.folder import RunFolder
 
 #: A checkpoint above this size stays where it is.
 CHECKPOINT_LIMIT_BYTES = 1 << 30

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from muster.base.atomic_files import write_atomic
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.executors.remote import Frame
 from muster.farm.model import Outcome
+from muster.run.folder import RunFolder
 
 #: What a pilot says of itself, besides the events of its worker.
 HELLO, LEAVING, BYE = "hello", "leaving", "bye"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import kept_environment
 from muster.farm import wire
 from muster.farm.events import Event, Progress, WorkerDied
@@ -33,6 +32,7 @@ from muster.farm.executors.ray_session import RaySession, needs
 from muster.farm.executors.shipping import LOG, Unpacker, is_shipped, pack_file, write_log
 from muster.farm.executors.translation import Translation, far_places
 from muster.farm.model import Outcome, SlotSpec, Task
+from muster.run.folder import RunFolder
 
 _TELL_AFTER_S = 3.0
 _GOODBYE_S = 5.0

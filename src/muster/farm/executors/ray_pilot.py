@@ -25,7 +25,6 @@ from typing import Any
 
 import orjson
 
-from muster.base.run_folder import RunFolder
 from muster.farm import wire
 from muster.farm.events import Event
 from muster.farm.executors.base import Assignment
@@ -34,6 +33,7 @@ from muster.farm.executors.local import LocalExecutor
 from muster.farm.executors.remote import CommandReader, pack_event
 from muster.farm.executors.shipping import Unpacker, is_shipped
 from muster.farm.model import TargetSpec
+from muster.run.folder import RunFolder
 
 #: What one answer to ``poll`` holds at most, but for the last frame in it.
 PARCEL_BYTES = 16 << 20

@@ -15,8 +15,6 @@ from muster.base.atomic_files import write_atomic
 from muster.base.clock import SystemClock
 from muster.base.errors import SetupError
 from muster.base.journal import Journal
-from muster.base.run_folder import RunFolder
-from muster.base.slurm_commands import never_starts, why_never
 from muster.farm.events import Event, Progress
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
@@ -35,6 +33,8 @@ from muster.farm.executors.slurm_watch import (
     preempted,
 )
 from muster.farm.model import Outcome, SlotSpec, Task
+from muster.run.folder import RunFolder
+from muster.slurm.commands import never_starts, why_never
 
 #: How long pilots wait for a coordinator that has gone silent.
 PATIENCE_S = 120.0

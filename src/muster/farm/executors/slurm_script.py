@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
-from muster.base.run_folder import RunFolder
-from muster.base.sbatch import CORES_PER_GPU, further_options, gpus_among
 from muster.base.settings import kept_environment, read_settings, variable
-from muster.base.slurm_commands import submit as send_script
-from muster.base.slurm_site import read_site
 from muster.farm.executors.cluster import ClusterRequest, with_site
+from muster.run.folder import RunFolder
+from muster.slurm.commands import submit as send_script
+from muster.slurm.sbatch import CORES_PER_GPU, further_options, gpus_among
+from muster.slurm.site import read_site
 
 #: Variables that say which cluster is meant.
 _CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from muster.base.run_folder import RunFolder
 from muster.farm.events import Event, Progress, WorkerDied, WorkerLeaving
 from muster.farm.executors import remote
 from muster.farm.executors.base import PilotLeft
@@ -29,6 +28,7 @@ from muster.farm.executors.mailbox import (
 )
 from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.model import Outcome, SlotSpec
+from muster.run.folder import RunFolder
 
 _SEEK_MOST_S = 2.0
 

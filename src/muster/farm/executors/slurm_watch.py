@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import IO
 
 from muster.base.errors import SetupError
-from muster.base.slurm_commands import no_answer
 from muster.farm.executors.mailbox import PilotBox
 from muster.farm.executors.slurm_states import SQUEUE, Element, read_squeue, was_preempted
+from muster.slurm.commands import no_answer
 
 _LIMIT_S = 30.0
 #: How long to wait before asking again: twice as long each time that nothing is new. Who waits

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.base.errors import LedgerError
-from muster.base.run_folder import RunFolder
 from muster.base.settings import Settings
+from muster.run.folder import RunFolder
 
 _REMOTE = frozenset(
     [

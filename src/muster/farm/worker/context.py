@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
-from muster.base.run_folder import RunFolder
 from muster.farm import codec
 from muster.farm.results import plain
 from muster.farm.worker.line import Line
 from muster.farm.worker.logs import task_logger
+from muster.run.folder import RunFolder
 
 _REPORT_EVERY_S = 0.2
 _JSON, _TORCH = b"J", b"T"

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from muster.base.errors import MusterError
 from muster.base.parent import die_with_parent, end_group_with
-from muster.base.run_folder import RunFolder
 from muster.farm import codec, wire
 from muster.farm.model import TargetSpec
 from muster.farm.wire import clean
 from muster.farm.worker.inbox import Inbox
 from muster.farm.worker.line import InboxLine
 from muster.farm.worker.perform import Order, Performer, describe
+from muster.run.folder import RunFolder
 
 _LEAVE_S = 3.0
 

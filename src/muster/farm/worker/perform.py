@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import TargetError
-from muster.base.run_folder import RunFolder
 from muster.base.target import TargetRef, load
 from muster.farm import codec
 from muster.farm.batched import batch_spec_of
@@ -27,6 +26,7 @@ from muster.farm.worker.context import Context, MadeRoom
 from muster.farm.worker.line import Line
 from muster.farm.worker.logs import Place, TaskLog
 from muster.farm.worker.memory import begin_peak, peak_mib
+from muster.run.folder import RunFolder
 
 _TRACE_LIMIT = 20_000
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from muster.base.errors import MusterError, TargetError
 from muster.base.trying import NotTried, cause_of
-from muster.gang.agreement import Council
-from muster.gang.memory import is_out_of_memory
-from muster.gang.seeding import Untouched
+from muster.rank.agreement import Council
+from muster.rank.memory import is_out_of_memory
+from muster.rank.seeding import Untouched
 
 #: May be the fault of the few samples or of the untrained model, and say nothing of the end.
 _OPEN = (ValueError, ArithmeticError, IndexError, AssertionError)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from muster.base.errors import SetupError
-from muster.gang.checkpoint_files import read_shapes, read_tensors
+from muster.rank.checkpoint_files import read_shapes, read_tensors
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from muster.base.atomic_files import disk_error, explain_os_error, sync_folder, write_atomic
 from muster.base.errors import SetupError
 from muster.base.records import read_record, to_json, write_json
-from muster.gang.checkpoint_files import (
+from muster.rank.checkpoint_files import (
     EXTRA,
     MANIFEST,
     METADATA,
@@ -43,7 +43,7 @@ from muster.gang.checkpoint_files import (
     find_steps,
     step_folder,
 )
-from muster.gang.staging import Staging
+from muster.rank.staging import Staging
 
 Tensors = Mapping[str, Tensor]
 _ASIDE = ".aside-"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from muster.base.errors import SetupError
 from muster.base.records import read_record, write_json
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 FORMAT = 1
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from muster.base.atomic_files import replacing
 from muster.base.journal import read_journal
-from muster.base.run_folder import RunFolder
-from muster.gang.process_group import Gang
+from muster.rank.process_group import Gang
+from muster.run.folder import RunFolder
 
 _FLUSH_EVERY_S = 1.0
 _TENSORBOARD_EVERY_S = 0.25

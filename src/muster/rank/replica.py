@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from muster.base.errors import UsageError
-from muster.gang.precision import Precision
-from muster.gang.process_group import Gang
-from muster.gang.sync import GradientSync, check_identical, share_buffers, share_parameters
+from muster.rank.precision import Precision
+from muster.rank.process_group import Gang
+from muster.rank.sync import GradientSync, check_identical, share_buffers, share_parameters
 
 #: The name of "do not broadcast buffers before every forward" in this torch.
 _NO_BUFFERS: dict[str, Any] = (

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MusterError, SetupError, UnknownNameError
-from muster.base.sbatch import check_memory, check_time, further_option
 from muster.base.settings import Settings
+from muster.slurm.sbatch import check_memory, check_time, further_option
 
 _KEYS = {
     "partition": str,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.base.errors import MusterError
-from muster.gang.agreement import Council
+from muster.rank.agreement import Council
 
 
 class GradientSync:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from muster.gang.seeding import ORDER, mix
+from muster.rank.seeding import ORDER, mix
 
 
 class Position(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from muster.base.code import Code, changed_files, check_same_code, code_id, code_of
 from muster.base.errors import TargetError
 from muster.base.records import from_record
-from muster.base.run_folder import RunFolder
 from muster.base.target import CLASS, load, parse_target
-from muster.gang.process_group import Gang
+from muster.rank.process_group import Gang
+from muster.run.folder import RunFolder
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import SetupError
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 if sys.platform == "linux":
     import fcntl

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from muster.base.atomic_files import write_atomic
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 _LOOK_EVERY_S = 0.05
 _POLL_EVERY_S = 0.4

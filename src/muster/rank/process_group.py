@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from muster.base.errors import PlacementError
-from muster.gang.agreement import Council
 from muster.gang.topology import Topology
+from muster.rank.agreement import Council
 
 _TIMEOUT_S = 1800.0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.base.atomic_files import explain_os_error, replacing
-from muster.base.run_folder import RunFolder
+from muster.run.folder import RunFolder
 
 
 class FolderId(NamedTuple):

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, UsageError
-from muster.base.run_folder import RunFolder
-from muster.base.sbatch import (
+from muster.run.folder import RunFolder
+from muster.slurm.sbatch import (
     CORES_PER_GPU,
     BatchScript,
     check_memory,
@@ -33,7 +33,7 @@ from muster.base.sbatch import (
     gpus_among,
     time_limit_s,
 )
-from muster.base.slurm_site import SlurmSite
+from muster.slurm.site import SlurmSite
 
 #: Between SLURM's warning and the time limit, when nothing asks for more.
 _WARNING_S = 60
