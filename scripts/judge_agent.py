@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from muster.base.records import from_record
+from muster.base.codec import from_record
 from muster.rank import model_state
 from muster.rank.checkpoint import intact_best
 from muster.rank.checkpoint_files import step_folder

@@ -22,8 +22,8 @@ from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, open_plan
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
+from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError, UsageError
-from muster.base.records import read_record, write_json
 from muster.base.settings import read_settings
 from muster.farm.collect import (
     Collected,

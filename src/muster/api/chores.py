@@ -12,7 +12,7 @@ from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.api.rehearsal import Rehearsal
 from muster.base.clock import Clock
-from muster.base.records import write_json
+from muster.base.codec import write_json
 from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
 from muster.farm.coordinator import Wish

@@ -11,8 +11,8 @@ from muster.api.map_job import MapJob
 from muster.api.options import SweepOptions
 from muster.api.workload import Numbers, Workload
 from muster.base.code import code_of
+from muster.base.codec import to_json
 from muster.base.errors import PlanMismatchError
-from muster.base.records import to_json
 from muster.farm.identity import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy

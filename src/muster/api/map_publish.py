@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.map_job import MapJob
+from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError, UsageError
-from muster.base.records import read_record, write_json
 from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState

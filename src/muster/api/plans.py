@@ -18,8 +18,8 @@ from muster.api.earlier_work import array_of, has_results
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload, plan_id_of
 from muster.base.code import check_same_code
+from muster.base.codec import to_json
 from muster.base.errors import PlanMismatchError
-from muster.base.records import to_json
 from muster.base.settings import job_place
 from muster.farm.codec import decode, encode_canonical
 from muster.farm.identity import name_with_hash

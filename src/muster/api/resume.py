@@ -11,8 +11,8 @@ from muster.api.options import SweepOptions
 from muster.api.runs import Run
 from muster.api.workload import Workload
 from muster.base.code import Code, code_of, code_of_command
+from muster.base.codec import from_record
 from muster.base.errors import SetupError
-from muster.base.records import from_record
 from muster.base.target import TargetRef
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import TargetSpec

@@ -13,8 +13,8 @@ from filelock import FileLock
 from muster.api.earlier_work import move_aside
 from muster.api.state import last_ending
 from muster.base.atomic_files import explain_os_error, write_atomic
+from muster.base.codec import write_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError
-from muster.base.records import write_json
 from muster.base.settings import read_settings
 from muster.gang.tail import Tail
 from muster.run.folder import RunFolder

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from muster.api.training_state import training_state
+from muster.base.codec import read_json
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -14,7 +15,6 @@ from muster.base.errors import (
     MusterError,
 )
 from muster.base.journal import read_journal
-from muster.base.records import read_json
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
 from muster.run.stored import StoredRun

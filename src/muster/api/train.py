@@ -29,8 +29,8 @@ from muster.api.recording import journalled
 from muster.api.training_state import code_of_work
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, check_same_code, code_of
+from muster.base.codec import read_json, to_json
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
-from muster.base.records import read_json, to_json
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
 from muster.farm.identity import name_with_hash

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.code import Code
+from muster.base.codec import read_json
 from muster.base.errors import MusterError
-from muster.base.records import read_json
 from muster.gang.tail import last_lines
 from muster.run.folder import RunFolder
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from muster.api.recipe import Recipe
 from muster.base.code import Code, code_of, code_of_command
+from muster.base.codec import to_json
 from muster.base.errors import UsageError
-from muster.base.records import to_json
 from muster.base.target import TargetRef, parse_target
 from muster.farm.codec import encode_canonical
 from muster.farm.identity import payload_and_key

@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from muster.base.codec import to_json
 from muster.base.errors import TargetError
-from muster.base.records import to_json
 
 
 class NotTried(Exception):

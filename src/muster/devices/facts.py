@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.base.codec import to_json as record_to_json
 from muster.base.errors import SetupError
-from muster.base.records import to_json as record_to_json
 from muster.devices.model import Device, Holder, Inventory
 
 _TEXT = (str, type(None))

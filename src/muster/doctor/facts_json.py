@@ -14,8 +14,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from muster.base.codec import write_json
 from muster.base.errors import UsageError
-from muster.base.records import write_json
 from muster.doctor.facts import FACTS_VERSION, Facts
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from muster.base import processes
+from muster.base.codec import read_json
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -35,7 +36,6 @@ from muster.base.errors import (
 )
 from muster.base.guard import Guard
 from muster.base.journal import EVENTS
-from muster.base.records import read_json
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.gang.blame import RankEnd, RankError, find_culprit, report

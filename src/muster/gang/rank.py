@@ -26,8 +26,8 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from muster.base.codec import write_json
 from muster.base.parent import die_with_parent
-from muster.base.records import write_json
 from muster.gang.beacon import Heart
 from muster.gang.topology import Topology, read_topology
 from muster.run.folder import RunFolder

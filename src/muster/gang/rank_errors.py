@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.base.codec import read_json
 from muster.base.errors import MusterError
-from muster.base.records import read_json
 from muster.gang.blame import RankError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from muster.base.records import to_json
+from muster.base.codec import to_json
 from muster.run.folder import RunFolder
 
 Start = Literal["exec", "fork", "spawn"]

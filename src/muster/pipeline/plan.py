@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.base.codec import read_json, write_json
 from muster.base.errors import TargetError
-from muster.base.records import read_json, write_json
 from muster.base.target import TargetRef, load_value, parse_target, ref_of
 
 DEFAULT_BATCH = 32

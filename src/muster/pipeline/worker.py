@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster.base.records import write_json
+from muster.base.codec import write_json
 from muster.pipeline.batch import Pace, Step
 from muster.pipeline.plan import MapPlan, first_batch, make_stage, read_plan
 from muster.pipeline.sources.model import Source

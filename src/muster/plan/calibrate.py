@@ -22,8 +22,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from muster.base.codec import read_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, SetupError, UsageError
-from muster.base.records import read_json
 from muster.base.settings import child_environment
 from muster.plan.compute import ComputeTime, Timing, from_timings
 from muster.plan.origin import Figure, measured

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from muster.base.atomic_files import explain_os_error
+from muster.base.codec import read_json, read_record, write_json
 from muster.base.errors import MusterError, SetupError
-from muster.base.records import read_json, read_record, write_json
 from muster.plan.calibrate import step_seconds
 from muster.plan.compare import Comparison, MeasuredRun, compare
 from muster.plan.units import Seconds

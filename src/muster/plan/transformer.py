@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.base.codec import read_json
 from muster.base.errors import UsageError
-from muster.base.records import read_json
 from muster.plan.units import Bytes, Flops
 
 #: model_type → whether the MLP is gated, and whether q, k and v have biases.

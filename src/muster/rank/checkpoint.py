@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from muster.base.atomic_files import disk_error, explain_os_error, sync_folder, write_atomic
+from muster.base.codec import read_record, to_json, write_json
 from muster.base.errors import SetupError
-from muster.base.records import read_record, to_json, write_json
 from muster.rank.checkpoint_files import (
     EXTRA,
     MANIFEST,

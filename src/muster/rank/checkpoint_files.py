@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from muster.base.codec import read_json
 from muster.base.errors import SetupError
-from muster.base.records import read_json
 
 EXTRA, MANIFEST = "extra.json", "manifest.json"
 METADATA = ".metadata"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from muster.base.atomic_files import disk_error, explain_os_error
+from muster.base.codec import write_json
 from muster.base.errors import EXIT_REQUEUE, MusterError
-from muster.base.records import write_json
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder
 

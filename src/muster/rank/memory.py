@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from muster.base.records import write_json
+from muster.base.codec import write_json
 
 _CPU_TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",

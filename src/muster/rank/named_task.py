@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from muster.base.code import Code, changed_files, check_same_code, code_id, code_of
+from muster.base.codec import from_record
 from muster.base.errors import TargetError
-from muster.base.records import from_record
 from muster.base.target import CLASS, load, parse_target
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from muster.base.code import Code
-from muster.base.records import from_record
+from muster.base.codec import from_record
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
 from muster.rank.endings import forget_word, leave_word, refusals_told, tell_finished

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
-from muster.base.records import read_json, write_json
 from muster.rank import model_state
 from muster.rank.checkpoint import intact_best
 from muster.rank.checkpoint_files import step_folder

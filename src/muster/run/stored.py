@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError
-from muster.base.records import read_record, write_json
 from muster.run.folder import RunFolder
 
 FORMAT = 1

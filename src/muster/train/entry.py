@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.code import Code
+from muster.base.codec import from_record, write_json
 from muster.base.errors import MusterError
-from muster.base.records import from_record, write_json
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
 from muster.rank.endings import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from muster.base.records import write_json
+from muster.base.codec import write_json
 from muster.rank import model_state
 from muster.rank.checkpoint import intact_best
 from muster.rank.checkpoint_files import find_steps, step_folder

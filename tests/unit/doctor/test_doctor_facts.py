@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.base.codec import to_json
 from muster.base.errors import UsageError
-from muster.base.records import to_json
 from muster.cli.doctor_wording import finding_lines, summary
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import FACTS_VERSION, Facts

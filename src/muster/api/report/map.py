@@ -15,8 +15,8 @@ from muster.api.report.content import Block, Mood, Table, Text, facts_of
 from muster.api.report.sweep import Content, drawn, pictures_of
 from muster.api.report.words import count
 from muster.api.runs import Run
+from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
-from muster.base.records import read_json, write_json
 from muster.pipeline.sinks.model import SinkSpec
 from muster.run.folder import RunFolder
 from muster.run.stored import read_stored

@@ -15,9 +15,9 @@ from muster.api.report.figures import COUNTERS, draw_confusion, draw_measured
 from muster.api.report.sweep import Content, drawn, pictures_of
 from muster.api.report.words import count
 from muster.api.runs import Run
+from muster.base.codec import read_json
 from muster.base.errors import MusterError
 from muster.base.journal import read_journal
-from muster.base.records import read_json
 from muster.run.folder import RunFolder
 
 Results = Mapping[str, Any]

@@ -111,7 +111,7 @@ def _report(parsed: Parsed, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
     recipe = parsed.recipe
     if recipe is None or mapped.output is None:
         return {}, []
-    from muster.base.records import write_json
+    from muster.base.codec import write_json
     from muster.pipeline.sinks.read import read_output
     from muster.run.folder import RunFolder
 

@@ -11,8 +11,8 @@ import tyro
 
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import open_run
+from muster.base.codec import from_record
 from muster.base.errors import MusterError, UsageError
-from muster.base.records import from_record
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import sync_folder
+from muster.base.codec import to_json
 from muster.base.errors import UsageError
-from muster.base.records import to_json
 from muster.pipeline.sinks.encode import Encoder
 from muster.pipeline.sinks.model import Format, Part
 

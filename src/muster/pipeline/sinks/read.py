@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from muster.base.records import read_json
+from muster.base.codec import read_json
 from muster.pipeline.sinks.delimited import MAX_CELL_CHARS, value_of
 from muster.pipeline.sinks.folder import MANIFEST
 from muster.pipeline.sinks.model import Format, SinkSpec
