@@ -20,7 +20,7 @@ from muster.rank.checkpoint import intact_best
 from muster.rank.checkpoint_files import step_folder
 from muster.rl.environment import Place
 from muster.run.folder import RunFolder
-from muster.run.stored import read_stored
+from muster.run.record import read_run
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.task import ClstmPpoTask
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--sim-symbols", type=int, required=True)
     given = parser.parse_args()
     folder = RunFolder(given.run)
-    settings = read_stored(folder).spec["train"]["settings"]
+    settings = read_run(folder).spec["train"]["settings"]
     config = from_record(ClstmPpoConfig, settings)
     task = ClstmPpoTask(dataclasses.replace(config, sim_symbols=given.sim_symbols))
     device = torch.device("cpu")

@@ -16,7 +16,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
-from muster.run.stored import KIND_NAMES, Kind, read_job, read_stored
+from muster.run.record import KIND_NAMES, Kind, read_job, read_run
 from muster.slurm.commands import job_status
 
 
@@ -60,7 +60,7 @@ def move_aside(folder: RunFolder, kind: Kind) -> Path | None:
     parts = (folder.run_json, folder.ledger, folder.elements, folder.stage(0).parent)
     if not any(path.exists() for path in parts):
         return None
-    if folder.exists() and (stored := read_stored(folder)).kind != kind:
+    if folder.exists() and (stored := read_run(folder)).kind != kind:
         raise PlanMismatchError(
             f"{folder.path} is the folder of {stored.kind_name}, not of {KIND_NAMES[kind]}: it is "
             "left alone.",

@@ -34,8 +34,8 @@ from muster.gang.topology import read_topology
 from muster.monitor.ticker import check_interval
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
+from muster.run.record import Kind, RunRecord, read_run, typed_for_job, write_run
 from muster.run.requests import Session
-from muster.run.stored import Kind, StoredRun, read_stored, typed_for_job, write_stored
 from muster.slurm.gang import GangRequest
 
 __all__ = ["Entry", "GangEnding", "GangRequest", "Script", "start_agent"]
@@ -348,7 +348,7 @@ def write_run_json(
     about: Mapping[str, Any],
     argv: Sequence[str],
 ) -> None:
-    before = read_stored(folder) if folder.exists() else None
+    before = read_run(folder) if folder.exists() else None
     if before is not None and before.kind != kind:
         raise PlanMismatchError(
             f"{folder.path} is the folder of {before.kind_name}.", hint="choose another --run-dir."
@@ -358,9 +358,9 @@ def write_run_json(
             f"{folder.path} holds a ledger but no run.json, so what it belongs to is unknown.",
             hint="choose another --run-dir, or restore run.json from a copy.",
         )
-    write_stored(
+    write_run(
         folder,
-        StoredRun(
+        RunRecord(
             run_id=before.run_id if before else uuid.uuid4().hex,
             name=folder.name,
             kind=kind,

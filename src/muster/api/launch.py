@@ -40,7 +40,7 @@ from muster.farm.view import RunView
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id
 from muster.run.lock import hold
-from muster.run.stored import StoredRun, read_stored
+from muster.run.record import RunRecord, read_run
 
 _LEAD_ON_FILES_S = 0.3
 
@@ -85,7 +85,7 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     folder = choose_folder(workload, options)
     is_new = options.restart or not folder.exists()
     if not is_new:
-        check_same_plan(folder, read_stored(folder), workload, options)
+        check_same_plan(folder, read_run(folder), workload, options)
     return Prepared(
         workload=workload,
         options=options,
@@ -147,7 +147,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 def _coordinate(
     workload: Workload,
     options: SweepOptions,
-    stored: StoredRun,
+    stored: RunRecord,
     ledger: Ledger,
     chores: Chores,
     audience: Audience,

@@ -49,7 +49,7 @@ from muster.pipeline.sources.table import InputOptions
 from muster.plan.prices import read_prices
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
-from muster.run.stored import read_stored
+from muster.run.record import read_run
 
 #: What is tried again in a map are records, not tasks.
 _AS_RECORDS = {"retries": "row_retries", "retry_exceptions": "exception_retries"}
@@ -209,7 +209,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     published = _still_there(folder, job, before)
     if published is not None:
         check_balance(folder, shards, published)
-        check_same_plan(folder, read_stored(folder), workload, options)
+        check_same_plan(folder, read_run(folder), workload, options)
         return _mapped(folder, job, published, before, was_done=True)
     with hold(folder):  # not under the hands of another that works on it
         write_plan(folder.map_json, plan_of(job, options, source))

@@ -21,7 +21,7 @@ from muster.pipeline.plan import MapPlan
 from muster.pipeline.sources.model import Source
 from muster.pipeline.sources.table import changes, identity, open_input
 from muster.run.folder import RunFolder
-from muster.run.stored import read_stored
+from muster.run.record import read_run
 
 _TARGET = TargetSpec(
     name="muster.pipeline.chunk:run_chunk",
@@ -60,7 +60,7 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
     """PlanMismatchError that says what has changed: input, stages, flags, output."""
-    stored = read_stored(folder)
+    stored = read_run(folder)
     old = stored.fixed
     new = _fixed(job, described)
     if stored.kind != "map":

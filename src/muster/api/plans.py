@@ -26,7 +26,7 @@ from muster.farm.identity import name_with_hash
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import SEED
 from muster.run.folder import RunFolder
-from muster.run.stored import KIND_NAMES, StoredRun, read_stored, write_stored
+from muster.run.record import KIND_NAMES, RunRecord, read_run, write_run
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
@@ -44,7 +44,7 @@ def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
 
 def open_plan(
     workload: Workload, options: SweepOptions, folder: RunFolder, argv: Sequence[str]
-) -> StoredRun:
+) -> RunRecord:
     """Write ``run.json`` of a new run, or make sure that the one there means the same."""
     if not folder.exists():
         if folder.ledger.exists():
@@ -54,9 +54,9 @@ def open_plan(
             )
         _check_code(folder, None, workload, options)
         stored = _new_stored(workload, options, folder, argv)
-        write_stored(folder, stored)
+        write_run(folder, stored)
         return stored
-    stored = read_stored(folder)
+    stored = read_run(folder)
     check_same_plan(folder, stored, workload, options)
     renewed = dataclasses.replace(
         stored,
@@ -67,12 +67,12 @@ def open_plan(
         argv=tuple(argv) or stored.argv,
     )
     if renewed != stored:
-        write_stored(folder, renewed)
+        write_run(folder, renewed)
     return renewed
 
 
 def check_same_plan(
-    folder: RunFolder, stored: StoredRun, workload: Workload, options: SweepOptions
+    folder: RunFolder, stored: RunRecord, workload: Workload, options: SweepOptions
 ) -> None:
     """PlanMismatchError when the folder was made for something else, with the difference.
 
@@ -96,19 +96,19 @@ def check_same_plan(
 
 
 def _check_code(
-    folder: RunFolder, stored: StoredRun | None, workload: Workload, options: SweepOptions
+    folder: RunFolder, stored: RunRecord | None, workload: Workload, options: SweepOptions
 ) -> None:
     """An element of an array has the code that the array was sent with, from its first start."""
     if options.allow_changed_code:
         return
     main = array_of(folder)
     if main is not None:
-        check_same_code(read_stored(main).code, workload.code, main.path)
+        check_same_code(read_run(main).code, workload.code, main.path)
     elif stored is not None and has_results(folder):
         check_same_code(stored.code, workload.code, folder.path)
 
 
-def _grows(folder: RunFolder, stored: StoredRun, workload: Workload) -> bool:
+def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:
     """Whether every setting that the run has is among the workload's.
 
     The settings of a run are those in its ledger, once all of them have been listed there; a seed
@@ -146,8 +146,8 @@ def _plain(value: Any) -> Any:
 
 def _new_stored(
     workload: Workload, options: SweepOptions, folder: RunFolder, argv: Sequence[str]
-) -> StoredRun:
-    return StoredRun(
+) -> RunRecord:
+    return RunRecord(
         run_id=uuid.uuid4().hex,
         name=folder.name,
         kind=workload.kind,

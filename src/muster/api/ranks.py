@@ -13,7 +13,7 @@ from muster.base.journal import read_journal
 from muster.gang.blame import RankError
 from muster.gang.rank_errors import read_rank_error
 from muster.run.folder import RunFolder
-from muster.run.stored import StoredRun
+from muster.run.record import RunRecord
 
 _LOG = re.compile(r"rank-(\d+)\.log")
 _RANK = re.compile(r"\brank (\d+)\b")
@@ -63,7 +63,7 @@ def rank_failures(folder: RunFolder) -> RankFailures:
     return RankFailures(last_report(folder), {rank: errors[rank] for rank in order})
 
 
-def export_metrics(folder: RunFolder, stored: StoredRun, target: Path) -> int:
+def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
     """Write what a training has recorded, one row per line of its metrics, and count the rows."""
     if stored.kind == "run":
         raise UsageError(

@@ -16,7 +16,7 @@ from muster.base.errors import SetupError
 from muster.base.target import TargetRef
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.model import TargetSpec
-from muster.run.stored import StoredRun
+from muster.run.record import RunRecord
 
 
 def stored_options(run: Run) -> SweepOptions:
@@ -57,7 +57,7 @@ def stored_workload(run: Run) -> Workload:
     )
 
 
-def go_to(stored: StoredRun) -> None:
+def go_to(stored: RunRecord) -> None:
     """Enter the folder the run was started from: its target and files are named from there."""
     try:
         os.chdir(stored.cwd)

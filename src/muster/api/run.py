@@ -23,7 +23,7 @@ from muster.base.errors import TargetError
 from muster.farm.identity import name_with_hash
 from muster.gang.launch import AgentHandle
 from muster.run.folder import RunFolder
-from muster.run.stored import read_stored
+from muster.run.record import read_run
 
 
 def plan_script(script: Script, options: GangOptions, run_dir: Path | None = None) -> GangPlan:
@@ -65,7 +65,7 @@ def check_script(folder: RunFolder, script: Script, options: GangOptions) -> Non
     """PlanMismatchError where a program of another code has been run in this folder."""
     if options.restart or options.allow_changed_code or not folder.exists():
         return
-    stored = read_stored(folder)
+    stored = read_run(folder)
     if stored.kind == "run" and any(folder.logs.glob("rank-*.log")):
         check_same_code(stored.code, code_of_script(script), folder.path)
 

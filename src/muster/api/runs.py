@@ -21,8 +21,8 @@ from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
+from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask_to_cancel
-from muster.run.stored import Kind, StoredRun, read_stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,9 +77,9 @@ class Run:
         return self.folder.path
 
     @property
-    def stored(self) -> StoredRun:
+    def stored(self) -> RunRecord:
         """What ``run.json`` says."""
-        return read_stored(self.folder)
+        return read_run(self.folder)
 
     @property
     def exit_code(self) -> int:

@@ -18,7 +18,7 @@ from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, Setu
 from muster.base.settings import read_settings
 from muster.gang.tail import Tail
 from muster.run.folder import RunFolder
-from muster.run.stored import Kind, read_job
+from muster.run.record import Kind, read_job
 from muster.slurm.commands import JobStatus, cancel_job, job_status, never_starts, submit
 from muster.slurm.gang import GangRequest, NodeCommand, gang_script
 from muster.slurm.site import read_site

@@ -17,7 +17,7 @@ from muster.base.errors import (
 from muster.base.journal import read_journal
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
-from muster.run.stored import StoredRun
+from muster.run.record import RunRecord
 
 #: "saved": stopped where it goes on from; "refused": it was not let begin; "not written": a map's
 #: records are done and its output is not.
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 def state_of_tasks(
     folder: RunFolder,
-    stored: StoredRun,
+    stored: RunRecord,
     counts: Mapping[TaskState, int],
     *,
     is_running: bool,
@@ -60,7 +60,7 @@ def state_of_tasks(
 
 
 def _word_of_tasks(
-    folder: RunFolder, stored: StoredRun, counts: Mapping[TaskState, int], *, is_enqueued: bool
+    folder: RunFolder, stored: RunRecord, counts: Mapping[TaskState, int], *, is_enqueued: bool
 ) -> Word:
     if not is_enqueued:
         has_begun = any(counts.values()) or _last(folder, "start") is not None
@@ -78,7 +78,7 @@ def _word_of_tasks(
     return "done"
 
 
-def state_of_ranks(folder: RunFolder, stored: StoredRun, *, is_running: bool) -> State:
+def state_of_ranks(folder: RunFolder, stored: RunRecord, *, is_running: bool) -> State:
     """Of a training, of a model or an agent, or of a program."""
     word: Word = "running" if is_running else _word_of_ranks(folder)
     if stored.kind == "run":
@@ -128,7 +128,7 @@ def _last_word(folder: RunFolder) -> str:
     return str(word.get("ending")) if isinstance(word, dict) else ""
 
 
-def _steps_of(trained: Mapping[str, Any], stored: StoredRun) -> tuple[int, int | None]:
+def _steps_of(trained: Mapping[str, Any], stored: RunRecord) -> tuple[int, int | None]:
     """Steps that are done, and of how many; an agent's are those of its environments."""
     if stored.kind == "agent":
         done = trained.get("env_steps", trained.get("steps", trained.get("step")))

@@ -39,8 +39,8 @@ from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
+from muster.run.record import Kind, read_run
 from muster.run.requests import Session
-from muster.run.stored import Kind, read_stored
 from muster.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def check_job(job: TrainJob, options: GangOptions) -> None:
         return
     if not (any(folder.checkpoints.glob("step-*")) or folder.training_results.exists()):
         return
-    stored = read_stored(folder)
+    stored = read_run(folder)
     if stored.kind != job.kind:
         raise PlanMismatchError(
             f"{folder.path} is the folder of {stored.kind_name}.",

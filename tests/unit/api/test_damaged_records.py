@@ -26,7 +26,7 @@ from muster.rank.checkpoint import best_step, find_damage
 from muster.rank.memory import remembered_micro_batch
 from muster.rank.record import read_metrics
 from muster.run.folder import RunFolder
-from muster.run.stored import read_job, read_stored
+from muster.run.record import read_job, read_run
 
 RUN = {
     "run_id": "1", "name": "a", "kind": "train", "created_s": 1.5, "targets": [],
@@ -72,7 +72,7 @@ def refusal(folder: RunFolder) -> object:
 
 #: file → (a good record, who reads it)
 READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
-    "run.json": (RUN, [read_stored, status]),
+    "run.json": (RUN, [read_run, status]),
     "events.jsonl": (END, [status, rank_failures, time_facts]),
     "status.json": (PICTURE, [status, lambda f: Run(f.path)._live(), tasks_by_pid]),
     "ending.json": ({"ending": "refused", "message": "m", "exit_code": 2}, [status, refusal]),

@@ -33,7 +33,7 @@ from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TaskSt
 from muster.farm.space import Space
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
-from muster.run.stored import read_stored, write_stored
+from muster.run.record import read_run, write_run
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
 TARGET = "import helper\ndef f(x: int = 0, y: int = 0, z: int = 0, seed: int = 0): return {}\n"
@@ -195,7 +195,7 @@ def test_a_changed_helper_is_refused_by_name_until_it_is_allowed(here: Path) -> 
     assert len(set(codes)) == 2 and all(len(code) == 8 for code in codes)
     assert schema.names[-1] == "code"
     # What was accepted once is not accepted for good, also not by `muster resume`.
-    assert read_stored(RunFolder(here / "r")).options["allow_changed_code"] is False
+    assert read_run(RunFolder(here / "r")).options["allow_changed_code"] is False
     (here / "helper.py").write_text("k = 1\n")
     with pytest.raises(PlanMismatchError):
         run(workload(grid={"x": [1, 2]}, seeds=1), here / "r")
@@ -258,13 +258,13 @@ def test_a_folder_of_an_older_muster_goes_on_and_is_checked_by_its_own_file(here
     run(workload(grid={"x": [1, 2]}), here / "r", most=1)
     folder = RunFolder(here / "r")
     digest = hashlib.sha256((here / "t.py").read_bytes()).hexdigest()
-    write_stored(folder, replace(read_stored(folder), code={"t.py:f": digest}))
+    write_run(folder, replace(read_run(folder), code={"t.py:f": digest}))
     with sqlite3.connect(folder.ledger) as ledger:
         ledger.execute("ALTER TABLE workers DROP COLUMN code")
     ledger.close()
     assert "code" not in batches(folder)[0].names  # looked at without being changed
     assert len(run(workload(grid={"x": [1, 2]}), here / "r")) == 1
-    write_stored(folder, replace(read_stored(folder), code={"t.py:f": "0" * 64}))
+    write_run(folder, replace(read_run(folder), code={"t.py:f": "0" * 64}))
     with pytest.raises(PlanMismatchError):
         run(workload(grid={"x": [1, 2]}), here / "r")
 

@@ -22,7 +22,7 @@ from muster.base.journal import read_journal
 from muster.base.secret_words import HIDDEN, is_secret_name
 from muster.farm.ledger.read import FailureGroup
 from muster.run.folder import RunFolder
-from muster.run.stored import StoredRun
+from muster.run.record import RunRecord
 
 _MOST_FAILURES = 20
 _MOST_LINES = 60
@@ -176,7 +176,7 @@ def setting_blocks(groups: Mapping[str, Mapping[str, Any]]) -> list[Block | None
     ]
 
 
-def environment_blocks(stored: StoredRun, hosts: Mapping[str, Sequence[str]]) -> list[Block | None]:
+def environment_blocks(stored: RunRecord, hosts: Mapping[str, Sequence[str]]) -> list[Block | None]:
     """What ran it: versions, machine, code. ``hosts``: machine → its devices, where known."""
     machines = {
         host: ", ".join(f"{number} × {name}" for name, number in Counter(devices).items())

@@ -19,7 +19,7 @@ from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
 from muster.pipeline.sinks.model import SinkSpec
 from muster.run.folder import RunFolder
-from muster.run.stored import read_stored
+from muster.run.record import read_run
 
 _COLUMNS = ("", "in", "out", "rejected", "dropped", "lost", "waiting")
 
@@ -39,7 +39,7 @@ def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
     """
     folder, stored = run.folder, run.stored
     folders = [*_earlier(folder), folder]
-    specs = [read_stored(each).spec for each in folders]
+    specs = [read_run(each).spec for each in folders]
     counts = [tally(each) for each in folders]
     state, mood = _state(run, counts)
     summary, figures, remarks = _of_recipe(folder, maker, place)

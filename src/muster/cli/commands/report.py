@@ -21,7 +21,7 @@ from muster.cli.recipes import is_recipe, sweep_recipe
 if TYPE_CHECKING:
     from muster.api.report.map import MapMaker
     from muster.api.report.sweep import SweepMaker
-    from muster.run.stored import StoredRun
+    from muster.run.record import RunRecord
 
 _HELP = """Make one HTML page of a run: figures, table, configuration, environment, what it took.
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _maker_of(stored: StoredRun) -> SweepMaker | MapMaker | None:
+def _maker_of(stored: RunRecord) -> SweepMaker | MapMaker | None:
     """The recipe behind a run; None where there is none, or where it is not of this muster."""
     name = stored.spec.get("recipe")
     if stored.kind == "sweep" and isinstance(name, str) and is_recipe(name, Recipe):
@@ -77,7 +77,7 @@ def _maker_of(stored: StoredRun) -> SweepMaker | MapMaker | None:
     return None
 
 
-def _map_maker(stored: StoredRun) -> MapMaker | None:
+def _map_maker(stored: RunRecord) -> MapMaker | None:
     """A map keeps its command line only; what it means now is asked of that.
 
     Of a recipe alone: a ``file.py:stage`` would be imported, and a report only looks.

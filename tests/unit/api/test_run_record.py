@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.base.errors import SetupError
 from muster.run.folder import RunFolder
-from muster.run.stored import KINDS, StoredRun, read_stored, write_stored
+from muster.run.record import KINDS, RunRecord, read_run, write_run
 
 RECORD: dict[str, Any] = {
     "run_id": "1",
@@ -35,15 +35,15 @@ JSON = st.recursive(
 )
 
 
-def read(folder: Path, record: Any) -> StoredRun:
+def read(folder: Path, record: Any) -> RunRecord:
     (folder / "run.json").write_text(json.dumps(record))
-    return read_stored(RunFolder(folder))
+    return read_run(RunFolder(folder))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kind_is_written_and_read_again(tmp_path: Path, kind: Any) -> None:
-    write_stored(RunFolder(tmp_path), read(tmp_path, {**RECORD, "kind": kind}))
-    assert read_stored(RunFolder(tmp_path)).kind == kind
+    write_run(RunFolder(tmp_path), read(tmp_path, {**RECORD, "kind": kind}))
+    assert read_run(RunFolder(tmp_path)).kind == kind
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ KIND_NAMES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRun:
+class RunRecord:
     run_id: str
     name: str
     kind: Kind
@@ -53,11 +53,11 @@ class StoredRun:
         return KIND_NAMES[self.kind]
 
 
-def write_stored(folder: RunFolder, stored: StoredRun) -> None:
+def write_run(folder: RunFolder, stored: RunRecord) -> None:
     write_json(folder.run_json, stored)
 
 
-def read_stored(folder: RunFolder) -> StoredRun:
+def read_run(folder: RunFolder) -> RunRecord:
     record = read_record(folder.run_json, "run.json", {})
     if "run_id" not in record:
         raise SetupError(f"{folder.run_json} is not a run.json of muster.")
@@ -73,7 +73,7 @@ def read_stored(folder: RunFolder) -> StoredRun:
     values = {name: record[name] for name in _SHAPES}
     values["targets"] = tuple(values["targets"])
     values["argv"] = tuple(map(str, values["argv"]))
-    return StoredRun(**values, kind=_kind_of(record))
+    return RunRecord(**values, kind=_kind_of(record))
 
 
 #: The fields that every run.json has had from the first, and what JSON they are.
