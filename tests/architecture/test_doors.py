@@ -22,7 +22,7 @@ DOORS = {
     "submitit": ("muster/farm/executors/slurm_script.py", "muster/slurm/gang.py"),
     "torch": (
         "muster_recipes/",
-        "muster/gang/",
+        "muster/supervisor/",
         "muster/rank/",
         "muster/train/",
         "muster/rl/",
@@ -39,20 +39,13 @@ DOORS = {
     "gymnasium": ("muster/rl/gymnasium_import.py", "muster_recipes/"),
     "muster.gang": (
         "muster/gang/",
+        "muster/supervisor/",
         "muster/rank/",
         "muster/train/",
         "muster/rl/",
         "muster/api/",
     ),
 }
-#: Inside an allowed folder, and yet not allowed: they run where torch may not be loaded.
-SHUT = {
-    "torch": tuple(
-        f"muster/gang/{name}.py"
-        for name in ("topology", "spec", "launch", "tail", "blame", "stall", "beacon", "rank")
-    )
-}
-
 ENVIRONMENT = ("muster/base/settings.py", "muster/gang/topology.py")
 _ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 _IMPORTERS = {"import_module", "__import__"}
@@ -88,7 +81,7 @@ def around_the_door(source: Path, name: str) -> list[str]:
         place
         for place, tree in modules(source)
         if any(f"{imported}.".startswith(f"{name}.") for imported in imports(tree))
-        and (not place.startswith(DOORS[name]) or place in SHUT.get(name, ()))
+        and not place.startswith(DOORS[name])
     ]
 
 

@@ -91,7 +91,7 @@ def started(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 def agent_of(launcher: int) -> psutil.Process:
     children = psutil.Process(launcher).children()
-    return next(c for c in children if "muster.gang.agent" in c.cmdline())
+    return next(c for c in children if "muster.supervisor.main" in c.cmdline())
 
 
 @pytest.mark.parametrize("start", ["exec", "fork"])

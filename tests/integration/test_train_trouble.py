@@ -187,7 +187,9 @@ def test_two_nodes_start_again_when_a_rank_is_killed_on_one(tmp_path: Path) -> N
     wait_for_lines(tmp_path, 20)
     # A forked rank has the command line of what it was forked from, and no children.
     family = psutil.Process(nodes[1].pid).children(recursive=True)
-    leaves = [p for p in family if "gang.agent" in " ".join(p.cmdline()) and not p.children()]
+    leaves = [
+        p for p in family if "muster.supervisor" in " ".join(p.cmdline()) and not p.children()
+    ]
     os.kill(leaves[-1].pid, signal.SIGKILL)
     ends = [node.communicate(timeout=300) for node in nodes]
     said = "\n".join(part for end in ends for part in end)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from muster.api.state import last_ending, last_report
 from muster.base.errors import EXIT_OK, UsageError
 from muster.base.journal import read_journal
-from muster.gang.blame import RankError
-from muster.gang.rank_errors import read_rank_error
+from muster.gang.blame import RankError, read_rank_error
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 

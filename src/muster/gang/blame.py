@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from muster.base.codec import read_json
+from muster.base.errors import MusterError
 from muster.gang.stall import name_ranks
 
 MAX_LINES = 10
@@ -163,3 +166,17 @@ def _signal_name(number: int) -> str:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:
         return f"signal {number}"
+
+
+def read_rank_error(path: Path) -> RankError | None:
+    """What a rank has written down about its end; None where it could not."""
+    try:
+        record: Mapping[str, Any] = read_json(path, "error record")
+        return RankError(
+            type=str(record["type"]),
+            message=str(record["message"]),
+            frames=tuple(map(str, record["frames"])),
+            time_s=float(record["time_s"]),
+        )
+    except (MusterError, LookupError, TypeError, ValueError, OverflowError):
+        return None

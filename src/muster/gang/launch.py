@@ -38,8 +38,7 @@ from muster.base.guard import Guard
 from muster.base.journal import EVENTS
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.base.signals import WARNING, Requests, listening, stop_code
-from muster.gang.blame import RankEnd, RankError, find_culprit, report
-from muster.gang.rank_errors import read_rank_error
+from muster.gang.blame import RankEnd, RankError, find_culprit, read_rank_error, report
 from muster.gang.spec import Entry, GangSpec, Script
 from muster.gang.tail import Tail, last_lines
 
@@ -82,7 +81,7 @@ class AgentHandle:
         self._guard.start()
         # Its own BLAS has one thread, or it could not be forked; ranks get their share.
         environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-u", "-P", "-m", "muster.gang.agent", str(os.getpid())]
+        command = [sys.executable, "-u", "-P", "-m", "muster.supervisor.main", str(os.getpid())]
         self.process = subprocess.Popen(
             [*command, *(["fork"] if forks else [])],
             stdin=subprocess.PIPE,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from muster.gang.interface import interface_towards
+from muster.supervisor.rendezvous import interface_towards
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="interfaces are found on Linux")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.gang.rendezvous import GangRendezvous
+from muster.supervisor.rendezvous import GangRendezvous
 
 LOOPBACK = "0100007F"
 

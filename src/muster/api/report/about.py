@@ -116,7 +116,7 @@ def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
 
 def gang_failures(folder: RunFolder) -> list[Block]:
     """What ranks said about their ends, and the report of the last start. Reads the folder."""
-    from muster.gang.rank_errors import read_rank_error
+    from muster.gang.blame import read_rank_error
 
     ends = [line for line in read_journal(folder.events) if line.get("event") == "end"]
     blocks: list[Block] = []

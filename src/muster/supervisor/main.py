@@ -1,4 +1,4 @@
-"""The agent: ``python -m muster.gang.agent LAUNCHER_PID [fork]``, between launcher and ranks.
+"""The agent: ``python -m muster.supervisor.main LAUNCHER_PID [fork]``, between launcher and ranks.
 
 It is started before the launcher knows what to run, because importing torch takes most of the time
 until a rank can work. The spec comes as a line of JSON on standard input; events go out as lines
@@ -29,7 +29,7 @@ from muster.gang.spec import Entry, GangSpec, Script
 #: torch's own default for the ranks of several nodes to come together.
 _JOIN_S = 900.0
 #: What agent and nursery need of torch, imported once for both.
-_IMPORTS = ("torch", "torch.distributed.elastic.agent.server.api", "muster.gang.elastic")
+_IMPORTS = ("torch", "torch.distributed.elastic.agent.server.api", "muster.supervisor.elastic")
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     nursery = None
     if "fork" in argv[1:]:
         from muster.gang import rank
-        from muster.gang.nursery import Nursery, serve
+        from muster.supervisor.forkserver import Nursery, serve
 
         ours, theirs = socket.socketpair()
         agent_pid = os.getpid()
@@ -72,7 +72,7 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
-    from muster.gang.elastic import GangAgent
+    from muster.supervisor.elastic import GangAgent
 
     if nursery is not None:
         entry = spec.program.target if isinstance(spec.program, Entry) else None
@@ -132,7 +132,7 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
 
 
 def _never_met(rendezvous: Any) -> bool:
-    from muster.gang.rendezvous import GangRendezvous
+    from muster.supervisor.rendezvous import GangRendezvous
 
     return isinstance(rendezvous, GangRendezvous) and rendezvous.ranks_met() is False
 
@@ -140,7 +140,7 @@ def _never_met(rendezvous: Any) -> bool:
 def _rendezvous(spec: GangSpec) -> Any:
     """Ours for a fixed set of nodes; torch's own where nodes may come and go."""
     if spec.min_nodes is None or spec.min_nodes == spec.num_nodes:
-        from muster.gang.rendezvous import GangRendezvous
+        from muster.supervisor.rendezvous import GangRendezvous
 
         return GangRendezvous(
             spec.run_id, spec.node_rank, spec.num_nodes, spec.master_addr, spec.master_port, _JOIN_S

@@ -8,7 +8,10 @@ port that the kernel has chosen, so that no key of an earlier round can be met a
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -150,3 +153,31 @@ class GangRendezvous(RendezvousHandler):
 
     def _key(self, what: str) -> str:
         return f"{self._run_id}/{what}/{self._round}"
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def interface_towards(host: str, port: int) -> str | None:
+    """The interface with the address that packets to ``host`` leave from; None if unknown.
+
+    Sends nothing. On the host itself it is the interface that has the address. Linux and IPv4
+    only: elsewhere the user names it with GLOO_SOCKET_IFNAME.
+    """
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port or 9))
+        ours = probe.getsockname()[0]
+        names = [name for _, name in socket.if_nameindex()]
+        return next((name for name in names if _address(probe, name) == ours), None)
+    return None
+
+
+def _address(probe: socket.socket, name: str) -> str | None:
+    import fcntl
+
+    request = struct.pack("256s", name.encode()[:15])
+    with suppress(OSError):  # it has none
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return None

@@ -26,12 +26,11 @@ from torch.distributed.elastic.agent.server.api import (
 
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
-from muster.gang.blame import RankEnd, consequence
-from muster.gang.interface import interface_towards
-from muster.gang.nursery import Child, Nursery
-from muster.gang.rank_errors import read_rank_error
+from muster.gang.blame import RankEnd, consequence, read_rank_error
 from muster.gang.spec import Entry, GangSpec
-from muster.gang.watchdog import Watchdog, dump_stacks
+from muster.supervisor.forkserver import Child, Nursery
+from muster.supervisor.rendezvous import interface_towards
+from muster.supervisor.watchdog import Watchdog, dump_stacks
 
 #: How long the others may take to notice that one has failed, before they are told to end.
 _NOTICE_S = 0.5
