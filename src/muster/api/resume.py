@@ -11,7 +11,7 @@ from muster.api.options import SweepOptions
 from muster.api.runs import Run
 from muster.api.workload import Workload
 from muster.base.code import Code, code_of, code_of_command
-from muster.base.codec import from_record
+from muster.base.codec import decode
 from muster.base.errors import SetupError
 from muster.base.target import TargetRef
 from muster.farm.executors.cluster import ClusterRequest
@@ -25,7 +25,7 @@ def stored_options(run: Run) -> SweepOptions:
     values: dict[str, Any] = {k: v for k, v in run.stored.options.items() if k in names}
     values["run_dir"] = run.path
     if isinstance(values.get("cluster"), dict):
-        values["cluster"] = from_record(ClusterRequest, values["cluster"])
+        values["cluster"] = decode(ClusterRequest, values["cluster"], ignore_unknown=True)
     return SweepOptions(**values)
 
 
@@ -42,7 +42,7 @@ def stored_workload(run: Run) -> Workload:
             "from its folder alone.",
             hint="run the same call of muster.sweep again with this run_dir; nothing is lost.",
         )
-    targets = tuple(TargetSpec.from_record(record) for record in stored.targets)
+    targets = tuple(decode(TargetSpec, record) for record in stored.targets)
     base = Path(stored.cwd)
     return Workload(
         name=stored.name,

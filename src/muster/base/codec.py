@@ -1,16 +1,24 @@
-"""Dataclasses to JSON and back, for the small files of a run folder."""
+"""Dataclasses to JSON and back: the one codec of all small files, and of what children answer."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.base.atomic_files import write_atomic
 from muster.base.errors import SetupError
+
+T = TypeVar("T")
+
+
+class MalformedError(SetupError, ValueError):
+    """Where a value of JSON is not what it should be, and why: "gpus[0].index is 'a', …"."""
 
 
 def to_json(record: Any) -> bytes:
@@ -59,21 +67,146 @@ def read_record(
     return record
 
 
-def from_record(kind: type, record: Mapping[str, Any]) -> Any:
-    """A dataclass from its JSON: lists become tuples and texts paths, as annotated."""
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
+def read_as(kind: type[T], path: Path, what: str) -> T:
+    """The file as the dataclass ``kind``; SetupError, which names ``what``, where it is not one.
+
+    A field that the file lacks has its default, one that ``kind`` lacks is ignored, so that files
+    of older and newer musters are read.
+    """
+    try:
+        return decode(kind, read_json(path, what), ignore_unknown=True)
+    except MalformedError as error:
+        raise SetupError(
+            f"The {what} at {path} is damaged: {error}.", hint="restore it from a copy."
+        ) from None
+
+
+def decode(kind: type[T], value: Any, *, ignore_unknown: bool = False) -> T:
+    """A value of JSON as the annotated ``kind``: dataclasses, tuples, dicts, unions, literals.
+
+    Lists become tuples and texts paths where that is what the annotation says; what JSON has no
+    type for (an Any, an Enum) stays as it is. Raises MalformedError, which names the place and
+    the value, for a wrong type, a missing field, and an unknown one unless those are ignored.
+    """
+    found: T = _decode(kind, value, "", ignore_unknown)
+    return found
+
+
+def _decode(kind: Any, value: Any, path: str, ignore: bool) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode_fields(kind, value, path, ignore)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(kind, arguments, value, path, ignore)
+    if origin is typing.Literal:
+        if value not in arguments:
+            choices = ", ".join(map(str, arguments))
+            raise MalformedError(f"{path or 'it'} is {value!r}, not one of {choices}")
+        return value
+    base = kind if origin is None else origin
+    if base in (tuple, list, Sequence):
+        _expect(list, value, path)
+        items = _decode_items(base, arguments, value, path, ignore)
+        return items if base is list else tuple(items)
+    if base in (dict, Mapping):
+        _expect(dict, value, path)
+        of = arguments[1] if len(arguments) == 2 else Any
+        return {key: _decode(of, item, _join(path, key), ignore) for key, item in value.items()}
+    if base is Path:
+        return Path(_expect(str, value, path))
+    if base is float and type(value) is int:
+        return float(value)
+    if base is int and type(value) is float and value.is_integer():
+        return int(value)  # JSON knows no difference between 8 and 8.0
+    return _expect(base, value, path) if base in _WORDS else value
+
+
+def _decode_union(kind: Any, parts: tuple[Any, ...], value: Any, path: str, ignore: bool) -> Any:
+    if value is None and type(None) in parts:
+        return None
+    rest = [part for part in parts if part is not type(None)]
+    # 1 for float | int stays an int: a part that needs no conversion goes first.
+    for part in sorted(rest, key=lambda part: type(value) is not part):
+        try:
+            return _decode(part, value, path, ignore)
+        except MalformedError:
+            if len(rest) == 1 and part not in _WORDS:
+                raise  # it says which field or entry is wrong
+    raise MalformedError(f"{path or 'it'} is {value!r}, which is not {_worded(kind)}")
+
+
+def _decode_items(
+    base: Any, arguments: tuple[Any, ...], value: list[Any], path: str, ignore: bool
+) -> list[Any]:
+    if base is tuple and arguments and Ellipsis not in arguments:
+        if len(arguments) != len(value):
+            raise MalformedError(
+                f"{path or 'it'} must have {len(arguments)} entries, not {len(value)}"
+            )
+        kinds = arguments
+    else:
+        kinds = (arguments[0] if arguments else Any,) * len(value)
+    pairs = enumerate(zip(kinds, value, strict=True))
+    return [_decode(kind, item, f"{path}[{at}]", ignore) for at, (kind, item) in pairs]
+
+
+def _decode_fields(kind: type, value: Any, path: str, ignore: bool) -> Any:
+    _expect(dict, value, path)
+    hints, values, missing = _hints(kind), {}, []
     for field in dataclasses.fields(kind):
-        value = record.get(field.name, field.default)
-        if isinstance(value, list):
-            value = tuple(value)
-        elif isinstance(value, str) and Path in (
-            hints[field.name],
-            *typing.get_args(hints[field.name]),
-        ):
-            value = Path(value)
-        values[field.name] = value
+        if field.name not in value:
+            if dataclasses.MISSING is field.default is field.default_factory:
+                missing.append(field.name)
+            continue
+        item = value[field.name]
+        # A default may be of another type than the annotation says, as in `seed: int = None`.
+        is_default = type(item) is type(field.default) and item == field.default
+        values[field.name] = (
+            item
+            if is_default
+            else _decode(hints[field.name], item, _join(path, field.name), ignore)
+        )
+    unknown = [key for key in value if key not in hints]
+    if unknown and not ignore:
+        known = ", ".join(hints)
+        raise MalformedError(f"{path or 'it'} has the unknown key {unknown[0]!r} (known: {known})")
+    if missing:
+        raise MalformedError(f"{path or 'it'} lacks {', '.join(missing)}")
     return kind(**values)
+
+
+def _expect(kind: type, value: Any, path: str) -> Any:
+    # bool is an int to Python, but true is no number of MiB.
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        found = f"{value!r}, which is not {_worded(kind)}"
+        raise MalformedError(f"{path or 'it'} is {found}")
+    return value
+
+
+#: The types of JSON, as a message calls them.
+_WORDS: Mapping[Any, str] = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false",
+    list: "a list", dict: "an object", type(None): "null", Path: "a path",
+}  # fmt: skip
+
+
+def _worded(kind: Any) -> str:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(map(_worded, typing.get_args(kind)))
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    base = typing.get_origin(kind) or kind
+    base = {tuple: list, Sequence: list, Mapping: dict}.get(base, base)
+    return _WORDS.get(base, "an object")
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _plain(value: Any) -> Any:

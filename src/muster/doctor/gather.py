@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muster.base.codec import decode
 from muster.base.errors import UsageError
 from muster.devices.device_request import DeviceRequest
 from muster.devices.model import Inventory
@@ -18,7 +19,6 @@ from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.child import run_probe
 from muster.doctor.facts import DiskFacts, Facts, TorchFacts
-from muster.doctor.facts_json import decode
 from muster.doctor.gather_host import gather_host
 from muster.doctor.gather_network import gather_master, gather_network, wants_master
 from muster.doctor.gather_probes import (
@@ -115,11 +115,9 @@ def _with_driver(facts: Facts, *, limit_s: float) -> Facts:
     return replace(
         facts,
         driver=outcome.run,
-        inventory=decode(Inventory, value["inventory"], "inventory")
-        if "inventory" in value
-        else no_answer,
-        health=decode(tuple[GpuHealth, ...], value.get("health", []), "health"),
-        links=decode(tuple[PairLink, ...], value.get("links", []), "links"),
+        inventory=decode(Inventory, value["inventory"]) if "inventory" in value else no_answer,
+        health=decode(tuple[GpuHealth, ...], value.get("health", [])),
+        links=decode(tuple[PairLink, ...], value.get("links", [])),
     )
 
 
@@ -130,9 +128,7 @@ def _disk(options: Gathering, *, limit_s: float) -> DiskFacts:
     )
     value = dict(outcome.value)
     problem = value.pop("problem", None)
-    found: DiskFacts = decode(
-        DiskFacts, {"path": str(options.run_folder.absolute()), **value}, "disk"
-    )
+    found = decode(DiskFacts, {"path": str(options.run_folder.absolute()), **value})
     run = outcome.run if problem is None else replace(outcome.run, error=problem)
     return replace(found, run=run)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from muster.base.codec import decode
 from muster.devices.nvml_health import GpuHealth
 from muster.doctor.child import run_probe, run_program
 from muster.doctor.facts import (
@@ -25,7 +26,6 @@ from muster.doctor.facts import (
     ReduceTry,
     Run,
 )
-from muster.doctor.facts_json import decode
 
 #: Not worth a start: importing torch alone takes this long.
 _LEAST_S = 4.0
@@ -78,15 +78,14 @@ def measure_matmuls(
     )
     if watcher is not None and watcher.ident is not None:
         watcher.join()
-    found: Matmuls = decode(Matmuls, {"kind": targets.kind, **outcome.value}, "matmul")
+    found = decode(Matmuls, {"kind": targets.kind, **outcome.value})
     return replace(found, run=outcome.run)
 
 
 def read_loaded(limit_s: float) -> tuple[GpuHealth, ...]:
     """The GPUs' health now; () when the driver does not answer."""
     value = run_probe("driver", ["health"], limit_s=limit_s).value.get("health", [])
-    found: tuple[GpuHealth, ...] = decode(tuple[GpuHealth, ...], value, "health")
-    return found
+    return decode(tuple[GpuHealth, ...], value)
 
 
 def measure_host_copies(targets: Targets, left: TimeLeft, *, limit_s: float) -> HostCopies:
@@ -94,7 +93,7 @@ def measure_host_copies(targets: Targets, left: TimeLeft, *, limit_s: float) -> 
         return HostCopies(run=skipped, kind=targets.kind)
     words = [targets.kind, targets.numbers, "0.4"]
     outcome = run_probe("host_copy", words, limit_s=min(limit_s, left()))
-    found: HostCopies = decode(HostCopies, {"kind": targets.kind, **outcome.value}, "host_copy")
+    found = decode(HostCopies, {"kind": targets.kind, **outcome.value})
     return replace(found, run=outcome.run)
 
 
@@ -122,7 +121,7 @@ def measure_peer_copies(
             silence_s=silence_s,
         )
         seconds, last = seconds + outcome.run.seconds, outcome.run
-        found: PeerCopies = decode(PeerCopies, outcome.value, "peer_copy")
+        found = decode(PeerCopies, outcome.value)
         copies += found.copies
         tried = {f"{copy.source}-{copy.target}" for copy in found.copies}
         waiting = [pair for pair in waiting if pair not in tried]
@@ -186,8 +185,7 @@ def measure_all_reduce(
         words = [backend, targets.kind, targets.numbers, "0.3"]
         outcome = run_probe("all_reduce", words, limit_s=min(limit_s, left()), settings=settings)
         record: dict[str, Any] = {"run": {}, "settings": settings, **outcome.value}
-        attempt: ReduceTry = decode(ReduceTry, record, "all_reduce")
-        attempt = replace(attempt, run=outcome.run)
+        attempt = replace(decode(ReduceTry, record), run=outcome.run)
         tries.append(attempt)
         if is_good(attempt):
             break

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from muster.base.codec import decode
 from muster.doctor.child import run_probe
 from muster.doctor.facts import Run, TorchFacts
-from muster.doctor.facts_json import decode
 
 #: Names in torch/version.py, and ours.
 _NAMES = {
@@ -55,8 +55,7 @@ def read_version_file(file: Path) -> TorchFacts:
 def running_torch(installed: TorchFacts, *, limit_s: float) -> TorchFacts:
     """``installed`` with what torch answers in a child process; never raises or hangs."""
     outcome = run_probe("torch_facts", [], limit_s=limit_s)
-    known = {field.name for field in fields(TorchFacts)} - {"run"}
-    record = {key: value for key, value in outcome.value.items() if key in known}
-    answered: TorchFacts = decode(TorchFacts, record, "torch's answer")
-    given = {key: getattr(answered, key) for key in record if record[key] is not None}
+    record = {key: value for key, value in outcome.value.items() if value is not None}
+    answered = decode(TorchFacts, record, ignore_unknown=True)
+    given = {f.name: getattr(answered, f.name) for f in fields(answered) if f.name in record}
     return replace(installed, run=outcome.run, **given)

@@ -7,10 +7,10 @@ named by the task's *token*, which every claim raises. A *worker* is a long-live
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class TaskState(IntEnum):
@@ -127,13 +127,6 @@ class TargetSpec:
     max_batch_on_cpu: int | None = None  # None: as many
     is_divisible: bool = False  # a running task may hand a part of itself to others
     static: tuple[str, ...] = ()
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> TargetSpec:
-        """The inverse of ``dataclasses.asdict``, after a way through JSON."""
-        lists = {k: tuple(v) for k, v in record.items() if isinstance(v, list)}
-        values: dict[str, Any] = {**record, **lists}
-        return cls(**values)
 
     @property
     def is_batched(self) -> bool:

@@ -26,6 +26,7 @@ from types import FrameType
 
 import orjson
 
+from muster.base.codec import decode
 from muster.base.settings import job_place
 from muster.farm import wire
 from muster.farm.events import Event, Results, Returned, WorkerDied
@@ -285,7 +286,7 @@ def main(argv: list[str]) -> int:
         # A name of its own: an executor ends what earlier ones of that name have left, and
         # several pilots of a run may share a host.
         run_id=f"pilot-{box.slot_id}-{record['run_id']}",
-        targets={int(i): TargetSpec.from_record(spec) for i, spec in record["targets"].items()},
+        targets={int(i): decode(TargetSpec, spec) for i, spec in record["targets"].items()},
         is_piloted=True,
     )
     pilot = Pilot(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from muster.base.code import Code, changed_files, check_same_code, code_id, code_of
-from muster.base.codec import from_record
+from muster.base.codec import MalformedError, decode
 from muster.base.errors import TargetError
 from muster.base.target import CLASS, load, parse_target
 from muster.rank.process_group import Gang
@@ -43,14 +43,16 @@ def make(kind: type[T], target: str, config: str | None, values: Mapping[str, An
     its task. Without it the task is a dataclass, or takes nothing.
     """
     plain: Any = kind
-    if config is not None:
-        module, _, name = config.partition(":")
-        settings = from_record(getattr(importlib.import_module(module), name), values)
-        of_settings: T = plain(settings)
-        return of_settings
-    if dataclasses.is_dataclass(kind):
-        from_fields: T = from_record(kind, values)
-        return from_fields
+    try:
+        if config is not None:
+            module, _, name = config.partition(":")
+            found = getattr(importlib.import_module(module), name)
+            of_settings: T = plain(decode(found, values, ignore_unknown=True))
+            return of_settings
+        if dataclasses.is_dataclass(kind):
+            return decode(kind, values, ignore_unknown=True)
+    except MalformedError as error:
+        raise TargetError(f"The settings of {target} do not fit: {error}.") from None
     try:
         of_values: T = plain(**values)
         return of_values

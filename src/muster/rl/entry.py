@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from muster.base.code import Code
-from muster.base.codec import from_record
+from muster.base.codec import decode
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
 from muster.rank.endings import forget_word, leave_word, refusals_told, tell_finished
@@ -53,7 +53,7 @@ def run_rank(
         code = code_of_task(task)  # before it is imported
         train_agent(
             make_agent_task(task, task_config, task_values),
-            from_record(PpoConfig, config),
+            decode(PpoConfig, config, ignore_unknown=True),
             place,
             read_topology(),
             print,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.code import Code
-from muster.base.codec import from_record, write_json
+from muster.base.codec import decode, write_json
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
@@ -58,7 +58,7 @@ def run_rank(
         code = code_of_task(task)  # before it is imported
         train(
             make_task(task, task_config, task_values),
-            from_record(TrainConfig, config),
+            decode(TrainConfig, config, ignore_unknown=True),
             place,
             read_topology(),
             print,
@@ -84,7 +84,7 @@ def verify_rank(
     with refusals_told(place), joined(read_topology()) as gang:
         made = make_task(task, task_config, task_values)
         say = print if gang.is_first else _silent
-        findings = verify(made, from_record(TrainConfig, config), gang, say)
+        findings = verify(made, decode(TrainConfig, config, ignore_unknown=True), gang, say)
         if gang.is_first:
             write_json(place.verify_json, findings)
 

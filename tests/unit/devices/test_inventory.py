@@ -82,17 +82,17 @@ def test_what_is_left_out_is_not_known() -> None:
     [
         (b"{", "Expecting property name"),
         (b"\xff", "can't decode"),
-        (b"[]", "the file must be an object, not list"),
-        (b'{"gpus": []}', "the file has the unknown key 'gpus' (known: devices, driver_version"),
-        (b'{"devices": {}}', "the file: devices is {}, which is not a list"),
+        (b"[]", "it is [], which is not an object"),
+        (b'{"gpus": []}', "it has the unknown key 'gpus' (known: devices, driver_version"),
+        (b'{"devices": {}}', "devices is {}, which is not a list"),
         (b'{"devices": [{"index": 0}]}', "devices[0] lacks uuid, name"),
         (
             b'{"devices": [{"index": "0", "uuid": "GPU-a", "name": "T4"}]}',
-            "devices[0]: index is '0', which is not a whole number",
+            "devices[0].index is '0', which is not a whole number",
         ),
         (
             b'{"devices": [{"index": 0, "uuid": "GPU-a", "name": "T4", "memory_used_mib": true}]}',
-            "devices[0]: memory_used_mib is True, which is not a whole number or null",
+            "devices[0].memory_used_mib is True, which is not a whole number or null",
         ),
         (
             b'{"devices": [{"index": 0, "uuid": "GPU-a", "name": "T4", "holders": [{}]}]}',
@@ -100,13 +100,13 @@ def test_what_is_left_out_is_not_known() -> None:
         ),
         (
             b'{"devices": [{"index": 0, "uuid": "GPU-a", "name": "T4", "kind": "tpu"}]}',
-            "devices[0]: kind is 'tpu', not 'cuda' or 'cpu'",
+            "devices[0].kind is 'tpu', not one of cuda, cpu",
         ),
         (
             b'{"devices": [{"index": 0, "uuid": "", "name": "T4"}]}',
             "devices[0] has no uuid, which only a lost device may lack",
         ),
-        (b'{"cuda_driver_version": [12]}', "cuda_driver_version is [12], which is not two whole"),
+        (b'{"cuda_driver_version": [12]}', "cuda_driver_version must have 2 entries, not 1"),
         (
             b'{"devices": [{"index": 0, "uuid": "GPU-a", "name": "T4"},'
             b' {"index": 1, "uuid": "GPU-a", "name": "T4"}]}',

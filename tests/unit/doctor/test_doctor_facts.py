@@ -36,14 +36,17 @@ def test_facts_survive_json(path: Path, tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("{", "Expecting property name"),
-        ("[]", "the file must be an object, not list"),
+        ("[]", "it is [], which is not an object"),
         ('{"hosts": {}}', "unknown key 'hosts'"),
-        ('{"host": {"cpu_cores": "8"}}', "the file.host.cpu_cores is '8', which is no int"),
-        ('{"host": {"cpu_cores": true}}', "is True, which is no int"),
-        ('{"health": [{"uuid": "GPU-a"}]}', "the file.health[0] lacks index"),
+        (
+            '{"host": {"cpu_cores": "8"}}',
+            "cannot be used: host.cpu_cores is '8', which is not a whole number",
+        ),
+        ('{"host": {"cpu_cores": true}}', "is True, which is not a whole number"),
+        ('{"health": [{"uuid": "GPU-a"}]}', "health[0] lacks index"),
         ('{"torch": {"run": {"status": "fine"}}}', "is 'fine', not one of ok, failed"),
         ('{"inventory": {"cuda_driver_version": [12]}}', "must have 2 entries, not 1"),
-        ('{"environment": {"RANK": 3}}', "environment.RANK is 3, which is no str"),
+        ('{"environment": {"RANK": 3}}', "environment.RANK is 3, which is not text"),
         (f'{{"version": {FACTS_VERSION + 1}}}', "this muster reads up to"),
     ],
 )

@@ -11,7 +11,7 @@ import tyro
 
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import open_run
-from muster.base.codec import from_record
+from muster.base.codec import decode
 from muster.base.errors import MusterError, UsageError
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
@@ -70,7 +70,7 @@ def _maker_of(stored: RunRecord) -> SweepMaker | MapMaker | None:
 
         recipe = sweep_recipe(name)
         assert recipe is not None
-        return SweepMaker(recipe, from_record(recipe.config, stored.spec["config"]))
+        return SweepMaker(recipe, decode(recipe.config, stored.spec["config"], ignore_unknown=True))
     if stored.kind == "map":
         with suppress(MusterError, SystemExit):
             return _map_maker(stored)

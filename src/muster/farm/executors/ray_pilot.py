@@ -25,6 +25,7 @@ from typing import Any
 
 import orjson
 
+from muster.base.codec import decode
 from muster.farm import wire
 from muster.farm.events import Event
 from muster.farm.executors.base import Assignment
@@ -170,7 +171,7 @@ class Pilot:
         if home.is_dir():
             os.chdir(home)  # commands and relative paths mean the driver's folder
         targets = {
-            int(number): _moved(TargetSpec.from_record(record), roots, code)
+            int(number): _moved(decode(TargetSpec, record), roots, code)
             for number, record in self._setup.targets.items()
         }
         self._executor = LocalExecutor(

@@ -14,6 +14,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from muster.base.codec import decode
 from muster.base.errors import MusterError
 from muster.base.parent import die_with_parent, end_group_with
 from muster.farm import codec, wire
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
 
     try:
         performer = Performer(
-            {int(i): TargetSpec.from_record(spec) for i, spec in setup["targets"].items()},
+            {int(i): decode(TargetSpec, spec) for i, spec in setup["targets"].items()},
             RunFolder(Path(setup["folder"])),
             setup["device"],
             log=Path(setup["log"]),
