@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.api.state import last_ending, last_report
 from muster.base.errors import EXIT_OK, UsageError
 from muster.base.journal import read_journal
 from muster.gang.blame import RankError, read_rank_error
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
+from muster.run.state import last_ending, last_report
 
 _LOG = re.compile(r"rank-(\d+)\.log")
 _RANK = re.compile(r"\brank (\d+)\b")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.ledgers import open_ledger
-from muster.api.state import state_of_ranks, state_of_tasks
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
@@ -23,6 +22,7 @@ from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
 from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask_to_cancel
+from muster.run.state import Tasks, Word, state_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Status:
     """How a run of any kind stands.
 
-    ``state`` is one word, see `muster.api.state`; ``num_done`` of ``num_total`` ``unit``s are done
+    ``state`` is one word, see `muster.run.state`; ``num_done`` of ``num_total`` ``unit``s are done
     (None: not known, or nothing is counted). ``counts``: tasks, all 0 where there are ranks.
     ``live``: the last picture of a running coordinator, None when none runs. ``training``: what a
     training says of itself.
@@ -41,7 +41,7 @@ class Status:
     name: str
     path: str
     kind: Kind
-    state: str
+    state: Word
     is_running: bool
     num_done: int | None
     num_total: int | None
@@ -109,20 +109,14 @@ class Run:
 
     def status(self) -> Status:
         stored, is_running = self.stored, is_held(self.folder)
-        counts, retried, is_enqueued = dict.fromkeys(TaskState, 0), 0, False
+        tasks, num_retried = Tasks(), 0
         if not stored.is_gang and self.folder.ledger.exists():
             with LedgerReader(self.folder.ledger) as ledger:
-                counts, retried = ledger.counts(), ledger.num_retried()
-                is_enqueued = ledger.meta("enqueued") is not None
-        if stored.is_gang:
-            state = state_of_ranks(self.folder, stored, is_running=is_running)
-        else:
-            state = state_of_tasks(
-                self.folder, stored, counts, is_running=is_running, is_enqueued=is_enqueued
-            )
+                tasks = _tasks_in(ledger)
+                num_retried = ledger.num_retried()
+        state = state_of(self.folder, stored, tasks, is_running=is_running)
         live = self._live() if is_running and not stored.is_gang else None
-        running = int(live["num_running"]) if live else 0
-        open_tasks = counts[TaskState.READY] + counts[TaskState.CLAIMED]
+        running = min(int(live["num_running"]) if live else 0, tasks.open)
         return Status(
             name=self.folder.name,
             path=str(self.path),
@@ -133,14 +127,14 @@ class Run:
             num_total=state.num_total,
             unit=state.unit,
             counts={
-                "done": counts[TaskState.DONE],
-                "failed": counts[TaskState.FAILED],
-                "cancelled": counts[TaskState.CANCELLED],
-                "running": min(running, open_tasks),
-                "waiting": max(0, open_tasks - running),
+                "done": tasks.done,
+                "failed": tasks.failed,
+                "cancelled": tasks.cancelled,
+                "running": running,
+                "waiting": tasks.open - running,
             },
-            num_retried=retried,
-            is_enqueued=is_enqueued,
+            num_retried=num_retried,
+            is_enqueued=tasks.is_whole,
             live=live,
             training=state.training,
         )
@@ -269,6 +263,17 @@ class Run:
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
         return live if is_whole else None
+
+
+def _tasks_in(ledger: LedgerReader) -> Tasks:
+    counts = ledger.counts()
+    return Tasks(
+        done=counts[TaskState.DONE],
+        failed=counts[TaskState.FAILED],
+        cancelled=counts[TaskState.CANCELLED],
+        open=counts[TaskState.READY] + counts[TaskState.CLAIMED],
+        is_whole=ledger.meta("enqueued") is not None,
+    )
 
 
 def _asked(folder: RunFolder) -> bool:

@@ -11,14 +11,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from muster.api.earlier_work import move_aside
-from muster.api.state import last_ending
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.codec import write_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError
 from muster.base.settings import read_settings
-from muster.gang.tail import Tail
+from muster.base.tail import Tail
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_job
+from muster.run.state import last_ending
 from muster.slurm.commands import JobStatus, cancel_job, job_status, never_starts, submit
 from muster.slurm.gang import GangRequest, NodeCommand, gang_script
 from muster.slurm.site import read_site

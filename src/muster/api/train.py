@@ -26,10 +26,9 @@ from muster.api.gangs import (
 )
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.api.recording import journalled
-from muster.api.training_state import code_of_work
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, check_same_code, code_of
-from muster.base.codec import read_json, to_json
+from muster.base.codec import read_json, read_record, to_json
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
@@ -41,6 +40,7 @@ from muster.run.folder import RunFolder
 from muster.run.lock import hold
 from muster.run.record import Kind, read_run
 from muster.run.requests import Session
+from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def run_training(
             )  # fmt: skip
             agent = None
             options = dataclasses.replace(options, restart=False)
-            word = _last_word(folder)
+            word = last_word(folder)
             if word.get("ending") != "restart" or ending.stopped_by:
                 break
             audience.warn(str(word.get("message", "starting again")))
@@ -207,7 +207,7 @@ def verify_task(
         entry = here.entry(1)
         entry = dataclasses.replace(entry, target="muster.train.entry:verify_rank")
         ending = run_gang(here.folder, entry, options, audience, kind=here.kind, agent=agent)
-        word = _last_word(here.folder)
+        word = last_word(here.folder)
         if word.get("ending") == "refused":
             raise _Refused(word)
         if ending.exit_code != EXIT_OK:
@@ -328,7 +328,7 @@ def check_job(job: TrainJob, options: GangOptions) -> None:
             "is untouched.",
         )
     if not options.allow_changed_code:
-        check_same_code(code_of_work(folder) or stored.code, job.code, folder.path)
+        check_same_code(_code_of_work(folder) or stored.code, job.code, folder.path)
 
 
 class _Refused(MusterError):
@@ -434,12 +434,14 @@ def _plain(value: Any) -> Any:
     return json.loads(to_json(value))
 
 
-def _last_word(folder: RunFolder) -> dict[str, Any]:
-    """What a rank has left to say about the ending."""
-    with suppress(MusterError):
-        word = read_json(folder.ending_json, "last word of the ranks")
-        if isinstance(word, dict):
-            return word
+def _code_of_work(folder: RunFolder) -> Code:
+    """The code that the newest checkpoint was made by; empty where none says so."""
+    paths = folder.checkpoints.glob("step-*/extra.json")
+    by_length = sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
+    for path in reversed(by_length):
+        with suppress(MusterError):
+            code = read_record(path, "record of a checkpoint", {"code": dict})["code"]
+            return {str(name): str(digest) for name, digest in code.items()}
     return {}
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.gangs import GangAudience, GangEnding, GangPlan
-from muster.api.state import has_saved
 from muster.base.errors import EXIT_REQUEUE
 from muster.cli import output
 from muster.run.folder import RunFolder
+from muster.run.state import has_saved
 
 
 def gang_audience(

@@ -38,9 +38,9 @@ from muster.base.guard import Guard
 from muster.base.journal import EVENTS
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.base.signals import WARNING, Requests, listening, stop_code
+from muster.base.tail import Tail, last_lines
 from muster.gang.blame import RankEnd, RankError, find_culprit, read_rank_error, report
 from muster.gang.spec import Entry, GangSpec, Script
-from muster.gang.tail import Tail, last_lines
 
 __all__ = ["AgentHandle", "Entry", "GangEnding", "GangSpec", "Script", "start_agent", "supervise"]
 

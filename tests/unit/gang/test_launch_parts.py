@@ -10,12 +10,12 @@ import pytest
 
 from muster.api.gangs import GangOptions
 from muster.base.errors import UsageError
+from muster.base.tail import Tail, last_lines
 from muster.cli.commands import run
 from muster.cli.flags import DeviceFlags
 from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, ScriptFlags
 from muster.gang.beacon import BEACON, Beacon, read_place
 from muster.gang.spec import Entry, GangSpec, Script
-from muster.gang.tail import Tail, last_lines
 from muster.run.folder import RunFolder
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
 from muster.api.report.words import count
 from muster.api.runs import Status
-from muster.api.state import last_ending
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
@@ -23,6 +22,7 @@ from muster.base.secret_words import HIDDEN, is_secret_name
 from muster.farm.ledger.read import FailureGroup
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
+from muster.run.state import last_ending
 
 _MOST_FAILURES = 20
 _MOST_LINES = 60
@@ -265,7 +265,7 @@ def _moment(text: object) -> datetime | None:
 
 def log_blocks(folder: RunFolder) -> list[Block]:
     """Where what was printed is, and the end of what the first rank printed. Reads the log."""
-    from muster.gang.tail import last_lines
+    from muster.base.tail import last_lines
 
     found = last_lines(folder.rank_log(0), 30)
     return [Listing("The last lines that rank 0 printed", "\n".join(found))] if found else []

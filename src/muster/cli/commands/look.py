@@ -13,13 +13,13 @@ import tyro
 from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.words import count
 from muster.api.runs import Run, Status, find_runs, open_run
-from muster.api.state import has_saved
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
 from muster.farm.model import TaskState
+from muster.run.state import Word, has_saved, state_of_array
 
 if TYPE_CHECKING:
     from muster.api.array import ArrayProgress
@@ -352,12 +352,10 @@ def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
     ]
 
 
-def _state(found: Status, array: ArrayProgress | None) -> str:
-    """The word for a run; an array has no coordinator, and its elements are asked."""
-    if found.is_running or array is None:
+def _state(found: Status, array: ArrayProgress | None) -> Word:
+    if array is None:
         return found.state
-    if array.num_running or array.num_queued:
-        return "running" if array.num_running else "queued"
-    if found.counts["waiting"] or found.counts["running"]:
-        return "not collected"
-    return found.state
+    num_open = found.counts["waiting"] + found.counts["running"]
+    return state_of_array(
+        found.state, num_open=num_open, num_running=array.num_running, num_queued=array.num_queued
+    )
