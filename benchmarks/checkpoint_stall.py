@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from measuring import held, machine, summary, table, write_json
 from muster.rank.checkpoint import CheckpointWriter, Snapshot
-from muster.rank.model_state import model_tensors, optimizer_tensors
+from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
 
 Tensors = Mapping[str, Tensor]
 

@@ -41,7 +41,7 @@ import torch
 import muster
 from measuring import held, machine, summary, table, write_json
 from muster.devices.cards import Precision
-from muster.rank.flops import peak_flops
+from muster.rank.meter import peak_flops
 from muster.rl.environment import Discrete, Place, VectorEnv
 
 PROGRAM = Path(__file__).parent / "programs" / "recurrent_ppo.py"

@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 
 from muster.base.codec import from_record
-from muster.rank import model_state
 from muster.rank.checkpoint import intact_best
-from muster.rank.checkpoint_files import step_folder
+from muster.rank.checkpoint_files import load_state, step_folder
 from muster.rl.environment import Place
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
@@ -39,7 +38,7 @@ def main() -> None:
     policy = task.policy(task.environments("test", place).spec)
     step = intact_best(folder.checkpoints, print)
     assert step is not None, "no best checkpoint"
-    model_state.load(step_folder(folder.checkpoints, step), policy, None, {}, None)
+    load_state(step_folder(folder.checkpoints, step), policy, None, {}, None)
     policy.normaliser.renew()
     figures = given.run / "judged"
     figures.mkdir(exist_ok=True)

@@ -226,12 +226,12 @@ def train_here(
     check_job(job, options)
     if isinstance(job.config, PpoConfig):
         from muster.rl.entry import train_agent
-        from muster.rl.load import make_agent_task
+        from muster.rl.task import make_agent_task
 
         agent = make_agent_task(job.target, job.settings, job.values)
         return _train_object(job, agent, topology, say, train_agent, options)
     from muster.train.entry import train
-    from muster.train.load import make_task
+    from muster.train.task import make_task
 
     task = make_task(job.target, job.settings, job.values)
     return _train_object(job, task, topology, say, train, options)
@@ -416,7 +416,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def _task_of(task: Any) -> tuple[Any, Any]:
     if isinstance(task, str):
-        from muster.train.load import find_task_class, make_task
+        from muster.train.task import find_task_class, make_task
 
         return find_task_class(task), make_task(task, None, {})
     if isinstance(task, type):

@@ -109,9 +109,8 @@ def _of_class(name: str, words: list[str], command: str, text: str) -> tuple[Any
 def _class_and_config(name: str) -> tuple[Any, TrainConfig | PpoConfig]:
     """The class that ``name`` means, a Task or an AgentTask, and how it is trained by default."""
     from muster.base.target import CLASS, load, parse_target
-    from muster.rl.load import find_agent_class
-    from muster.rl.task import AgentTask
-    from muster.train.load import find_task_class
+    from muster.rl.task import AgentTask, find_agent_class
+    from muster.train.task import find_task_class
 
     found = load(parse_target(name, kind=CLASS), kind=CLASS)
     if isinstance(found, type) and issubclass(found, AgentTask):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.base.errors import MusterError
-from muster.rank.agreement import Council
+from muster.rank.process_group import Council
 
 
 class GradientSync:

@@ -13,20 +13,24 @@ from muster.base.code import Code
 from muster.base.codec import decode
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
-from muster.rank.endings import forget_word, leave_word, refusals_told, tell_finished
-from muster.rank.interval import Interval
-from muster.rank.memory import is_out_of_memory
-from muster.rank.named_task import code_of_task
+from muster.rank.life import (
+    Interval,
+    StopFlag,
+    forget_word,
+    leave_word,
+    refusals_told,
+    tell_finished,
+)
+from muster.rank.meter import is_out_of_memory
 from muster.rank.process_group import joined
 from muster.rank.record import open_record
-from muster.rank.stop import StopFlag
+from muster.rank.task import code_of_task
 from muster.rl.config import PpoConfig
-from muster.rl.load import make_agent_task
 from muster.rl.loop import learn
 from muster.rl.reporting import AgentReporter
 from muster.rl.results import sum_up
 from muster.rl.setup import prepare
-from muster.rl.task import AgentTask
+from muster.rl.task import AgentTask, make_agent_task
 from muster.rl.trouble import no_room_error
 from muster.run.folder import RunFolder
 

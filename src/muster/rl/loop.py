@@ -8,11 +8,9 @@ import torch
 
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
-from muster.rank.endings import Ending
-from muster.rank.interval import Interval
-from muster.rank.model_state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.rank.life import Ending, Interval, StopFlag
 from muster.rank.seeding import STEP, mix, seed_everything
-from muster.rank.stop import StopFlag
 from muster.rank.sync import check_identical
 from muster.rl.agreement import Agreed, agree
 from muster.rl.losses import normalise_advantages

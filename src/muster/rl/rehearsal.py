@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from muster.base.errors import MusterError, TargetError, UnknownNameError
 from muster.base.trying import NotTried, check_storable
 from muster.rank.process_group import Gang
-from muster.rank.rehearsed import name_of, raise_together, rehearsing, tried
+from muster.rank.task import name_of, raise_together, rehearsing, tried
 from muster.rl.environment import EnvSpec, Place, Split
 from muster.rl.evaluation import try_steps
 from muster.rl.policy import Policy

@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.base.clock import human_duration
 from muster.base.errors import UnknownNameError
-from muster.rank.memory import peak_memory_mib
+from muster.rank.meter import peak_memory_mib
 from muster.rank.record import Record
 from muster.rl.agreement import Agreed
 from muster.rl.environment import Split

@@ -12,10 +12,9 @@ import torch
 
 from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
-from muster.rank import model_state
 from muster.rank.checkpoint import intact_best
-from muster.rank.checkpoint_files import step_folder
-from muster.rank.memory import peak_memory_mib
+from muster.rank.checkpoint_files import load_state, step_folder
+from muster.rank.meter import peak_memory_mib
 from muster.rank.record import read_metrics
 from muster.rl.curves import draw_curves
 from muster.rl.reporting import evaluate
@@ -97,6 +96,6 @@ def _load_best(run: AgentRun) -> int | None:
     step = run.gang.council.share(intact_best(folder, run.say) if run.gang.is_first else None)
     if step is None:
         return None
-    model_state.load(step_folder(folder, step), run.policy, None, {}, None)
+    load_state(step_folder(folder, step), run.policy, None, {}, None)
     run.policy.normaliser.renew()
     return int(step)

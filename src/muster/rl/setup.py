@@ -14,15 +14,14 @@ import torch
 from muster.base.code import Code
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.gang.topology import set_default
-from muster.rank import model_state
 from muster.rank.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
-from muster.rank.checkpoint_files import read_extra, step_folder
-from muster.rank.flops import card_name
-from muster.rank.named_task import check_code
+from muster.rank.checkpoint_files import load_state, read_extra, step_folder
+from muster.rank.meter import card_name
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, make_replica
 from muster.rank.seeding import MODEL, STEP, mix, seed_everything
+from muster.rank.task import check_code
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
 from muster.rl.episodes import Running, Window
@@ -215,7 +214,7 @@ def _say_place(config: PpoConfig, gang: Gang, say: Say) -> None:
 
 def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> None:
     folder, council, say = run.folder, run.gang.council, run.say
-    model_state.load(checkpoint, run.policy, run.optimizer, extra["optimizer_scalars"], None)
+    load_state(checkpoint, run.policy, run.optimizer, extra["optimizer_scalars"], None)
     run.policy.normaliser.renew()
     if run.scaler is not None and extra.get("scaler"):
         run.scaler.load_state_dict(extra["scaler"])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from muster.rank.task import find_class, make
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
 from muster.rl.policy import Policy
 
@@ -57,3 +58,14 @@ class AgentTask(ABC):
         thrown away; ``self.rehearsing`` is True then.
         """
         return {}
+
+
+def find_agent_class(target: str) -> type[AgentTask]:
+    """The class that ``target`` names; TargetError when it is no whole AgentTask."""
+    hint = "write class MyAgent(muster.agents.AgentTask) with environments and policy."
+    return find_class(target, AgentTask, hint)  # type: ignore[type-abstract]
+
+
+def make_agent_task(target: str, config: str | None, values: Mapping[str, Any]) -> AgentTask:
+    """A task with its own settings; see ``rank.task.make``."""
+    return make(find_agent_class(target), target, config, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from muster.base.errors import EXIT_SOME_FAILED, MusterError
-from muster.rank.memory import memory_sentence
+from muster.rank.meter import memory_sentence
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.rank.memory import remembered_micro_batch
+from muster.rank.meter import remembered_micro_batch
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan, learning_rate, plan_batches

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from muster.base.errors import EXIT_SOME_FAILED, MusterError
 from muster.rank.checkpoint_files import find_steps
-from muster.rank.memory import memory_sentence
+from muster.rank.meter import memory_sentence
 
 if TYPE_CHECKING:
     from muster.train.setup import Training

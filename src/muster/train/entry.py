@@ -11,28 +11,27 @@ from muster.base.codec import decode, write_json
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
-from muster.rank.endings import (
+from muster.rank.life import (
+    Interval,
     StartAgain,
+    StopFlag,
     forget_word,
     leave_word,
     refusals_told,
     tell_finished,
 )
-from muster.rank.interval import Interval
-from muster.rank.memory import is_out_of_memory, remember_micro_batch
-from muster.rank.named_task import code_of_task
+from muster.rank.meter import is_out_of_memory, remember_micro_batch
 from muster.rank.process_group import joined
 from muster.rank.record import open_record
-from muster.rank.stop import StopFlag
+from muster.rank.task import code_of_task
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.diagnose import no_room_error, out_of_memory_error
-from muster.train.load import make_task
 from muster.train.loop import fit
 from muster.train.reporting import Reporter
 from muster.train.results import sum_up
 from muster.train.setup import Training, prepare
-from muster.train.task import Task
+from muster.train.task import Task, make_task
 from muster.train.verify import verify
 
 

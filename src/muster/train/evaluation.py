@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from muster.base.errors import TargetError, UnknownNameError
-from muster.rank.memory import free_cached, is_out_of_memory
+from muster.rank.meter import free_cached, is_out_of_memory
 from muster.rank.precision import Precision
 from muster.rank.process_group import Gang
-from muster.rank.rehearsed import tried
 from muster.rank.seeding import Untouched
 from muster.rank.sync import restored
+from muster.rank.task import tried
 from muster.train.feed import Batch, Fetcher, Order, draws_random_numbers, to_device
 from muster.train.task import Columns, Task
 
@@ -63,7 +63,7 @@ class Evaluator:
     def rehearse(self, model: nn.Module, most: int) -> dict[str, Any]:
         """Metrics of the first samples of the data set, ``most`` at most, on this rank alone.
 
-        Raises TargetError and NotTried (``gang.rehearsed``); leaves no trace in ``model``.
+        Raises TargetError and NotTried (``rank.task``); leaves no trace in ``model``.
         """
         batch = self._first(most)
         was_training = model.training

@@ -1,4 +1,4 @@
-"""Batches in the order of ``gang.data_order``, from any position, with any number of loaders."""
+"""Batches in the data order (``rank.seeding``), from any position, with any number of loaders."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from muster.base.errors import TargetError
-from muster.rank.data_order import DataOrder, Position
-from muster.rank.seeding import DATA, Untouched, mix, seed_everything, seed_sample
+from muster.rank.seeding import (
+    DATA,
+    DataOrder,
+    Position,
+    Untouched,
+    mix,
+    seed_everything,
+    seed_sample,
+)
 from muster.train.batches import BatchPlan
 from muster.train.task import Split, Task
 

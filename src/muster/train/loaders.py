@@ -10,9 +10,8 @@ from typing import Literal
 from torch.utils.data import DataLoader
 
 from muster.base.settings import usable_cpu_count
-from muster.rank.data_order import DataOrder
 from muster.rank.process_group import Gang
-from muster.rank.seeding import Untouched
+from muster.rank.seeding import DataOrder, Untouched
 from muster.train.batches import BatchPlan
 from muster.train.feed import Batch, Fetcher, Order
 

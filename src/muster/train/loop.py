@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
-from muster.rank.endings import Ending
-from muster.rank.interval import Interval
-from muster.rank.model_state import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
+from muster.rank.life import Ending, Interval, StopFlag
 from muster.rank.seeding import STEP, get_generators, mix
-from muster.rank.stop import StopFlag
 from muster.rank.sync import check_identical
 from muster.train.diagnose import NonFinite, are_finite
 from muster.train.losses import LossTrail, StepLoss

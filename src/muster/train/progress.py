@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.rank.data_order import Position
+from muster.rank.seeding import Position
 from muster.train.losses import StepLoss
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.base.clock import human_duration
-from muster.rank.memory import peak_memory_mib
-from muster.rank.meter import Tally
+from muster.rank.meter import Tally, peak_memory_mib
 from muster.rank.record import Record, StepLine
 from muster.train.evaluation import monitored
 from muster.train.losses import StepLoss

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from muster.base.codec import write_json
-from muster.rank import model_state
 from muster.rank.checkpoint import intact_best
-from muster.rank.checkpoint_files import find_steps, step_folder
-from muster.rank.memory import peak_memory_mib
+from muster.rank.checkpoint_files import find_steps, load_state, step_folder
+from muster.rank.meter import peak_memory_mib
 from muster.rank.record import read_metrics
 from muster.train.curves import draw_curves
 from muster.train.setup import Training
@@ -97,7 +96,7 @@ def _whole_model(run: Training, chosen: int | None) -> torch.nn.Module:
     folder = run.folder.checkpoints
     step = find_steps(folder)[0] if chosen is None else chosen
     model = run.work.task.model()
-    model_state.load(step_folder(folder, step), model, None, {}, None)
+    load_state(step_folder(folder, step), model, None, {}, None)
     return model
 
 
@@ -108,5 +107,5 @@ def _load_best(run: Training) -> int | None:
     if step is None:
         return None
     group = torch.distributed.group.WORLD if run.work.replica.is_sharded else None
-    model_state.load(step_folder(folder, step), run.work.replica.bare, None, {}, group)
+    load_state(step_folder(folder, step), run.work.replica.bare, None, {}, group)
     return int(step)

@@ -14,17 +14,14 @@ from torch.utils.data import Dataset
 from muster.base.code import Code
 from muster.base.errors import TargetError, UsageError
 from muster.gang.topology import set_default
-from muster.rank import model_state
 from muster.rank.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
-from muster.rank.checkpoint_files import read_extra, step_folder
-from muster.rank.data_order import DataOrder
-from muster.rank.flops import Flops, card_name, peak_flops
-from muster.rank.meter import Meter, Tally
-from muster.rank.named_task import check_code
+from muster.rank.checkpoint_files import load_state, read_extra, step_folder
+from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import make_replica, resolve_strategy
-from muster.rank.seeding import MODEL, STEP, mix, seed_everything, set_generators
+from muster.rank.seeding import MODEL, STEP, DataOrder, mix, seed_everything, set_generators
+from muster.rank.task import check_code
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
@@ -325,7 +322,7 @@ def _resume(
     checkpoint = step_folder(folder.checkpoints, resumed)
     group = torch.distributed.group.WORLD if work.replica.is_sharded else None
     scalars = extra["optimizer_scalars"]
-    model_state.load(checkpoint, work.replica.bare, work.optimizer, scalars, group)
+    load_state(checkpoint, work.replica.bare, work.optimizer, scalars, group)
     if work.scaler is not None and extra.get("scaler"):
         work.scaler.load_state_dict(extra["scaler"])
     for group_, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):

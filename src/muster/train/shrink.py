@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.gang.beacon import BEACON
-from muster.rank.memory import remember_micro_batch
+from muster.rank.meter import remember_micro_batch
 from muster.train.diagnose import out_of_memory_error
 from muster.train.feed import Window
 from muster.train.rehearsal import rehearse

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from muster.base.errors import TargetError
 from muster.gang.beacon import BEACON
-from muster.rank.memory import free_cached, is_out_of_memory
-from muster.rank.meter import Meter
+from muster.rank.meter import Meter, free_cached, is_out_of_memory
 from muster.rank.precision import Precision
 from muster.rank.replica import Replica
 from muster.rank.seeding import seed_all, seed_torch

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from muster.rank.task import find_class, make
+
 Split = Literal["train", "val", "test"]
 #: A column of a whole data set: one entry per sample, in the data set's order.
 Columns = dict[str, Tensor]
@@ -88,3 +90,14 @@ class Task(ABC):
         And once before the first step, with a copy of the model and a folder that is thrown away;
         ``self.rehearsing`` is True then.
         """
+
+
+def find_task_class(target: str) -> type[Task]:
+    """The class that ``target`` names; TargetError when it is no whole Task."""
+    hint = "write class MyTask(muster.Task) with model, dataset, loss and score."
+    return find_class(target, Task, hint)  # type: ignore[type-abstract]
+
+
+def make_task(target: str, config: str | None, values: Mapping[str, Any]) -> Task:
+    """A task with its own settings; see ``rank.task.make``."""
+    return make(find_task_class(target), target, config, values)

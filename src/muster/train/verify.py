@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from muster.base.errors import UsageError
-from muster.rank.data_order import DataOrder, Position
 from muster.rank.meter import Meter
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_strategy
-from muster.rank.seeding import MODEL, mix, seed_everything
+from muster.rank.seeding import MODEL, DataOrder, Position, mix, seed_everything
 from muster.train.batches import BatchPlan, plan_batches
 from muster.train.config import TrainConfig
 from muster.train.feed import (

@@ -23,7 +23,7 @@ from muster.monitor.work import tasks_by_pid
 from muster.pipeline.sinks.spec import spec_of
 from muster.plan.stored import compare_run
 from muster.rank.checkpoint import best_step, find_damage
-from muster.rank.memory import remembered_micro_batch
+from muster.rank.meter import remembered_micro_batch
 from muster.rank.record import read_metrics
 from muster.run.folder import RunFolder
 from muster.run.record import read_job, read_run

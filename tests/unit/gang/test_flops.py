@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from muster.rank.flops import Flops, count_flops, kept_bytes
+from muster.rank.meter import Flops, count_flops, kept_bytes
 
 
 def test_a_products_operations_are_two_per_multiply_and_add() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from muster.rank.data_order import DataOrder
-from muster.rank.seeding import MODEL, mix, seed_everything
+from muster.rank.seeding import MODEL, DataOrder, mix, seed_everything
 from muster.train.task import Loss, Task
 
 

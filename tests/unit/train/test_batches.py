@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.base.errors import UsageError
-from muster.rank.data_order import DataOrder, Position
+from muster.rank.seeding import DataOrder, Position
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
 from muster.train.schedules import factor_at

@@ -19,7 +19,7 @@ from muster.base.target import parse_target
 from muster.gang.topology import Topology
 from muster.train.config import TrainConfig
 from muster.train.entry import train
-from muster.train.load import make_task
+from muster.train.task import make_task
 
 TASK = (Path(__file__).parents[2] / "programs" / "line_task.py").read_text()
 
