@@ -62,7 +62,7 @@ class Chaos:
         self.max_kills = max_kills
         self.num_tasks = num_tasks
         self.spares_start = True
-        self.num_left = 0  # what a killed warden could not end any more
+        self.num_left = 0  # what a killed reaper could not end any more
         self.notes = folder / "notes.txt"
         self.said = folder / "said.txt"
         self.random = random.Random(seed)
@@ -85,7 +85,7 @@ class Chaos:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            names = (b"worker.main", b"warden", b"run.py", b"export")
+            names = (b"worker.main", b"reaper", b"run.py", b"export")
             found[pid] = next((name.decode() for name in names if name in line), "other")
         return found
 
@@ -177,11 +177,11 @@ def play(
     for _ in range(100 + num_kills):
         code = chaos.run_once(patience_s)
         if code is None:
-            # What has left its worker's session is the warden's to end, or the next start's.
-            no_warden = bool(chaos.kills["warden"] or chaos.kills["all"])
+            # What has left its worker's session is the reaper's to end, or the next start's.
+            no_reaper = bool(chaos.kills["reaper"] or chaos.kills["all"])
             deadline = time.monotonic() + _DEATH_S
             while left := chaos.processes():
-                if no_warden and _have_sessions_of_their_own(left):
+                if no_reaper and _have_sessions_of_their_own(left):
                     break
                 assert time.monotonic() < deadline, f"orphans: {left}"
                 time.sleep(0.05)
@@ -218,7 +218,7 @@ def test_two_hundred_kills_of_one_sweep(tmp_path: Path) -> None:
     play(tmp_path, 7, num_tasks=6000, num_kills=200, max_kills=200)
 
 
-def test_a_command_dies_when_coordinator_and_warden_are_killed_at_once(tmp_path: Path) -> None:
+def test_a_command_dies_when_coordinator_and_reaper_are_killed_at_once(tmp_path: Path) -> None:
     """Nobody is left to end it but the kernel."""
     chaos = Chaos(tmp_path, 0)
     words = [sys.executable, "-m", "muster", "sweep", "--grid", "x=1,2", "--run-dir", "r"]
@@ -230,9 +230,9 @@ def test_a_command_dies_when_coordinator_and_warden_are_killed_at_once(tmp_path:
         while Counter(chaos.processes().values())["other"] < 3:  # it and its two commands
             assert coordinator.poll() is None
             time.sleep(0.05)
-        os.kill(coordinator.pid, signal.SIGSTOP)  # or it would start another warden
+        os.kill(coordinator.pid, signal.SIGSTOP)  # or it would start another reaper
         for pid, kind in chaos.processes().items():
-            if kind == "warden":
+            if kind == "reaper":
                 os.kill(pid, signal.SIGKILL)
         coordinator.kill()
     deadline = time.monotonic() + 300

@@ -57,7 +57,7 @@ class Place:
             with contextlib.suppress(OSError):
                 if needle in Path(f"/proc/{pid}/environ").read_bytes():
                     line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    names = (b"worker.main", b"warden", b"muster\0map")
+                    names = (b"worker.main", b"reaper", b"muster\0map")
                     found[pid] = next((n.decode() for n in names if n in line), "other")
         return found
 

@@ -499,17 +499,17 @@ def test_what_an_earlier_coordinator_left_is_ended_before_anything_starts(bench:
 
 
 @local
-def test_a_killed_warden_is_replaced_and_the_run_goes_on(bench: Bench) -> None:
+def test_a_killed_reaper_is_replaced_and_the_run_goes_on(bench: Bench) -> None:
     executor = bench.start("echo")
     bench.ready()
 
-    def wardens() -> list[psutil.Process]:
+    def reapers() -> list[psutil.Process]:
         children = [c for c in psutil.Process().children() if not is_gone(c.pid)]
-        return [c for c in children if any("warden" in part for part in c.cmdline())]
+        return [c for c in children if any("reaper" in part for part in c.cmdline())]
 
-    [first] = wardens()
+    [first] = reapers()
     first.kill()
-    bench.until(lambda: [w for w in wardens() if w.pid != first.pid])
+    bench.until(lambda: [w for w in reapers() if w.pid != first.pid])
     executor.send(1, [bench.task(1)], together=False)
     bench.until(bench.results)
 

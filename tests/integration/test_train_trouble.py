@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on_without_a_hand(tmp_pat
     time.sleep(2.5)  # so that a beat has told where it is
     # The ranks are the processes without children.
     family = psutil.Process(launcher.pid).children(recursive=True)
-    leaves = [p for p in family if not p.children() and "warden" not in " ".join(p.cmdline())]
+    leaves = [p for p in family if not p.children() and "reaper" not in " ".join(p.cmdline())]
     os.kill(leaves[-1].pid, signal.SIGSTOP)
     out, error = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, out + error

@@ -125,7 +125,7 @@ def nodes(
 
 
 def kill_all_of(process: subprocess.Popen[str]) -> None:
-    """What a node that loses power does: everything on it at once, warden and all."""
+    """What a node that loses power does: everything on it at once, reaper and all."""
     if process.poll() is not None:
         return
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.base.clock import human_duration
-from muster.base.terminal import one_line
+from muster.base.shown_text import one_line
 from muster.cli.wording import counts_text, left_text, rate_text
 from muster.farm.view import RunView, WorkerLine
 

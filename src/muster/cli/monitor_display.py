@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.base.clock import human_duration
-from muster.base.terminal import one_line
+from muster.base.shown_text import one_line
 from muster.cli import monitor_wording as words
 from muster.devices.nvml_usage import GpuUsage
 from muster.monitor.host import HostUsage

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO
 
 from muster.base.journal import EVENTS
-from muster.base.terminal import clean_text, json_text, one_line
+from muster.base.shown_text import clean_text, json_text, one_line
 from muster.cli.wording import plain_line, waiting_lines
 
 if TYPE_CHECKING:

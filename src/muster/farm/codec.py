@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from muster.base.errors import TargetError
-from muster.base.terminal import one_line
+from muster.base.shown_text import one_line
 
 PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MIN = -(2**63)

@@ -20,8 +20,8 @@ import pyarrow.parquet as pa_parquet
 
 from muster.base.atomic_files import replacing
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.base.parent import die_with_parent
-from muster.base.secret_words import shown_line
+from muster.base.reaper import die_with_parent
+from muster.base.shown_text import shown_line
 from muster.farm import codec
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS

@@ -4,7 +4,7 @@ launcher (this module) → agent (``gang.agent``, torch's elastic agent) → ran
 The launcher alone talks to the user: it follows the logs, hears the agent's events, passes signals
 on, and says whose fault it was. Whatever happens, nothing it started is left running: ranks and
 agent die with their parents, everything carries a mark by which it is found at the end, and a
-warden does that for a launcher that is killed with -9.
+reaper does that for a launcher that is killed with -9.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from muster.base.errors import (
     EXIT_SOME_FAILED,
     MusterError,
 )
-from muster.base.guard import Guard
 from muster.base.journal import EVENTS
+from muster.base.reaper import Reaper
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.base.tail import Tail, last_lines
@@ -77,8 +77,8 @@ class AgentHandle:
         self.mark = f"gang-{secrets.token_hex(8)}"
         self.ooms_before = processes.out_of_memory_kills()
         self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        self._guard = Guard(self.mark)
-        self._guard.start()
+        self._reaper = Reaper(self.mark)
+        self._reaper.start()
         # Its own BLAS has one thread, or it could not be forked; ranks get their share.
         environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-u", "-P", "-m", "muster.supervisor.main", str(os.getpid())]
@@ -98,7 +98,7 @@ class AgentHandle:
         self.close()
 
     def check(self) -> None:
-        self._guard.check()
+        self._reaper.check()
 
     def close(self) -> None:
         """End whatever still runs. May be called again."""
@@ -112,7 +112,7 @@ class AgentHandle:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         self.words.close()
-        self._guard.dismiss()
+        self._reaper.dismiss()
         processes.set_subreaper(self._was_subreaper)
 
 

@@ -27,7 +27,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from muster.base.codec import write_json
-from muster.base.parent import die_with_parent
+from muster.base.reaper import die_with_parent
 from muster.gang.beacon import Heart
 from muster.gang.topology import Topology, read_topology
 from muster.run.folder import RunFolder

@@ -33,7 +33,7 @@ from muster.run.folder import RunFolder
 
 #: ``muster`` as a child that ends when the plan is killed.
 _START = (
-    "import sys; from muster.base.parent import die_with_parent; "
+    "import sys; from muster.base.reaper import die_with_parent; "
     "die_with_parent(int(sys.argv.pop(1))); "
     "from muster.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from muster.base.errors import SetupError, UsageError
-from muster.base.parent import die_with_parent
+from muster.base.reaper import die_with_parent
 from muster.rl.environment import Place
 from muster.rl.gymnasium_import import AutoresetMode, gymnasium
 from muster.rl.gymnasium_spaces import ActionWriter, Reader

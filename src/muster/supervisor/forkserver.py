@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.base.parent import die_with_parent
+from muster.base.reaper import die_with_parent
 from muster.base.settings import replace_environment, usable_cpu_count
 
 _LEFT_TO_RANKS = tuple(

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from muster.base.parent import die_with_parent
+from muster.base.reaper import die_with_parent
 from muster.base.signals import ENDING, WARNING, handled
 from muster.gang.spec import Entry, GangSpec, Script
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from muster.base.errors import UnknownNameError, UsageError
-from muster.base.ranges import check_ranges
+from muster.base.errors import UnknownNameError, UsageError, check_ranges
 
 Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]

@@ -35,8 +35,7 @@ from muster.api.report.words import (
     in_words,
     with_spread,
 )
-from muster.base.secret_words import command_line, is_secret_name, secrets_of
-from muster.base.terminal import clean_text
+from muster.base.shown_text import clean_text, command_line, is_secret_name, secrets_of
 
 #: All that a page is made of.
 TAGS = {

@@ -18,7 +18,7 @@ from muster.api.runs import Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
-from muster.base.secret_words import HIDDEN, is_secret_name
+from muster.base.shown_text import HIDDEN, is_secret_name
 from muster.farm.ledger.read import FailureGroup
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord

@@ -15,7 +15,7 @@ from typing import Any
 from muster.api.report.groups import Group, Groups, as_number
 from muster.api.report.words import as_given
 from muster.base.atomic_files import replacing
-from muster.base.terminal import one_line
+from muster.base.shown_text import one_line
 
 #: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

@@ -24,8 +24,7 @@ from muster.api.report.content import (
 )
 from muster.api.report.style import STYLE
 from muster.api.report.words import Given, Spread, as_given, in_words
-from muster.base.secret_words import HIDDEN, without_secrets
-from muster.base.terminal import clean_text
+from muster.base.shown_text import HIDDEN, clean_text, without_secrets
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _TEXT = ' class="text"'

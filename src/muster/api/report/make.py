@@ -17,7 +17,7 @@ from muster.api.runs import Run
 from muster.base.atomic_files import write_atomic
 from muster.base.clock import iso_utc
 from muster.base.errors import MusterError, SetupError
-from muster.base.secret_words import command_line, secrets_of
+from muster.base.shown_text import command_line, secrets_of
 from muster.run.folder import RunFolder
 
 #: Monitor samples below which a picture of them says nothing.

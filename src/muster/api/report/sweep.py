@@ -27,7 +27,7 @@ from muster.api.report.words import as_given, count
 from muster.api.runs import Run
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json
-from muster.base.secret_words import HIDDEN, is_secret_name
+from muster.base.shown_text import HIDDEN, is_secret_name
 from muster.farm.codec import csv_cell, escape_surrogates
 from muster.run.folder import RunFolder
 

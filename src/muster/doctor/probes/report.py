@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from muster.base.parent import die_with_parent
+from muster.base.reaper import die_with_parent
 
 _RESULTS = 1
 

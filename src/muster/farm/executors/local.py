@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.base import processes
-from muster.base.guard import Guard
+from muster.base.reaper import Reaper
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.farm import codec, wire
 from muster.farm.events import (
@@ -76,14 +76,14 @@ class LocalExecutor:
         self._assignment = assignment
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
-        # Another mark each time, or the warden of a killed coordinator would end our workers too.
+        # Another mark each time, or the reaper of a killed coordinator would end our workers too.
         self._mark = f"{assignment.run_id}-{secrets.token_hex(4)}"
-        self._guard = Guard(self._mark)
+        self._reaper = Reaper(self._mark)
         self._releasing: list[_Release] = []
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
-        self._guard.start()
+        self._reaper.start()
         # Never written to: when we end, however we end, the kernel kills the groups of workers.
         self._lifeline, self._our_end = os.pipe()
 
@@ -195,7 +195,7 @@ class LocalExecutor:
         for worker in dead.values():
             self._bury(worker, events)
         self._await_memory(events)
-        self._guard.check()
+        self._reaper.check()
         self._housekeep()
         return events
 
@@ -212,7 +212,7 @@ class LocalExecutor:
         processes.end_marked(self._mark, sessions)
         processes.reap_adopted(sessions)
         self._selector.close()
-        self._guard.dismiss()
+        self._reaper.dismiss()
         os.close(self._lifeline)
         os.close(self._our_end)
         # A program that called muster.sweep is not to inherit orphans for the rest of its life.

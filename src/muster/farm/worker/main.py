@@ -16,7 +16,7 @@ from pathlib import Path
 
 from muster.base.codec import decode
 from muster.base.errors import MusterError
-from muster.base.parent import die_with_parent, end_group_with
+from muster.base.reaper import die_with_parent, end_group_with
 from muster.farm import codec, wire
 from muster.farm.model import TargetSpec
 from muster.farm.wire import clean

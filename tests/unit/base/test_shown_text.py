@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile_texts import COLOUR, HOSTILE, ORDERS, orders_in
 
-from muster.base import terminal
-from muster.base.terminal import clean_text, json_text, one_line
+from muster.base import shown_text
+from muster.base.shown_text import clean_text, json_text, one_line
 
 #: Letters that make sequences are frequent, so that random texts hold whole and broken ones.
 _TEXTS = st.text(
@@ -48,5 +48,5 @@ def test_colours_of_a_log_stay_and_end_with_it() -> None:
 
 
 def test_doctests_run() -> None:
-    failed, count = doctest.testmod(terminal)
+    failed, count = doctest.testmod(shown_text)
     assert count >= 2 and failed == 0

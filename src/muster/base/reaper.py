@@ -1,0 +1,149 @@
+"""Nothing outlives a coordinator or a launcher: what they start ends with them, also by kill -9.
+
+Three arrangements: workers and ranks ask the kernel to die with their parent (`die_with_parent`);
+a pipe ends a whole process group when its writer is gone (`end_group_with`); and a small process
+beside the coordinator, the reaper, kills what *they* have started, in sessions of their own too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from muster.base.processes import IS_LINUX, end_marked
+from muster.base.settings import child_environment
+
+if sys.platform == "linux":
+    import fcntl
+
+_GOODBYE_S = 5.0
+
+
+class Reaper:
+    """Keeps a reaper process beside this one, and starts another should it be killed.
+
+    Linux only: elsewhere workers watch their parent themselves and ``start`` does nothing.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+
+    def start(self) -> None:
+        if not IS_LINUX:
+            return
+        read_end, self._pipe = os.pipe()
+        source = str(Path(__file__).parents[2])
+        # Without site-packages: a reaper must start fast and outlive a broken environment.
+        start = (
+            "import sys; sys.path.insert(0, sys.argv[1]); "
+            "from muster.base.reaper import main; sys.exit(main(sys.argv[2:]))"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", start, source, str(read_end), self._mark],
+            pass_fds=(read_end,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=child_environment({}),
+        )
+        os.close(read_end)
+
+    def check(self) -> None:
+        """Replace a reaper that has died; costs one system call."""
+        if self._process is not None and self._process.poll() is not None:
+            os.close(self._pipe)
+            self.start()
+
+    def dismiss(self) -> None:
+        """Everything has been ended: the reaper may go."""
+        if self._process is None:
+            return
+        with suppress(BrokenPipeError):
+            os.write(self._pipe, b".")
+        os.close(self._pipe)
+        try:
+            self._process.wait(timeout=_GOODBYE_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def main(argv: list[str]) -> int:
+    """The reaper process, called with [FD, MARK].
+
+    It waits for the pipe FD to close, which happens when the parent ends however it ends, then
+    kills every process that carries MARK.
+    """
+    descriptor, mark = int(argv[0]), argv[1]
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    orderly = False
+    while True:
+        data = os.read(descriptor, 16)
+        if not data:
+            break
+        orderly = True  # one byte says: everything was ended, go without looking
+    if orderly:
+        return 0
+    return 1 if end_marked(mark, limit_s=10.0) else 0
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have this process killed when ``parent_pid`` ends.
+
+    Linux does it in the kernel; elsewhere a thread looks twice a second. If the parent is gone
+    already, this process ends at once.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # it died before the request took effect
+            os._exit(70)
+    elif sys.platform != "win32":
+        threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
+
+
+def end_group_with(descriptor: int) -> None:
+    """Have this process's group killed when the last writer of a pipe ends; Linux only.
+
+    The kernel does it, so what this process has started dies as well, also when every process of
+    ours is killed at the same instant. ``descriptor``: the pipe's reading end. A direct child
+    inherits what holds the arrangement, in case this process is gone first.
+    """
+    if sys.platform != "linux" or os.getpgrp() != os.getpid():
+        return
+    try:
+        # Opened anew: the owner of a signal belongs to the open file, which others share.
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | fcntl.FASYNC)
+    except OSError:  # a sandbox without it: the reaper is there
+        return
+    os.set_inheritable(own, True)
+    waiting = select.poll()
+    waiting.register(own, 0)
+    if waiting.poll(0):  # it ended before the kernel was asked
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _watch(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(0.5)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
