@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from muster.base.codec import from_record
+from muster.base.codec import decode
 from muster.rank.checkpoint import intact_best
 from muster.rank.checkpoint_files import load_state, step_folder
 from muster.rl.environment import Place
@@ -31,7 +31,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = RunFolder(given.run)
     settings = read_run(folder).spec["train"]["settings"]
-    config = from_record(ClstmPpoConfig, settings)
+    config = decode(ClstmPpoConfig, settings, ignore_unknown=True)
     task = ClstmPpoTask(dataclasses.replace(config, sim_symbols=given.sim_symbols))
     device = torch.device("cpu")
     place = Place(num_envs=1, first_env=0, seed=0, device=device)

@@ -184,7 +184,7 @@ def test_nothing_survives_a_kill(victim: str, start: str, tmp_path: Path) -> Non
         _, error = launcher.communicate(timeout=300)
     if victim == "agent":
         assert launcher.returncode == 3
-        assert "the agent process was killed by signal 9" in error
+        assert "the supervisor process was killed by signal 9" in error
 
 
 @pytest.mark.parametrize("writer", ["faulthandler", "py-spy"])

@@ -28,7 +28,7 @@ from muster.devices.inventory import discover
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.model import Inventory
 from muster.devices.placement import Placement, Slot, place
-from muster.gang.launch import AgentHandle, GangEnding, start_agent, supervise
+from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang, start_supervisor
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
 from muster.monitor.ticker import check_interval
@@ -38,7 +38,7 @@ from muster.run.record import Kind, RunRecord, read_run, typed_for_job, write_ru
 from muster.run.requests import Session
 from muster.slurm.gang import GangRequest
 
-__all__ = ["Entry", "GangEnding", "GangRequest", "Script", "start_agent"]
+__all__ = ["Entry", "GangEnding", "GangRequest", "Script", "start_supervisor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,19 +190,20 @@ def run_gang(
     kind: Kind = "run",
     code: Code | None = None,
     about: Mapping[str, Any] | None = None,
-    agent: AgentHandle | None = None,
+    supervisor: SupervisorHandle | None = None,
 ) -> GangEnding:
     """Run a gang to its end; whatever happens, nothing it started is left running.
 
-    ``kind``, ``code`` and ``about`` go into run.json as what was asked for; ``agent``: one that was
-    started early (its ``forks`` must suit the options), closed at the end in any case.
+    ``kind``, ``code`` and ``about`` go into run.json as what was asked for;
+    ``supervisor``: one that was started early (its ``forks`` must suit the options), closed at the
+    end in any case.
 
     Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
     another launcher.
     """
     with listening(), ExitStack() as stack:
-        if agent is not None:
-            stack.callback(agent.close)
+        if supervisor is not None:
+            stack.callback(supervisor.close)
         _refuse_inside()
         settings = read_settings()
         is_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
@@ -230,18 +231,18 @@ def run_gang(
             record_run(folder, uuids, every_s, settings, audience.warn, node_rank=node)
         )
         forks = plan.start == "fork"
-        if agent is None or agent.forks != forks:
-            if agent is not None:
-                agent.close()
-            agent = start_agent(forks=forks)
-            stack.callback(agent.close)
-        return _supervise(plan, program, agent, audience, is_cancelled, code_id(code or {}))
+        if supervisor is None or supervisor.forks != forks:
+            if supervisor is not None:
+                supervisor.close()
+            supervisor = start_supervisor(forks=forks)
+            stack.callback(supervisor.close)
+        return _launch(plan, program, supervisor, audience, is_cancelled, code_id(code or {}))
 
 
-def _supervise(
+def _launch(
     plan: GangPlan,
     program: Script | Entry,
-    agent: AgentHandle,
+    supervisor: SupervisorHandle,
     audience: GangAudience,
     is_cancelled: Callable[[], bool],
     code: str,
@@ -268,7 +269,7 @@ def _supervise(
     try:
         labels = [slot.label for slot in plan.slots]
         journal.write("start", ranks=labels, node=options.node_rank, code=code)
-        ending = supervise(agent, spec, audience.hear, audience.warn, is_cancelled)
+        ending = launch_gang(supervisor, spec, audience.hear, audience.warn, is_cancelled)
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
         try:
             journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})

@@ -21,7 +21,7 @@ from muster.api.gangs import (
 from muster.base.code import Code, check_same_code, code_of_command
 from muster.base.errors import TargetError
 from muster.farm.identity import name_with_hash
-from muster.gang.launch import AgentHandle
+from muster.gang.launch import SupervisorHandle
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 
@@ -41,7 +41,7 @@ def run_script(
     audience: GangAudience,
     *,
     run_dir: Path | None = None,
-    agent: AgentHandle | None = None,
+    supervisor: SupervisorHandle | None = None,
 ) -> tuple[RunFolder, GangEnding]:
     """Run the script on every device to its end; see ``run_gang`` for what it promises."""
     check_there(script)
@@ -52,7 +52,7 @@ def run_script(
         check_script(RunFolder(run_dir), script, options)
     folder = RunFolder(run_dir) if run_dir else new_folder(script.name, options.node_rank)
     code = code_of_script(script)
-    return folder, run_gang(folder, script, options, audience, code=code, agent=agent)
+    return folder, run_gang(folder, script, options, audience, code=code, supervisor=supervisor)
 
 
 def code_of_script(script: Script) -> Code:

@@ -33,7 +33,7 @@ from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchE
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
 from muster.farm.identity import name_with_hash
-from muster.gang.launch import AgentHandle
+from muster.gang.launch import SupervisorHandle
 from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
 from muster.run.folder import RunFolder
@@ -154,7 +154,7 @@ def run_training(
     options: GangOptions,
     audience: GangAudience,
     *,
-    agent: AgentHandle | None = None,
+    supervisor: SupervisorHandle | None = None,
 ) -> Trained:
     """Train, or go on with a training; whatever happens, nothing it started is left running.
 
@@ -176,9 +176,9 @@ def run_training(
             )
             ending = run_gang(
                 folder, entry, options, audience, kind=job.kind, code=job.code, about=_about(job),
-                agent=agent,
+                supervisor=supervisor,
             )  # fmt: skip
-            agent = None
+            supervisor = None
             options = dataclasses.replace(options, restart=False)
             word = last_word(folder)
             if word.get("ending") != "restart" or ending.stopped_by:
@@ -199,14 +199,16 @@ def verify_task(
     options: GangOptions,
     audience: GangAudience,
     *,
-    agent: AgentHandle | None = None,
+    supervisor: SupervisorHandle | None = None,
 ) -> tuple[GangEnding, list[Mapping[str, Any]]]:
     """Compare the gradients of a task on one rank and on several; see ``train.verify``."""
     with TemporaryDirectory(prefix="muster-verify-") as place:
         here = dataclasses.replace(job, run_dir=Path(place))
         entry = here.entry(1)
         entry = dataclasses.replace(entry, target="muster.train.entry:verify_rank")
-        ending = run_gang(here.folder, entry, options, audience, kind=here.kind, agent=agent)
+        ending = run_gang(
+            here.folder, entry, options, audience, kind=here.kind, supervisor=supervisor
+        )
         word = last_word(here.folder)
         if word.get("ending") == "refused":
             raise _Refused(word)

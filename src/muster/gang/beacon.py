@@ -2,8 +2,8 @@
 
 A training loop that knows muster sets ``BEACON.step`` and ``BEACON.phase`` itself; these are plain
 attributes and cost nothing. For any other program the thread looks at the Python stack of the main
-thread and counts the optimizer's steps. The beats travel through the TCPStore of the agent and
-never through NCCL, which is what may hang.
+thread and counts the optimizer's steps. Heartbeats travel through the supervisor's
+TCPStore and never through NCCL, which is what may hang.
 
 torch is used once the program has imported it, and never imported from here: a second thread in
 the middle of that import could see half of it.

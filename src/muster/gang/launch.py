@@ -1,10 +1,10 @@
 """Starts a gang and stays with it to its end: the half that needs no torch.
 
-launcher (this module) → agent (``gang.agent``, torch's elastic agent) → ranks (``gang.rank``).
-The launcher alone talks to the user: it follows the logs, hears the agent's events, passes signals
-on, and says whose fault it was. Whatever happens, nothing it started is left running: ranks and
-agent die with their parents, everything carries a mark by which it is found at the end, and a
-reaper does that for a launcher that is killed with -9.
+launcher (this module) → supervisor (``muster.supervisor``, torch's elastic agent) → ranks
+(``gang.rank``). The launcher alone talks to the user: it follows the logs, hears the supervisor's
+events, passes signals on, and says whose fault it was. Whatever happens, nothing it started is left
+running: ranks and supervisor die with their parents, everything carries a mark by which it is found
+at the end, and a reaper does that for a launcher that is killed with -9.
 """
 
 from __future__ import annotations
@@ -42,12 +42,20 @@ from muster.base.tail import Tail, last_lines
 from muster.gang.blame import RankEnd, RankError, find_culprit, read_rank_error, report
 from muster.gang.spec import Entry, GangSpec, Script
 
-__all__ = ["AgentHandle", "Entry", "GangEnding", "GangSpec", "Script", "start_agent", "supervise"]
+__all__ = [
+    "SupervisorHandle",
+    "Entry",
+    "GangEnding",
+    "GangSpec",
+    "Script",
+    "start_supervisor",
+    "launch_gang",
+]
 
 _TURN_S = 0.05
 _TAIL_LINES = 4
-#: Beyond its grace, what an agent may take to end itself and its ranks.
-_AGENT_S = 10.0
+#: Beyond its grace, what a supervisor may take to end itself and its ranks.
+_SUPERVISOR_S = 10.0
 
 Hear = Callable[[int, str], None]
 Say = Callable[[str], None]
@@ -67,8 +75,8 @@ class GangEnding:
     stall: str = ""
 
 
-class AgentHandle:
-    """An agent that is starting up; a context that leaves nothing running."""
+class SupervisorHandle:
+    """A supervisor that is starting up; a context that leaves nothing running."""
 
     def __init__(self, *, forks: bool) -> None:
         # Orphans of ranks become our children, so that no zombie of theirs stays.
@@ -91,7 +99,7 @@ class AgentHandle:
             env=child_environment(environment),
         )
 
-    def __enter__(self) -> AgentHandle:
+    def __enter__(self) -> SupervisorHandle:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,16 +124,16 @@ class AgentHandle:
         processes.set_subreaper(self._was_subreaper)
 
 
-def start_agent(*, forks: bool = False) -> AgentHandle:
-    """Start the agent early: it imports torch while the caller still decides what to run.
+def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
+    """Start the supervisor early: it imports torch while the caller still decides what to run.
 
     ``forks``: the spec will say ``start="fork"``. Use it as a context or call ``close``.
     """
-    return AgentHandle(forks=forks)
+    return SupervisorHandle(forks=forks)
 
 
-def supervise(
-    handle: AgentHandle,
+def launch_gang(
+    handle: SupervisorHandle,
     spec: GangSpec,
     hear: Hear,
     say: Say,
@@ -139,13 +147,13 @@ def supervise(
     Ctrl-C. The handle is closed at the end.
     """
     with listening() as requests, handle, requests.watched():
-        return _Supervision(handle, spec, hear, say, requests, is_cancelled).run()
+        return _Launch(handle, spec, hear, say, requests, is_cancelled).run()
 
 
-class _Supervision:
+class _Launch:
     def __init__(
         self,
-        handle: AgentHandle,
+        handle: SupervisorHandle,
         spec: GangSpec,
         hear: Hear,
         say: Say,
@@ -183,7 +191,7 @@ class _Supervision:
         selector = selectors.DefaultSelector()
         selector.register(process.stdout, selectors.EVENT_READ)
         is_open = True
-        while is_open and not self._done:  # after that word the agent has nothing left to do
+        while is_open and not self._done:  # after that word the supervisor has nothing left to do
             for _ in selector.select(_TURN_S):
                 is_open = self._read_events(process.stdout.fileno())
             self._obey_signals()
@@ -282,7 +290,7 @@ class _Supervision:
                     "again to kill them now"
                 )
                 processes.send_signal(process.pid, signal.SIGTERM)
-                self._kill_at_s = time.monotonic() + grace_s + _AGENT_S
+                self._kill_at_s = time.monotonic() + grace_s + _SUPERVISOR_S
             else:
                 self._kill_at_s = 0.0
                 if number == signal.SIGINT:
@@ -328,14 +336,14 @@ class _Supervision:
         return last_lines(self._spec.folder.rank_log(rank), _TAIL_LINES, start=start)
 
     def _last_words(self) -> str:
-        """Why the agent has gone without a word of its own."""
+        """Why the supervisor has ended without saying how it went."""
         try:
-            code = self._handle.process.wait(timeout=_AGENT_S)
+            code = self._handle.process.wait(timeout=_SUPERVISOR_S)
         except subprocess.TimeoutExpired:
-            return "the agent process does not end"
+            return "the supervisor process does not end"
         if code < 0:
-            return f"the agent process was killed by signal {-code}"
-        return f"the agent process ended with exit code {code}"
+            return f"the supervisor process was killed by signal {-code}"
+        return f"the supervisor process ended with exit code {code}"
 
     def _ending(self, broken: str) -> GangEnding:
         report_lines, code = self._report, EXIT_OK
@@ -346,7 +354,7 @@ class _Supervision:
         elif broken or state == "broken":
             words = broken or self._done["message"]
             log = folder.agent_log(self._spec.node_rank)
-            report_lines = (f"the gang could not be run: {words}", *self._log_of_agent())[:9]
+            report_lines = (f"the gang could not be run: {words}", *self._log_of_supervisor())[:9]
             report_lines, code = (*report_lines, f"log: {log}"), EXIT_SETUP
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
@@ -383,7 +391,7 @@ class _Supervision:
             return ()
         return f"stalled: {self._stall}", f"stacks: {self._spec.folder.logs / 'rank-*.stack'}"
 
-    def _log_of_agent(self) -> tuple[str, ...]:
+    def _log_of_supervisor(self) -> tuple[str, ...]:
         return tuple(
             f"  {line}"
             for line in last_lines(self._spec.folder.agent_log(self._spec.node_rank), _TAIL_LINES)

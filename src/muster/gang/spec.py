@@ -1,4 +1,4 @@
-"""What a gang is, as a value that crosses from the launcher to the agent as JSON. No torch."""
+"""What a gang is, as a value that crosses from the launcher to the supervisor as JSON. No torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class GangSpec:
-    """Everything the agent must know.
+    """Everything the supervisor must know.
 
     Attributes
         num_ranks: on this node; every node has as many.

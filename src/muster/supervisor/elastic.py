@@ -28,7 +28,7 @@ from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
 from muster.gang.blame import RankEnd, consequence, read_rank_error
 from muster.gang.spec import Entry, GangSpec
-from muster.supervisor.forkserver import Child, Nursery
+from muster.supervisor.forkserver import Child, ForkServer
 from muster.supervisor.rendezvous import interface_towards
 from muster.supervisor.watchdog import Watchdog, dump_stacks
 
@@ -44,7 +44,7 @@ Tell = Callable[..., None]
 
 
 class RankProcess(Protocol):
-    """A rank's process: a child of the agent, or of the nursery."""
+    """A rank's process: a child of the supervisor, or of the fork server."""
 
     @property
     def pid(self) -> int: ...
@@ -59,15 +59,15 @@ class _Rank:
     was_stopped: bool = False
 
 
-class GangAgent(SimpleElasticAgent):
-    """``tell`` sends an event to the launcher; ``nursery`` is None where ranks are not forked."""
+class Supervisor(SimpleElasticAgent):
+    """``tell`` sends an event to the launcher; ``forks`` is None where ranks are not forked."""
 
     def __init__(
-        self, worker_spec: WorkerSpec, spec: GangSpec, nursery: Nursery | None, tell: Tell
+        self, worker_spec: WorkerSpec, spec: GangSpec, forks: ForkServer | None, tell: Tell
     ) -> None:
         super().__init__(worker_spec)
         self._spec = spec
-        self._nursery = nursery
+        self._forks = forks
         self._tell = tell
         self._ranks: list[_Rank] = []
         self._watchdog: Watchdog | None = None
@@ -144,8 +144,8 @@ class GangAgent(SimpleElasticAgent):
 
     def _start(self, rank: int, environment: dict[str, str]) -> RankProcess:
         argv, log = self._argv(), self._spec.folder.rank_log(rank)
-        if self._nursery is not None:
-            return self._nursery.fork(argv, environment, log)
+        if self._forks is not None:
+            return self._forks.fork(argv, environment, log)
         # Without -P a file of the user's named like a module of Python's would be taken for it.
         command = [sys.executable, "-u", "-P", "-m", "muster.gang.rank", *argv]
         with log.open("ab") as output:
@@ -227,8 +227,8 @@ class GangAgent(SimpleElasticAgent):
         return consequence(end) is not None
 
     def _look(self) -> None:
-        if self._nursery is not None:
-            self._nursery.poll()
+        if self._forks is not None:
+            self._forks.poll()
         for rank in self._running():
             process = rank.process
             if isinstance(process, subprocess.Popen):

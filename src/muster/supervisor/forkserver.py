@@ -1,8 +1,8 @@
-"""A process that has imported everything once and is then forked into ranks.
+"""The fork server: a process that has imported everything once and is then forked into ranks.
 
-It is forked from the agent before the agent has any thread, imports what the ranks will need, and
-touches no GPU: a forked process cannot use CUDA that its parent has initialised, nor the threads.
-``Nursery`` is the agent's end, ``serve`` the other one.
+It is forked from the supervisor before that has any thread, imports what the ranks will need, and
+touches no GPU: a forked process can use neither CUDA that its parent has initialised nor its
+parent's threads. ``ForkServer`` is the supervisor's end, ``serve`` the other one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _LATER = "torch._dynamo"
 
 @dataclass
 class Child:
-    """A forked rank as the agent sees it; ``code``: minus the signal that killed it."""
+    """A forked rank as the supervisor sees it; ``code``: minus the signal that killed it."""
 
     pid: int
     code: int | None = None
 
 
-class Nursery:
-    """The agent's end: asks for ranks and hears how they ended."""
+class ForkServer:
+    """The supervisor's end: asks for ranks and hears how they ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -96,19 +96,19 @@ class Nursery:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def serve(connection: socket.socket, agent_pid: int) -> list[str] | None:
-    """Fork ranks until the agent closes the connection.
+def serve(connection: socket.socket, supervisor_pid: int) -> list[str] | None:
+    """Fork ranks until the supervisor closes the connection.
 
-    Returns None in the nursery itself at the end, and the arguments for ``muster.gang.rank.become``
-    in each forked rank: the caller then becomes that rank.
+    Returns None in the fork server itself at the end, and in each forked rank the arguments for
+    ``muster.gang.rank.become_and_leave``, which the caller then calls.
     """
-    die_with_parent(agent_pid)
+    die_with_parent(supervisor_pid)
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     # A batch system signals every process of a job. The ranks then save and end; their parent must
-    # outlive them, for they die with it. It ends when the agent closes the connection.
+    # outlive them, for they die with it. It ends when the supervisor closes the connection.
     for number in _LEFT_TO_RANKS:
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
@@ -128,12 +128,12 @@ def serve(connection: socket.socket, agent_pid: int) -> list[str] | None:
             if "prepare" in message:
                 _answer(connection, {"prepared": _prepare(message["prepare"], message["modules"])})
                 continue
-            nursery_pid = os.getpid()
+            server_pid = os.getpid()
             pid = os.fork()
             if pid == 0:
                 for item in (selector, connection, woken, wake):
                     item.close()
-                return _become_rank(message, nursery_pid)
+                return _become_rank(message, server_pid)
             children.add(pid)
             _answer(connection, {"forked": pid})
     return None
@@ -157,13 +157,13 @@ def _prepare(entry: str | None, modules: list[str]) -> str:
     return ""
 
 
-def _become_rank(message: dict[str, Any], nursery_pid: int) -> list[str]:
+def _become_rank(message: dict[str, Any], server_pid: int) -> list[str]:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, *_LEFT_TO_RANKS):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
-    die_with_parent(nursery_pid)
+    die_with_parent(server_pid)
     log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -189,7 +189,7 @@ def _report_ends(connection: socket.socket, children: set[int]) -> None:
 
 
 def _answer(connection: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the agent has gone: so shall we
+    with contextlib.suppress(OSError):  # the supervisor has gone, and so shall we
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 

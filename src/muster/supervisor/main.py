@@ -1,8 +1,8 @@
-"""The agent: ``python -m muster.supervisor.main LAUNCHER_PID [fork]``, between launcher and ranks.
+"""The supervisor, between launcher and ranks: ``python -m muster.supervisor.main PID [fork]``.
 
 It is started before the launcher knows what to run, because importing torch takes most of the time
 until a rank can work. The spec comes as a line of JSON on standard input; events go out as lines
-of JSON on what was standard output. With ``fork`` it splits off the nursery right after the
+of JSON on what was standard output. With ``fork`` it splits off the fork server right after the
 import, while it has one thread only.
 """
 
@@ -28,7 +28,7 @@ from muster.gang.spec import Entry, GangSpec, Script
 
 #: torch's own default for the ranks of several nodes to come together.
 _JOIN_S = 900.0
-#: What agent and nursery need of torch, imported once for both.
+#: What the supervisor and its fork server need of torch, imported once for both.
 _IMPORTS = ("torch", "torch.distributed.elastic.agent.server.api", "muster.supervisor.elastic")
 
 
@@ -40,22 +40,22 @@ def main(argv: list[str]) -> int:
     for name in _IMPORTS:
         importlib.import_module(name)
     gc.freeze()
-    nursery = None
+    forks = None
     if "fork" in argv[1:]:
         from muster.gang import rank
-        from muster.supervisor.forkserver import Nursery, serve
+        from muster.supervisor.forkserver import ForkServer, serve
 
         ours, theirs = socket.socketpair()
-        agent_pid = os.getpid()
+        supervisor_pid = os.getpid()
         if os.fork() == 0:
             ours.close()
             events.close()
             sys.stdin.close()
             os.open(os.devnull, os.O_RDONLY)
-            words = serve(theirs, agent_pid)
+            words = serve(theirs, supervisor_pid)
             return 0 if words is None else rank.become_and_leave(words)
         theirs.close()
-        nursery = Nursery(ours)
+        forks = ForkServer(ours)
     gc.enable()
     line = sys.stdin.buffer.readline()
     if not line:
@@ -63,23 +63,23 @@ def main(argv: list[str]) -> int:
     spec = GangSpec.from_line(line)
     _log_to(spec.folder.agent_log(spec.node_rank))
     threading.Thread(target=_end_with_launcher, daemon=True).start()
-    return _run(spec, nursery, events)
+    return _run(spec, forks, events)
 
 
-def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
+def _run(spec: GangSpec, forks: Any, events: _Events) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
-    from muster.supervisor.elastic import GangAgent
+    from muster.supervisor.elastic import Supervisor
 
-    if nursery is not None:
+    if forks is not None:
         entry = spec.program.target if isinstance(spec.program, Entry) else None
-        if why := nursery.prepare(entry, spec.num_ranks):
+        if why := forks.prepare(entry, spec.num_ranks):
             events.tell("remark", text=f"ranks are started one by one, not forked: {why}")
-            nursery.close()
-            nursery = None
+            forks.close()
+            forks = None
     rendezvous = _rendezvous(spec)
     worker_spec = WorkerSpec(
         role="default",
@@ -89,7 +89,7 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
         max_restarts=spec.max_restarts,
         monitor_interval=0.05,
     )
-    agent = GangAgent(worker_spec, spec, nursery, events.tell)
+    supervisor = Supervisor(worker_spec, spec, forks, events.tell)
     stopping: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -99,9 +99,11 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
 
     taking = contextlib.ExitStack()
     taking.enter_context(handled(ENDING, stop, always=("SIGTERM",)))
-    taking.enter_context(handled((), lambda number, _: agent.forward(number), always=(WARNING,)))
+    taking.enter_context(
+        handled((), lambda number, _: supervisor.forward(number), always=(WARNING,))
+    )
     try:
-        result = agent.run()
+        result = supervisor.run()
     except SignalException:
         events.tell("done", state="stopped")
         return 0
@@ -113,8 +115,8 @@ def _run(spec: GangSpec, nursery: Any, events: _Events) -> int:
         events.tell("done", state="broken", message=f"{type(error).__name__}: {error}")
         return 0
     finally:
-        if nursery is not None:
-            nursery.close()
+        if forks is not None:
+            forks.close()
     failed = result is None or result.is_failed()
     if failed:
         with contextlib.suppress(DistError, RuntimeError):  # its host has gone already
@@ -161,7 +163,7 @@ def _rendezvous(spec: GangSpec) -> Any:
 
 
 class _Events:
-    """Owns the pipe to the launcher: whatever else is printed here goes to the agent's log."""
+    """Owns the pipe to the launcher: whatever else is printed here goes to the supervisor's log."""
 
     def __init__(self) -> None:
         self._pipe = os.dup(1)

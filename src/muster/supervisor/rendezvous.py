@@ -1,4 +1,4 @@
-"""How the agents of a gang meet: an implementation of torch's rendezvous for a fixed set of nodes.
+"""How the supervisors of a gang meet: torch's rendezvous, for a fixed set of nodes.
 
 Against the general one of torch it keeps ``--node-rank`` (there the order of the ranks follows the
 names of the hosts), starts without a random delay, and gives every round a store of its own at a
@@ -49,7 +49,7 @@ class GangRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks use the agent's store and open none themselves."""
+        """Ranks use the supervisor's store and open none themselves."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -1,4 +1,5 @@
-"""The watchdog beside the agent: reads the beats from the gang's store and has them judged.
+"""The watchdog beside the supervisor: reads the heartbeats from the gang's store and has them
+judged.
 
 It runs on the first node; on the others it only waits for that verdict, so that every node writes
 down the stacks of its own ranks.

@@ -1,6 +1,6 @@
 """``muster run``: parse, show, run, sum up.
 
-The agent is started before anything else is imported: it needs the longest to get ready.
+The supervisor is started before anything else is imported: it needs the longest to get ready.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from muster.api.early import AgentHandle, start_agent
+from muster.api.early import SupervisorHandle, start_supervisor
 from muster.base.errors import UsageError
 from muster.cli.on_slurm import wants_slurm
 
@@ -37,11 +37,11 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     words, program = split(argv)
     with ExitStack() as stack:
-        agent = None
+        supervisor = None
         helps = any(word in ("-h", "--help", "--dry-run", "--dry_run") for word in words)
         if program and not helps and not wants_slurm(words):
-            agent = stack.enter_context(start_agent(forks=_forks(words)))
-        return _run(words, program, argv, agent, began)
+            supervisor = stack.enter_context(start_supervisor(forks=_forks(words)))
+        return _run(words, program, argv, supervisor, began)
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -74,7 +74,11 @@ def _forks(words: list[str]) -> bool:
 
 
 def _run(
-    words: list[str], program: list[str], argv: list[str], agent: AgentHandle | None, began: float
+    words: list[str],
+    program: list[str],
+    argv: list[str],
+    supervisor: SupervisorHandle | None,
+    began: float,
 ) -> int:
     from muster.api.run import plan_script, run_script
     from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
@@ -95,7 +99,9 @@ def _run(
         all_ranks=shown.all_ranks,
         level=shown.level,
     )
-    folder, ending = run_script(script, options, audience, run_dir=shown.run_dir, agent=agent)
+    folder, ending = run_script(
+        script, options, audience, run_dir=shown.run_dir, supervisor=supervisor
+    )
     seconds = time.monotonic() - began
     return sum_up_gang(folder.path, ending, seconds, is_quiet=shown.quiet, is_json=shown.json)
 

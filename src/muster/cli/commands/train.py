@@ -1,6 +1,6 @@
 """``muster train``: parse, show, train, sum up.
 
-The agent is started before anything else: it imports torch while the flags are looked at.
+The supervisor is started before anything else: it imports torch while the flags are looked at.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster.api.early import AgentHandle, read_topology, start_agent
+from muster.api.early import SupervisorHandle, read_topology, start_supervisor
 from muster.cli.on_slurm import wants_slurm
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     topology = read_topology()
     with ExitStack() as stack:
-        agent = None
+        supervisor = None
         stays_here = argv and not any(word in _NO_START for word in argv)
         if topology is None and stays_here and not wants_slurm(argv):
-            agent = stack.enter_context(start_agent(forks=_can_fork()))
-        return _train(argv, agent, began)
+            supervisor = stack.enter_context(start_supervisor(forks=_can_fork()))
+        return _train(argv, supervisor, began)
 
 
 def _can_fork() -> bool:
@@ -50,7 +50,7 @@ def _can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
+def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -> int:
     from muster.api.train import plan_training, run_training, train_here
     from muster.cli import output
     from muster.cli.gang_screen import show_gang_plan, sum_up_gang
@@ -83,7 +83,7 @@ def _train(argv: list[str], agent: AgentHandle | None, began: float) -> int:
             _say_outcome(here, time.monotonic() - began)
         return here.exit_code
     with TrainScreen(job.folder, shown, argv) as screen:
-        done = run_training(job, options, screen.audience, agent=agent)
+        done = run_training(job, options, screen.audience, supervisor=supervisor)
     seconds = time.monotonic() - began
     if shown.json and done.results is not None:
         _say_outcome(done, seconds)

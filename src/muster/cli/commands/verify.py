@@ -6,7 +6,7 @@ import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
-from muster.api.early import start_agent
+from muster.api.early import start_supervisor
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 
 _HELP = """Compare the gradients of a task on one rank, on several, and with accumulation.
@@ -24,13 +24,13 @@ Examples:
 
 def main(argv: list[str]) -> int:
     with ExitStack() as stack:
-        agent = None
+        supervisor = None
         if argv and not any(word in ("-h", "--help") for word in argv):
-            agent = stack.enter_context(start_agent(forks=True))
-        return _verify(argv, agent)
+            supervisor = stack.enter_context(start_supervisor(forks=True))
+        return _verify(argv, supervisor)
 
 
-def _verify(argv: list[str], agent: Any) -> int:
+def _verify(argv: list[str], supervisor: Any) -> int:
     from muster.api.train import verify_task
     from muster.cli import output
     from muster.cli.gang_screen import gang_audience
@@ -51,7 +51,7 @@ def _verify(argv: list[str], agent: Any) -> int:
 
     given = gang_audience((), all_ranks=False, level=shown.level)
     audience = dataclasses.replace(given, hear=hear)
-    ending, findings = verify_task(job, options, audience, agent=agent)
+    ending, findings = verify_task(job, options, audience, supervisor=supervisor)
     for line in ending.report:
         output.remark(line)
     if ending.exit_code != EXIT_OK:
