@@ -29,8 +29,7 @@ import torch
 
 import muster_recipes.arith
 from measuring import alternate, held, machine, summary, table, write_json
-from muster.pipeline.engines.model import Engine, EngineSpec, Request, Sampling
-from muster.pipeline.engines.table import shared
+from muster.pipeline.engines.engine import Engine, EngineSpec, Request, Sampling, shared
 from muster_recipes.arith.problems import make
 
 WEIGHTS = Path(next(iter(muster_recipes.arith.__path__))) / "weights"

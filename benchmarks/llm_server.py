@@ -29,8 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measuring import held, machine, summary, table, write_json
-from muster.pipeline.engines.model import Engine, EngineSpec, Request, Sampling
-from muster.pipeline.engines.table import shared
+from muster.pipeline.engines.engine import Engine, EngineSpec, Request, Sampling, shared
 
 SERVER = Path(__file__).parent / "programs" / "pretend_llm.py"
 FAULTS = {"--status-429": 0.02, "--status-500": 0.01, "--broken": 0.003, "--drop": 0.005}

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from muster.farm.batched import batched as batched
     from muster.farm.executors.cluster import ClusterRequest as ClusterRequest
     from muster.farm.worker.context import Context as Context
-    from muster.pipeline.seeds import seed_of as seed_of
     from muster.pipeline.stages import Reject as Reject
+    from muster.pipeline.stages import seed_of as seed_of
     from muster.train.config import TrainConfig as TrainConfig
     from muster.train.task import Loss as Loss
     from muster.train.task import Task as Task
@@ -59,7 +59,7 @@ _PUBLIC = {
     "fit": "muster.api.train",
     "load_target": "muster.base.target",
     "map": "muster.api.map",
-    "seed_of": "muster.pipeline.seeds",
+    "seed_of": "muster.pipeline.stages",
     "sweep": "muster.api.sweep",
 }
 

@@ -6,18 +6,19 @@ completion = await lent.engine.generate(Request(prompt="...", seed=1))
 
 from __future__ import annotations
 
-from muster.pipeline.engines.model import (
+from muster.pipeline.engines.engine import (
     Completion,
     Engine,
     EngineError,
     EngineSpec,
+    Lent,
     Message,
     Request,
     RequestError,
     Sampling,
+    shared,
 )
-from muster.pipeline.engines.table import Lent, shared
-from muster.pipeline.meter import METER
+from muster.pipeline.stages import METER
 
 __all__ = [
     "METER",

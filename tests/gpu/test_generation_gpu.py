@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from muster.pipeline.engines.engine import Completion, EngineSpec, Request, RequestError, Sampling
 from muster.pipeline.engines.local import TransformersEngine
-from muster.pipeline.engines.model import Completion, EngineSpec, Request, RequestError, Sampling
 from muster_recipes.arith import tokenizer as characters
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.engines.model import (
+from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
     EngineSpec,
@@ -24,7 +24,7 @@ from muster.pipeline.engines.model import (
     Sampling,
 )
 from muster.pipeline.engines.remote import OpenAiEngine
-from muster.pipeline.meter import METER
+from muster.pipeline.stages import METER
 
 SERVER = Path(__file__).parents[2] / "benchmarks" / "programs" / "pretend_llm.py"
 Serve = Callable[..., str]
@@ -162,7 +162,7 @@ def test_a_refused_prompt_is_an_error_of_its_own(serve: Serve) -> None:
 def test_a_prompt_that_breaks_the_server_is_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.pipeline.engines.pace._LONGEST_S", 0.05)
+    monkeypatch.setattr("muster.pipeline.engines.remote._LONGEST_S", 0.05)
     requests = [*numbered(100), Request(prompt="POISON", seed=1)]
     base_url = serve("--slots", "1", "--token-ms", "3")
     made, _ = run(base_url, requests, concurrency=4)

@@ -11,11 +11,16 @@ from typing import Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, run_workload
-from muster.api.map_cost import cost_line
-from muster.api.map_growing import Growing
-from muster.api.map_job import MapJob, Mapped, MapSettings
-from muster.api.map_plan import check_same, open_source, plan_of, workload_of
+from muster.api.map_job import (
+    MapJob,
+    Mapped,
+    check_same,
+    open_source,
+    plan_of,
+    workload_of,
+)
 from muster.api.map_publish import (
+    Growing,
     Published,
     Tally,
     allow_output,
@@ -28,8 +33,8 @@ from muster.api.map_publish import (
     tally,
     with_metadata,
 )
-from muster.api.map_view import RecordCount
-from muster.api.options import SweepOptions
+from muster.api.map_view import RecordCount, cost_line
+from muster.api.options import MapSettings, SweepOptions
 from muster.api.placing import would_take
 from muster.api.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
@@ -41,11 +46,12 @@ from muster.devices.inventory import discover
 from muster.devices.placement import Placement
 from muster.farm.identity import name_with_hash
 from muster.farm.view import RunView
-from muster.pipeline.plan import spec_of_object, specs_of_text, write_plan
 from muster.pipeline.sinks.spec import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.model import Selection
 from muster.pipeline.sources.table import InputOptions
+from muster.pipeline.stages import spec_of_object, specs_of_text
+from muster.pipeline.worker import write_plan
 from muster.plan.prices import read_prices
 from muster.run.folder import RunFolder
 from muster.run.lock import hold

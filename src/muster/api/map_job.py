@@ -1,60 +1,30 @@
-"""What a map does, as values: the job, its settings, what came of it."""
+"""What a map does, as values: the job and its settings, what may not change, tasks, result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.api.options import MapSettings, SweepOptions
+from muster.api.workload import Numbers, Workload
+from muster.base.code import code_of
+from muster.base.codec import to_json
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, PlanMismatchError
 from muster.base.signals import stop_code
-from muster.pipeline.plan import StageSpec
-from muster.pipeline.sinks.model import SinkSpec
-from muster.pipeline.sources.model import Selection
-from muster.pipeline.sources.table import InputOptions
+from muster.farm.identity import payload_and_key
+from muster.farm.ledger.store import NewTask
+from muster.farm.lifecycle import RetryPolicy
+from muster.farm.model import Outcome, TargetSpec, TaskState
+from muster.pipeline.sinks.spec import SinkSpec
+from muster.pipeline.sources.model import Selection, Source
+from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
+from muster.pipeline.stages import StageSpec
+from muster.pipeline.worker import MapPlan
 from muster.run.folder import RunFolder
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapSettings:
-    """How records are handled. Defaults live here only.
-
-    Attributes
-        batch_size: rows that go into a stage together at first; 0: what the stages ask for.
-        chunk_rows: rows per shard; None: from the size of the input.
-        keeps_ids: give records an ``id`` (their row in the input) unless they have one.
-        row_retries: how often a record that kills or hangs its worker is tried again.
-        exception_retries: how often a record is tried again for which a stage raised.
-        unordered: write chunks as they are ready instead of in input order.
-        stage_by_stage: write each stage's output before the next begins.
-        max_worker_memory_mib: a worker that holds more is replaced between batches.
-        keep_parts: leave the chunks' files in the run folder when the output is written.
-        overwrite: replace an output that exists and is not this run's.
-    """
-
-    batch_size: int = 0
-    chunk_rows: int | None = None
-    keeps_ids: bool = True
-    row_retries: int = 1
-    exception_retries: int = 0
-    unordered: bool = False
-    stage_by_stage: bool = False
-    max_worker_memory_mib: float | None = None
-    keep_parts: bool = False
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 0:
-            raise UsageError(f"--batch-size {self.batch_size}: write 1 or more.")
-        if self.chunk_rows is not None and self.chunk_rows < 1:
-            raise UsageError(f"--chunk-rows {self.chunk_rows}: write 1 or more.")
-        if self.row_retries < 0:
-            raise UsageError(f"--retries {self.row_retries}: write 0 or more.")
-        if self.exception_retries < 0:
-            raise UsageError(f"--retry-exceptions {self.exception_retries}: write 0 or more.")
-        if self.max_worker_memory_mib is not None and self.max_worker_memory_mib <= 0:
-            raise UsageError("--max-worker-memory must be more than nothing.")
+from muster.run.record import read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +80,120 @@ class Mapped:
             return stop_code(self.stop_signal)
         is_good = self.output is not None and not self.num_rejected and not self.num_lost
         return EXIT_OK if is_good else EXIT_SOME_FAILED
+
+
+_TARGET = TargetSpec(
+    name="muster.pipeline.chunk:run_chunk",
+    location="muster.pipeline.chunk",
+    attribute="run_chunk",
+    is_divisible=True,
+)
+#: A chunk may lose many workers: each loss narrows down the record that is to blame for it.
+_RETRY = RetryPolicy(
+    exception_retries=20,
+    backoff_s=0.05,
+    backoff_cap_s=2.0,
+    by_outcome={Outcome.CRASH: 1000, Outcome.TIMEOUT: 1000, Outcome.HOST_OOM: 1000},
+)
+
+
+def open_source(job: MapJob, folder: Path) -> Source:
+    source = open_input(job.input, job.selection, job.options, folder)
+    job.check_columns(source.describe()["columns"])
+    return source
+
+
+def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What may not change between two commands on one run folder."""
+    stages = [dict(stage.values) for stage in job.stages]
+    return {
+        "stages": [stage.name for stage in job.stages],
+        "flags": json.loads(to_json(stages)),
+        "input": json.loads(to_json(identity(described))),
+        "output": str(job.output.path.absolute()),
+        "ids": job.settings.keeps_ids,
+        "unordered": job.settings.unordered,
+        "chunk_rows": job.settings.chunk_rows,
+    }
+
+
+def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
+    """PlanMismatchError that says what has changed: input, stages, flags, output."""
+    stored = read_run(folder)
+    old = stored.fixed
+    new = _fixed(job, described)
+    if stored.kind != "map":
+        raise PlanMismatchError(
+            f"{folder.path} is the folder of {stored.kind_name}, not of a map.",
+            hint="choose another --run-dir.",
+        )
+    lines = []
+    if old["input"] != new["input"]:
+        lines += changes(old["input"], new["input"]) or ["the input has changed"]
+    lines += [
+        f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
+        for name in ("stages", "output", "ids", "unordered", "chunk_rows")
+        if old.get(name) != new[name]
+    ]
+    if old["stages"] == new["stages"]:
+        lines += _changed_flags(old["flags"], new["flags"])
+    if lines:
+        raise PlanMismatchError(
+            "This run was begun with another plan; old and new records would be mixed:\n  "
+            + "\n  ".join(lines),
+            hint="choose another --output (or --run-dir) for the new plan, or begin anew with "
+            f"--restart, which keeps the old run beside. {folder.path} is untouched.",
+        )
+
+
+def _changed_flags(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
+        for before, after in zip(old, new, strict=False)
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+
+
+def plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
+    settings = job.settings
+    return MapPlan(
+        source=source.describe(),
+        stages=job.stages,
+        base_folder=str(Path.cwd()),
+        batch_size=settings.batch_size,
+        keeps_ids=settings.keeps_ids,
+        row_retries=settings.row_retries,
+        exception_retries=settings.exception_retries,
+        keep_going=options.keep_going,
+        keeps_types=job.output.format == "parquet",
+        max_worker_memory_mib=settings.max_worker_memory_mib,
+    )
+
+
+def workload_of(job: MapJob, source: Source) -> Workload:
+    fixed = _fixed(job, source.describe())
+
+    def feed(numbers: Numbers) -> Iterator[NewTask]:
+        make = payload_and_key(_TARGET.name)
+        for shard in source.shards(job.settings.chunk_rows):
+            params = {**shard._asdict(), "place": list(shard.place)}
+            payload, key = make({**params, "start": 0, "stop": shard.count})
+            yield NewTask(key, numbers[_TARGET.name], payload)
+
+    total = sum(1 for _ in source.shards(job.settings.chunk_rows))
+    return Workload(
+        name=job.name,
+        targets=(_TARGET,),
+        code=code_of(spec.ref for spec in job.stages),
+        spec=fixed,
+        fixed=fixed,
+        total=total,
+        feed=feed,
+        parameters=("order", "start", "stop"),
+        retry=_RETRY,
+        kind="map",
+        has_table=False,
+        rehearse=job.rehearse,
+        reopens=(TaskState.FAILED, TaskState.CANCELLED),
+    )

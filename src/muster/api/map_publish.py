@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from muster.base.errors import SetupError, UsageError
 from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
+from muster.farm.view import RunView
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.model import Part, SinkSpec
-from muster.pipeline.sinks.unordered import Appender
+from muster.pipeline.sinks.spec import Part, SinkSpec
+from muster.pipeline.sinks.unordered import Appender, check_growable
 from muster.pipeline.sources.files import find_files
 from muster.pipeline.sources.model import Source
 from muster.run.folder import RunFolder
@@ -257,3 +259,48 @@ def _is_half_published(folder: RunFolder, path: Path) -> bool:
         return False
     record = read_record(folder.publishing_json, "publishing.json", {"output": str})
     return bool(record["output"] == str(path.absolute()))
+
+
+_EVERY_S = 2.0
+
+
+class Growing:
+    """Asks the ledger every few seconds for chunks that are not in the output yet.
+
+    Only what is committed is appended, so that the output never holds a chunk that is done again.
+    """
+
+    def __init__(self, folder: RunFolder, sink: SinkSpec) -> None:
+        check_growable(sink)
+        self._sink = sink
+        self._appender: Appender | None = None
+        self._folder = folder
+        self._due_s = 0.0
+        self._num_done = -1
+
+    @property
+    def appender(self) -> Appender:
+        """Opened at the first use, which must be under the run's lock: opening one cuts off what
+        another has not finished.
+        """
+        if self._appender is None:
+            self._appender = Appender(self._sink)
+        return self._appender
+
+    def close(self) -> None:
+        if self._appender is not None:
+            self._appender.close()
+
+    def look(self, view: RunView) -> None:
+        """Called with every picture of the run; does something when chunks have ended."""
+        now = time.monotonic()
+        if now < self._due_s or view.num_done == self._num_done:
+            return
+        self._num_done = view.num_done
+        self.add_all()
+        # Reading the ledger takes longer the more chunks there are: a tenth of the time at most.
+        self._due_s = time.monotonic() + max(_EVERY_S, 10 * (time.monotonic() - now))
+
+    def add_all(self) -> None:
+        for part in parts_of(self._folder):
+            self.appender.add(part)

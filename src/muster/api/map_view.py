@@ -1,12 +1,18 @@
-"""The picture of a running map in records: the farm counts chunks, people count records."""
+"""What people see of a map: records, where the farm counts chunks, and what it has cost."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
+from muster.devices.model import Inventory
+from muster.devices.placement import Placement
 from muster.farm.estimate import Interval, Rate
 from muster.farm.view import RunView
+from muster.plan.origin import Figure
+from muster.plan.prices import PriceList
+from muster.plan.units import Seconds
 
 
 @dataclass
@@ -50,3 +56,26 @@ class RecordCount:
         if worked_s > 1.0:
             parts.append(f"{100 * waited_s / worked_s:.0f} % waiting for input")
         return "".join(f" · {part}" for part in parts)
+
+
+def cost_line(
+    placement: Placement, inventory: Inventory, seconds: float, prices: PriceList
+) -> str | None:
+    """One sentence with the sum, the prices and their origin; None without a priced card.
+
+    Owned cards cost their electricity, which needs their power over the run: they are left out.
+    """
+    used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
+    cards = Counter(device.name for device in inventory.devices if device.uuid in used)
+    wall = Figure(value=Seconds(seconds), origin="measured")
+    total, said, currency = 0.0, [], ""
+    for card, count in cards.items():
+        price = prices.price(card, is_owned=False)
+        money = None if price is None else price.of(count, wall, None)
+        if price is None or money is None:
+            continue
+        total, currency = total + money.value.value, money.value.currency
+        said.append(f"{count} × {card} at {price} ({price.origin}: {price.source})")
+    if not said:
+        return None
+    return f"cost: {total:.2f} {currency} for {'; '.join(said)}"

@@ -1,4 +1,4 @@
-"""The options of a sweep as one value; defaults live here only."""
+"""The options of a sweep and of a map, one value each; defaults live here only."""
 
 from __future__ import annotations
 
@@ -76,6 +76,47 @@ class SweepOptions:
             raise UsageError(
                 f"--max-gpus {self.max_gpus} leaves no GPU.", hint="use --devices cpu for the CPU."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSettings:
+    """How records are handled.
+
+    Attributes
+        batch_size: rows that go into a stage together at first; 0: what the stages ask for.
+        chunk_rows: rows per shard; None: from the size of the input.
+        keeps_ids: give records an ``id`` (their row in the input) unless they have one.
+        row_retries: how often a record that kills or hangs its worker is tried again.
+        exception_retries: how often a record is tried again for which a stage raised.
+        unordered: write chunks as they are ready instead of in input order.
+        stage_by_stage: write each stage's output before the next begins.
+        max_worker_memory_mib: a worker that holds more is replaced between batches.
+        keep_parts: leave the chunks' files in the run folder when the output is written.
+        overwrite: replace an output that exists and is not this run's.
+    """
+
+    batch_size: int = 0
+    chunk_rows: int | None = None
+    keeps_ids: bool = True
+    row_retries: int = 1
+    exception_retries: int = 0
+    unordered: bool = False
+    stage_by_stage: bool = False
+    max_worker_memory_mib: float | None = None
+    keep_parts: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 0:
+            raise UsageError(f"--batch-size {self.batch_size}: write 1 or more.")
+        if self.chunk_rows is not None and self.chunk_rows < 1:
+            raise UsageError(f"--chunk-rows {self.chunk_rows}: write 1 or more.")
+        if self.row_retries < 0:
+            raise UsageError(f"--retries {self.row_retries}: write 0 or more.")
+        if self.exception_retries < 0:
+            raise UsageError(f"--retry-exceptions {self.exception_retries}: write 0 or more.")
+        if self.max_worker_memory_mib is not None and self.max_worker_memory_mib <= 0:
+            raise UsageError("--max-worker-memory must be more than nothing.")
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)?")

@@ -6,10 +6,9 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from muster.api.map_job import MapJob, MapSettings
-from muster.api.options import SweepOptions
+from muster.api.options import MapSettings, SweepOptions
 from muster.api.recipe import MapRecipe
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.cli.cluster_flags import ClusterFlags
@@ -27,6 +26,9 @@ from muster.cli.flags import (
 )
 from muster.cli.parse import bundle, parse
 from muster.cli.recipes import MAPS, is_recipe, map_recipe, names_of
+
+if TYPE_CHECKING:
+    from muster.api.map_job import MapJob
 
 _S = MapSettings()
 
@@ -173,7 +175,7 @@ def _of_recipe(recipe: MapRecipe, word: str, words: list[str]) -> Parsed:
     options = _options(flags)
     if recipe.inform(config) is not None:
         return Parsed(job=None, options=options, run=flags.run, recipe=recipe, config=config)
-    from muster.pipeline.plan import spec_of_object
+    from muster.pipeline.stages import spec_of_object
 
     specs = tuple(spec_of_object(stage) for stage in recipe.stages(config))
     job = _job(recipe.name, specs, flags, recipe=recipe, config=config)
@@ -182,7 +184,7 @@ def _of_recipe(recipe: MapRecipe, word: str, words: list[str]) -> Parsed:
 
 def _of_target(target: str, words: list[str], text: str) -> Parsed:
     from muster.base.target import load_value, parse_target
-    from muster.pipeline.plan import specs_of_text
+    from muster.pipeline.stages import specs_of_text
 
     try:
         found: Any = load_value(parse_target(target))
@@ -207,6 +209,7 @@ def _of_target(target: str, words: list[str], text: str) -> Parsed:
 def _job(
     name: str, specs: tuple[Any, ...], flags: Any, *, recipe: Any = None, config: Any = None
 ) -> MapJob:
+    from muster.api.map_job import MapJob
     from muster.pipeline.sinks.spec import spec_of
     from muster.pipeline.sources.model import Selection
     from muster.pipeline.sources.table import InputOptions

@@ -1,4 +1,5 @@
-"""One batch of rows through the stages that work on batches. No files, no clock.
+"""One batch of rows through the stages that work on batches, how large the next one is, and which
+row has killed a worker. No files, no clock.
 
 A row may become several records or none; what became of each is kept together, and a stage that
 raises is asked again for halves, so that only the record to blame is rejected.
@@ -10,7 +11,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from muster.pipeline.sources.model import ArrowRow
 from muster.pipeline.stages import Reject
@@ -257,3 +259,80 @@ class BatchSize:
 
     def _above(self, size: int) -> int:
         return min(self._start, size * 2)
+
+
+class Kind(IntEnum):
+    """What an attempt was at. Stored: never renumber."""
+
+    NOTHING = 0
+    BATCH = 1
+    SINGLE = 2
+    STARTING = 3
+
+
+class InProgress(NamedTuple):
+    """What an attempt notes before it works: rows ``start`` to ``stop``, when the task had
+    ``tries``. Of a SINGLE one, the row ``start`` was being worked on. ``failures``: how often that
+    row, or the set-up, had killed its worker before.
+    """
+
+    start: int
+    stop: int
+    tries: int
+    kind: Kind
+    failures: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How an attempt goes on after one that died by the task's own fault (a try, to the farm).
+
+    Rows ``start`` to ``stop``, which the dead worker had, go one by one. The row at which workers
+    die more often than the retries allow is ``rejected`` instead of tried, and the rest goes on.
+    """
+
+    start: int = 0
+    stop: int = 0
+    row: int = -1
+    failures: int = 0
+    rejected: int = -1
+    num_starts: int = 0
+
+    def is_suspect(self, row: int) -> bool:
+        return self.start <= row < self.stop
+
+    @property
+    def verdict(self) -> Failure:
+        return Failure(
+            "worker",
+            f"the worker process died or hung {self.failures} times while it worked on this "
+            "record; its log has the last words: muster errors RUN",
+        )
+
+    def note(self, start: int, stop: int, tries: int) -> InProgress:
+        """What to write down before rows ``start`` to ``stop`` are worked on."""
+        if self.is_suspect(start):
+            failures = self.failures if start == self.row else 0
+            return InProgress(start, self.stop, tries, Kind.SINGLE, failures)
+        return InProgress(start, stop, tries, Kind.BATCH, 0)
+
+    def starting(self, tries: int) -> InProgress:
+        return InProgress(0, 0, tries, Kind.STARTING, self.num_starts)
+
+
+def recovery(note: InProgress | None, tries: int, retries: int) -> Recovery:
+    """What the note of an earlier attempt means now; nothing if its end was nobody's fault."""
+    if note is None or tries <= note.tries or note.kind is Kind.NOTHING:
+        return Recovery()
+    if note.kind is Kind.STARTING:
+        return Recovery(num_starts=note.failures + 1)
+    if note.kind is Kind.BATCH:
+        return Recovery(start=note.start, stop=note.stop)
+    failures = note.failures + 1
+    return Recovery(
+        start=note.start,
+        stop=note.stop,
+        row=note.start,
+        failures=failures,
+        rejected=note.start if failures > retries else -1,
+    )

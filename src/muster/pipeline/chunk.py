@@ -22,19 +22,20 @@ from muster.base.processes import resident_mib
 from muster.pipeline.batch import (
     BatchSize,
     Failure,
+    InProgress,
+    Kind,
     OutOfMemory,
     Row,
     apply,
     checked,
     children,
     failure_of,
+    recovery,
 )
-from muster.pipeline.doubt import Doubt, Kind, suspect
-from muster.pipeline.engines.model import EngineError
+from muster.pipeline.engines.engine import EngineError
 from muster.pipeline.journal import Journal
-from muster.pipeline.meter import METER
 from muster.pipeline.sources.model import BLANK, ArrowRow, BadRow, Shard
-from muster.pipeline.stages import Reject
+from muster.pipeline.stages import METER, Reject
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
 
@@ -84,7 +85,7 @@ class Chunk:
         self._keeps_ids = worker.plan.keeps_ids
         self._next = start  # the first row that has not been read
         self._size = BatchSize(worker.batch_size)
-        self._suspicion = suspect(journal.doubt(), ctx.tries, worker.plan.row_retries)
+        self._recovery = recovery(journal.in_progress(), ctx.tries, worker.plan.row_retries)
         self._in_flight: set[int] = set()
         self._num_blank = 0
         self._seen: Any = None
@@ -125,12 +126,12 @@ class Chunk:
     def _set_up(self) -> None:
         if self._worker.is_set_up:
             return
-        if self._suspicion.num_starts > self._worker.plan.row_retries + 2:
+        if self._recovery.num_starts > self._worker.plan.row_retries + 2:
             raise TargetError(
-                f"The worker died {self._suspicion.num_starts} times while it set up its stages.",
+                f"The worker died {self._recovery.num_starts} times while it set up its stages.",
                 hint="the log of the worker has its last words: muster errors RUN.",
             )
-        self._journal.begin(self._suspicion.starting(self._ctx.tries))
+        self._journal.begin(self._recovery.starting(self._ctx.tries))
         try:
             with self._sharing():
                 self._worker.set_up()
@@ -190,7 +191,7 @@ class Chunk:
         earlier attempt has died.
         """
         began = time.perf_counter()
-        most = 1 if self._next < self._suspicion.stop else most
+        most = 1 if self._next < self._recovery.stop else most
         most = min(most, self._stop - self._next)
         taken = list(itertools.islice(rows, most)) if most > 0 else []
         while taken and taken[-1][0] >= self._stop:  # rows before it were in the journal
@@ -202,14 +203,14 @@ class Chunk:
             return batch
         self._next = batch[-1].number + 1
         self._in_flight.update(row.number for row in batch)
-        doubt = self._suspicion.note(min(self._in_flight), self._next, self._ctx.tries)
-        self._journal.begin(doubt)
+        note = self._recovery.note(min(self._in_flight), self._next, self._ctx.tries)
+        self._journal.begin(note)
         return batch
 
     def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
         absolute = self._row_of(number)
-        if number == self._suspicion.condemned:
-            return Row(number, absolute, [], [self._suspicion.verdict])
+        if number == self._recovery.rejected:
+            return Row(number, absolute, [], [self._recovery.verdict])
         if isinstance(record, dict):
             source = record if isinstance(record, ArrowRow) else None
             if not self._keeps_ids:
@@ -267,7 +268,7 @@ class Chunk:
         is_over = False
         try:
             while True:
-                is_wary = self._next < self._suspicion.stop
+                is_wary = self._next < self._recovery.stop
                 room = 1 if is_wary else self._worker.concurrency
                 while not is_over and len(running) < room:
                     if not ready:
@@ -277,7 +278,7 @@ class Chunk:
                         is_over = not ready
                     if ready:
                         running.add(asyncio.create_task(self._wait_for(ready.pop())))
-                    if ready and self._suspicion.is_suspect(ready[-1].number):
+                    if ready and self._recovery.is_suspect(ready[-1].number):
                         break
                 if not running:
                     return
@@ -293,7 +294,7 @@ class Chunk:
                 self._between(grain=self._worker.concurrency)
         except EngineError:
             # Nobody's fault here: the rows in flight go through a fresh engine in a fresh process.
-            self._journal.begin(Doubt(0, 0, self._ctx.tries, Kind.NOTHING, 0))
+            self._journal.begin(InProgress(0, 0, self._ctx.tries, Kind.NOTHING, 0))
             self._ctx.retire()
             raise
         finally:
@@ -356,7 +357,7 @@ class Chunk:
     @property
     def _free_from(self) -> int:
         """The first row that nobody has touched."""
-        return max(self._next, self._journal.end, self._suspicion.stop)
+        return max(self._next, self._journal.end, self._recovery.stop)
 
     def _share(self, others: int, grain: int) -> None:
         """Keep an even share of the rows to come, of at least two batches, and give the rest."""

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import SetupError
-from muster.pipeline.doubt import Doubt, Kind
+from muster.pipeline.batch import InProgress, Kind
 
 #: first row, end row, output rows, rejects, dropped, bytes and checksum of lines and of rejects.
 _ENTRY = struct.Struct("<IIIIIQIQI")
@@ -121,17 +121,17 @@ class Journal:
             os.fsync(handle)
         self._synced_s = time.monotonic()
 
-    def begin(self, doubt: Doubt) -> None:
+    def begin(self, note: InProgress) -> None:
         """Note what is worked on from now, so that a crash can be laid at the right door."""
-        os.pwrite(self._now, _NOW.pack(*doubt), 0)
+        os.pwrite(self._now, _NOW.pack(*note), 0)
 
-    def doubt(self) -> Doubt | None:
+    def in_progress(self) -> InProgress | None:
         """What an earlier attempt was at when it ended."""
         data = os.pread(self._now, _NOW.size, 0)
         if len(data) < _NOW.size:
             return None
-        start, stop, tries, kind, blame = _NOW.unpack_from(data)
-        return Doubt(start, stop, tries, Kind(kind), blame)
+        start, stop, tries, kind, failures = _NOW.unpack_from(data)
+        return InProgress(start, stop, tries, Kind(kind), failures)
 
     # ------------------------------------------------------------------ what is in it
 

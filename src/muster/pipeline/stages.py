@@ -18,10 +18,19 @@ record that causes it is alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import dataclasses
+import hashlib
+import threading
+import typing
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-Record = Mapping[str, Any]
+from muster.base.errors import TargetError
+from muster.base.target import TargetRef, load_value, parse_target, ref_of
+
 #: What a stage makes of one record: another, none, or several.
 Made = dict[str, Any] | None | list[dict[str, Any]]
 
@@ -30,13 +39,130 @@ class Reject(Exception):
     """This record cannot be processed; trying again would not help."""
 
 
-class BatchStage(Protocol):
-    def process(self, batch: list[dict[str, Any]]) -> Sequence[Made | Reject]: ...
+def seed_of(*parts: str | int) -> int:
+    """From 0 to 2**63 - 1, a function of ``parts``: run seed, record, stage, round."""
+    text = "\x1f".join(map(str, parts))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
-class WaitingStage(Protocol):
-    """``concurrency``: how many records may be in ``process_one`` at once."""
+class Meter:
+    """Sums by name since the worker started. Threads may add at the same time."""
 
-    concurrency: int
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
 
-    async def process_one(self, record: dict[str, Any]) -> Made: ...
+    def add(self, name: str, amount: float) -> None:
+        """``name`` in the plural: ``"tokens"``, ``"prompt_tokens"``, ``"requests"``."""
+        with self._lock:
+            self._sums[name] += amount
+
+    def read(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._sums)
+
+
+METER = Meter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """A stage by name. ``values``: the fields of a dataclass; ``index``: its place in a list."""
+
+    location: str
+    attribute: str
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    index: int | None = None
+
+    @property
+    def ref(self) -> TargetRef:
+        kind: typing.Literal["file", "module"]
+        kind = "file" if self.location.endswith(".py") else "module"
+        return TargetRef(kind, self.location, self.attribute)
+
+    @property
+    def name(self) -> str:
+        short = self.attribute.rpartition(".")[2]
+        return short if self.index is None else f"{short}[{self.index}]"
+
+
+def specs_of_text(text: str, values: Mapping[str, Any], base: Path) -> tuple[StageSpec, ...]:
+    """The stages that ``file.py:name`` names: a function, a class or a list of stages."""
+    ref = parse_target(text, base)
+    found: Any = load_value(ref, base)
+    if isinstance(found, list | tuple):
+        for item in found:
+            _check_stage(item, text)
+        indices = range(len(found))
+        return tuple(
+            StageSpec(location=ref.location, attribute=ref.attribute, index=i) for i in indices
+        )
+    _check_stage(found, text)
+    return (StageSpec(location=ref.location, attribute=ref.attribute, values=dict(values)),)
+
+
+def spec_of_object(stage: Any) -> StageSpec:
+    """The name of a stage given in Python: a function, a class or a dataclass instance."""
+    if dataclasses.is_dataclass(stage) and not isinstance(stage, type):
+        kind = type(stage)
+        _check_stage(kind, kind.__qualname__)
+        ref = ref_of(kind)
+        values = dataclasses.asdict(stage)
+        return StageSpec(location=ref.location, attribute=ref.attribute, values=values)
+    if not isinstance(stage, type) and not hasattr(stage, "__code__"):
+        raise TargetError(
+            f"Cannot use {type(stage).__name__} object as a stage: workers are other processes "
+            "and make their own from its name and fields.",
+            hint="make its class a dataclass, or give the class itself.",
+        )
+    _check_stage(stage, getattr(stage, "__qualname__", str(stage)))
+    ref = ref_of(stage)
+    return StageSpec(location=ref.location, attribute=ref.attribute)
+
+
+def make_stage(spec: StageSpec, base: Path) -> Any:
+    """The stage itself, in the worker."""
+    found: Any = load_value(spec.ref, base)
+    if spec.index is not None:
+        found = found[spec.index]
+    if not isinstance(found, type):
+        return found
+    if dataclasses.is_dataclass(found):
+        return _built(found, spec.values)
+    try:
+        return found(**spec.values)
+    except TypeError as error:
+        raise TargetError(
+            f"The stage {spec.attribute} cannot be made without arguments: {error}.",
+            hint="make it a dataclass, so that its fields become flags, with a default each.",
+        ) from None
+
+
+def _built(kind: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass from JSON values; fields that are dataclasses, tuples and paths as annotated."""
+    hints = typing.get_type_hints(kind)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        hint = hints.get(name)
+        if isinstance(value, Mapping) and isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            arguments[name] = _built(hint, value)
+        elif isinstance(value, list) and typing.get_origin(hint) is tuple:
+            arguments[name] = tuple(value)
+        elif isinstance(value, str) and Path in (hint, *typing.get_args(hint)):
+            arguments[name] = Path(value)
+        else:
+            arguments[name] = value
+    return kind(**arguments)
+
+
+def _check_stage(stage: Any, name: str) -> None:
+    kind = stage if isinstance(stage, type) else type(stage)
+    is_class = isinstance(stage, type) or not callable(stage)
+    if is_class and not (hasattr(kind, "process") or hasattr(kind, "process_one")):
+        raise TargetError(
+            f"{name} is no stage: the class {kind.__name__} has neither process nor process_one.",
+            hint="write def process(self, batch): return [… one entry per record …].",
+        )
+    if not is_class and not callable(stage):
+        raise TargetError(f"{name} is no stage: {type(stage).__name__} cannot be called.")

@@ -7,15 +7,49 @@ import atexit
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster.base.codec import write_json
+from muster.base.codec import read_json, write_json
 from muster.pipeline.batch import Pace, Step
-from muster.pipeline.plan import MapPlan, first_batch, make_stage, read_plan
 from muster.pipeline.sources.model import Source
 from muster.pipeline.sources.table import reopen
+from muster.pipeline.stages import StageSpec, make_stage
 from muster.run.folder import RunFolder
+
+_DEFAULT_BATCH = 32
+#: Functions of one record cost little: larger batches keep the journal's share small.
+_DEFAULT_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapPlan:
+    """``batch_size`` 0: what the stages ask for. Memory in MiB of resident set; None: no limit.
+
+    ``keeps_types``: the output has types, so values do not become what JSON has for them.
+    """
+
+    source: Mapping[str, Any]
+    stages: tuple[StageSpec, ...]
+    base_folder: str
+    batch_size: int = 0
+    keeps_ids: bool = True
+    row_retries: int = 1
+    exception_retries: int = 0
+    keep_going: bool = False
+    keeps_types: bool = False
+    max_worker_memory_mib: float | None = None
+
+
+def write_plan(path: Path, plan: MapPlan) -> None:
+    write_json(path, plan)
+
+
+def read_plan(path: Path) -> MapPlan:
+    record = read_json(path, "map.json")
+    stages = tuple(StageSpec(**stage) for stage in record.pop("stages"))
+    return MapPlan(**record, stages=stages)
 
 
 class TaskContext(Protocol):
@@ -160,3 +194,12 @@ def _close() -> None:
     """At the end of the process, in whatever way it comes but a kill."""
     if _worker is not None:
         _worker.close()
+
+
+def first_batch(stages: Sequence[Any], asked: int) -> int:
+    """How many rows go in together at first."""
+    if asked:
+        return asked
+    sizes = [getattr(stage, "batch_size", 0) or _DEFAULT_BATCH for stage in stages
+             if hasattr(stage, "process")]  # fmt: skip
+    return min(sizes) if sizes else _DEFAULT_ROWS

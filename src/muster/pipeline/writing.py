@@ -11,8 +11,8 @@ import orjson
 
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
-from muster.pipeline.carried import as_plain, header, marked, untouched, with_header
 from muster.pipeline.journal import Journal
+from muster.pipeline.sinks.parts import as_plain, marked, with_header
 from muster.pipeline.sources.model import ArrowRow
 from muster.pipeline.worker import Worker
 
@@ -165,6 +165,8 @@ def _groups(batch: list[Row]) -> Iterator[list[Row]]:
 
 
 def _packed(group: list[Row]) -> list[Written]:
+    from muster.pipeline.arrow import header, untouched  # pyarrow has read these rows
+
     made = [
         (row.source, record) for row in group if row.source is not None for record in row.records
     ]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from muster.pipeline.chunk import run_chunk
-from muster.pipeline.plan import MapPlan, StageSpec, write_plan
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.model import Part, SinkSpec
+from muster.pipeline.sinks.spec import Part, SinkSpec
 from muster.pipeline.sources.model import Source
+from muster.pipeline.stages import StageSpec
+from muster.pipeline.worker import MapPlan, write_plan
 from muster.run.folder import RunFolder
 
 STAGES = Path(__file__).parents[2] / "programs" / "typed_stages.py"

@@ -10,15 +10,8 @@ import pytest
 
 from muster.base.errors import TargetError, UsageError
 from muster.cli.map_flags import parse_memory_mib
-from muster.pipeline.plan import (
-    MapPlan,
-    first_batch,
-    make_stage,
-    read_plan,
-    spec_of_object,
-    specs_of_text,
-    write_plan,
-)
+from muster.pipeline.stages import make_stage, spec_of_object, specs_of_text
+from muster.pipeline.worker import MapPlan, first_batch, read_plan, write_plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import pytest
 from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row
 from muster.pipeline.journal import Journal
-from muster.pipeline.plan import MapPlan
+from muster.pipeline.worker import MapPlan
 from muster.pipeline.writing import RowWriter
 
 

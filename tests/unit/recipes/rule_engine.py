@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.pipeline.engines.model import Completion, EngineSpec, Request, RequestError
+from muster.pipeline.engines.engine import Completion, EngineSpec, Request, RequestError
 
 Rule = Callable[[Request], str]
 #: By name, because engines are made from their spec: ``spec.model`` is the name.

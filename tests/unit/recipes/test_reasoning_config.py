@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster import UsageError
-from muster.pipeline.engines.model import EngineSpec
+from muster.pipeline.engines.engine import EngineSpec
 from muster_recipes.reasoning.config import ARITH_MODEL, HUB_MODEL, ReasoningConfig
 from muster_recipes.reasoning.host import Host, fitted, prepare, say_once
 from muster_recipes.reasoning.hub import refresh

@@ -17,11 +17,9 @@ from tests.examples import examples
 from tests.unit.recipes.map_driver import drive, good
 from tests.unit.recipes.rule_engine import RULES, Rule, RuleEngine
 
-from muster.pipeline.engines import table
-from muster.pipeline.engines.model import EngineError, EngineSpec, Request
-from muster.pipeline.plan import make_stage, spec_of_object
-from muster.pipeline.seeds import seed_of
-from muster.pipeline.stages import Reject
+from muster.pipeline.engines import engine
+from muster.pipeline.engines.engine import EngineError, EngineSpec, Request
+from muster.pipeline.stages import Reject, make_stage, seed_of, spec_of_object
 from muster_recipes.reasoning.grades import WEIGHTS
 from muster_recipes.reasoning.stages import Evaluate, Finish, Generate, Improve, Read
 
@@ -37,7 +35,7 @@ _RECORD = {"id": 7, "problem": "What is 3+4?", "reference_answer": "7"}
 def _rules() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         rules = "tests.unit.recipes.rule_engine:RuleEngine"
-        patch.setattr(table, "ENGINES", {**table.ENGINES, "rules": rules})
+        patch.setattr(engine, "ENGINES", {**engine.ENGINES, "rules": rules})
         yield
     assert RuleEngine.running == 0
 

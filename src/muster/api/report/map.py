@@ -17,7 +17,7 @@ from muster.api.report.words import count
 from muster.api.runs import Run
 from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
-from muster.pipeline.sinks.model import SinkSpec
+from muster.pipeline.sinks.spec import SinkSpec
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 
@@ -81,7 +81,7 @@ def _of_recipe(
             found = read_json(folder.table_csv.with_suffix(".json"), "summary")
             summary = found if isinstance(found, dict) else {}
         return summary, sorted(folder.figures.glob("*.png")), []
-    from muster.pipeline.sinks.read import read_output
+    from muster.pipeline.sinks.formats import read_output
 
     recipe, config, sink = maker
     sink = dataclasses.replace(sink, path=Path(published.output))

@@ -112,7 +112,7 @@ def _report(parsed: Parsed, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
     if recipe is None or mapped.output is None:
         return {}, []
     from muster.base.codec import write_json
-    from muster.pipeline.sinks.read import read_output
+    from muster.pipeline.sinks.formats import read_output
     from muster.run.folder import RunFolder
 
     folder = RunFolder(mapped.path)

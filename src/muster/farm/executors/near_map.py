@@ -1,6 +1,6 @@
 """A map's plan and input, for workers that do not see the run folder.
 
-Reads ``map.json`` as ``muster.pipeline.plan`` has written it, as far as it names places: the
+Reads ``map.json`` as ``muster.pipeline.stages`` has written it, as far as it names places: the
 input's files, the folder the map was started in, and the files in which its stages are.
 """
 

@@ -1,9 +1,15 @@
-"""The decoding loop of one model: a batch whose rows leave when they are done and join between
-tokens. One thread uses it.
+"""The decoding loop of one model: rows leave the batch when they are done and join between tokens.
+
+Every token is drawn with one uniform number, a function of (seed, position) alone: the batch, the
+device and the order of requests have no part in it. The token is where the cumulated
+probabilities, in the order of the vocabulary, first exceed that number; rounding of the logits
+therefore changes a token only where the number is that close to a border. One thread uses a
+decoder.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +17,173 @@ import torch
 from torch import Tensor
 
 from muster.pipeline.engines.answers import Answer
-from muster.pipeline.engines.cache import GrowingLayer, may_join, new_cache
-from muster.pipeline.engines.draw import draw, uniform
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def uniform(seed: int, position: int) -> float:
+    """From 0 to below 1, with 53 random bits: SplitMix64 of the seed, then of the position."""
+    return (_mixed(_mixed(seed) + _GOLDEN * (position + 1)) >> 11) * 2.0**-53
+
+
+def _mixed(value: int) -> int:
+    """The output function of SplitMix64 (Steele, Lea, Flood 2014)."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def draw(
+    logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], noise: Sequence[float]
+) -> Tensor:
+    """Tokens [n] for logits [n, vocabulary]; temperature 0 takes the most probable token."""
+    tokens = logits.argmax(-1)
+    rows = [row for row, temperature in enumerate(temperatures) if temperature > 0]
+    if not rows:
+        return tokens
+    index = torch.tensor(rows, device=logits.device)
+    drawn = _drawn(
+        logits[index].double() / _column([temperatures[row] for row in rows], logits.device),
+        _column([top_ps[row] for row in rows], logits.device),
+        _column([noise[row] for row in rows], logits.device),
+    )
+    return tokens.index_copy(0, index, drawn)
+
+
+def _drawn(logits: Tensor, top_p: Tensor, noise: Tensor) -> Tensor:
+    probabilities = logits.softmax(-1)
+    if bool((top_p < 1).any()):
+        probabilities = probabilities.where(probabilities >= _least(probabilities, top_p), 0.0)
+    cumulated = probabilities.cumsum(-1)
+    index = (cumulated <= noise * cumulated[:, -1:]).sum(-1)
+    # Rounding may put the border above the sum; the most probable token is as good an end as any.
+    return index.where(index < logits.shape[-1], probabilities.argmax(-1))
+
+
+def _least(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest probability [n, 1] among the fewest tokens that hold ``top_p`` together."""
+    falling = probabilities.sort(-1, descending=True).values
+    before = falling.cumsum(-1) - falling
+    count = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return falling.gather(-1, count - 1)
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
+
+_SLACK = 64
+#: Optional, and typed in some of its versions only.
+_theirs: Any = importlib.import_module("transformers.cache_utils")
+
+
+class GrowingLayer(_theirs.CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values [rows, heads, length, head size] of one layer."""
+
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Reserve room for these and some more."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = _reserved(key_states, key_states.shape[0], _room(key_states.shape[2]))
+        self.values = _reserved(value_states, value_states.shape[0], _room(key_states.shape[2]))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append; returns all of it."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        begin, end = self.length, self.length + key_states.shape[2]
+        if end > self.keys.shape[2]:
+            self.keys = _moved(self.keys[:, :, :begin], _room(end))
+            self.values = _moved(self.values[:, :, :begin], _room(end))
+        self.keys[:, :, begin:end] = key_states
+        self.values[:, :, begin:end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length with the query, and the column at which it begins."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns in use."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """There is no maximum."""
+        return -1
+
+    def rebuild(self, rows: Tensor, old: int, new: GrowingLayer | None, length: int) -> None:
+        """Keep ``rows``, put those of ``new`` below, and ``length`` columns in all.
+
+        ``old``: how many of the last columns of this layer are worth keeping.
+        """
+        self.keys = _rebuilt(self.keys, self.length, rows, old, new, "keys", length)
+        self.values = _rebuilt(self.values, self.length, rows, old, new, "values", length)
+        self.length = length
+
+
+def new_cache(model: Any) -> Any:
+    """An empty cache with growing layers where the model has ordinary attention."""
+    cache = _theirs.DynamicCache(config=model.config)
+    cache.layers = [
+        GrowingLayer() if type(layer) is _theirs.DynamicLayer else layer for layer in cache.layers
+    ]
+    return cache
+
+
+def may_join(cache: Any) -> bool:
+    """Whether rows may leave and join: not with sliding windows or recurrent states."""
+    return bool(cache.layers) and all(type(layer) is GrowingLayer for layer in cache.layers)
+
+
+def _rebuilt(
+    source: Tensor,
+    end: int,
+    rows: Tensor,
+    old: int,
+    new: GrowingLayer | None,
+    name: str,
+    length: int,
+) -> Tensor:
+    count = len(rows)
+    total = count + (0 if new is None else getattr(new, name).shape[0])
+    target = _reserved(source, total, _room(length))
+    # What stands left of a row's first token is masked, but a mask does not tame NaN or infinity.
+    target[:, :, :length].zero_()
+    target[:count, :, length - old : length] = source[rows, :, end - old : end]
+    if new is not None:
+        added = getattr(new, name)[:, :, : new.length]
+        target[count:, :, length - new.length : length] = added
+    return target
+
+
+def _reserved(like: Tensor, rows: int, columns: int) -> Tensor:
+    return torch.empty(
+        rows, like.shape[1], columns, like.shape[3], dtype=like.dtype, device=like.device
+    )
+
+
+def _moved(source: Tensor, columns: int) -> Tensor:
+    target = _reserved(source, source.shape[0], columns)
+    target[:, :, : source.shape[2]] = source
+    return target
+
+
+def _room(length: int) -> int:
+    return length + max(_SLACK, length // 4)
+
 
 _MASK_SLACK = 256
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
-from muster.pipeline.engines.model import EngineSpec, Message
-from muster.pipeline.hub_reach import use_cache_if_unreachable
+from muster.pipeline.engines.engine import EngineSpec, Message
+from muster.pipeline.sources.hub import use_cache_if_unreachable
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import SetupError
 from muster.pipeline.batch import BatchSize
-from muster.pipeline.engines.answers import Answer
-from muster.pipeline.engines.loading import Loaded, check, load, prompt_text
-from muster.pipeline.engines.model import (
+from muster.pipeline.engines.answers import Answer, window
+from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
     EngineSpec,
     Request,
     RequestError,
     Sampling,
+    Watchdog,
 )
-from muster.pipeline.engines.waiting import window
-from muster.pipeline.engines.watchdog import Watchdog
-from muster.pipeline.meter import METER
+from muster.pipeline.engines.loading import Loaded, check, load, prompt_text
+from muster.pipeline.stages import METER
 
 if TYPE_CHECKING:
     from muster.pipeline.engines.decoding import Decoder

@@ -1,26 +1,193 @@
-"""The engine ``openai``: any server with OpenAI's HTTP interface, kept full of requests."""
+"""How fast requests may go out, and when a failed one goes again. The clock is the caller's."""
 
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import importlib.util
+import json
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
 from muster.base.settings import secret
-from muster.pipeline.engines.model import (
+from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
     EngineSpec,
     Request,
     RequestError,
 )
-from muster.pipeline.engines.pace import Bucket, back_off_s, retry_after_s
-from muster.pipeline.engines.replies import Again, body_of, verdict
-from muster.pipeline.meter import METER
+from muster.pipeline.stages import METER
+
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
+#: A burst may be so many seconds' worth, on top of the rate.
+_BURST_S = 1.0
+
+
+@dataclass
+class Bucket:
+    """At most ``per_minute`` units in any minute, and a burst of one second's worth (or of one
+    unit) more. 0 is no limit.
+
+    Units that are more than a burst are waited for as a whole before they go.
+    """
+
+    per_minute: float
+    _ready_s: float = 0.0
+
+    def take(self, units: float, now_s: float) -> float:
+        """Book ``units``; returns the seconds to wait before they may be used."""
+        if not self.per_minute:
+            return 0.0
+        unit_s = 60.0 / self.per_minute
+        self._ready_s = max(self._ready_s, now_s - max(_BURST_S, unit_s))
+        wait_s = max(0.0, self._ready_s + units * unit_s - now_s)
+        self._ready_s += units * unit_s
+        return wait_s
+
+    def correct(self, units: float) -> None:
+        """So many units more (or, negative, fewer) were used than booked."""
+        if self.per_minute:
+            self._ready_s += units * 60.0 / self.per_minute
+
+
+def back_off_s(failures: int, chance: float, asked_s: float | None) -> float:
+    """The wait after so many failures in a row, 1 or more. ``chance``: from 0 to 1, at random.
+
+    Doubles from half a second up to 30 s, of which a random half to all is taken, so that those
+    who failed together do not come back together. Never shorter than the server has asked for.
+    """
+    longest_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10))
+    own_s = longest_s * (0.5 + 0.5 * chance)
+    if asked_s is None:
+        return own_s
+    return asked_s + min(1.0, 0.1 * asked_s) * chance
+
+
+def retry_after_s(header: str | None, now_s: float) -> float | None:
+    """Seconds of a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3).
+
+    ``now_s``: seconds since 1970. None where there is none, or nothing that can be read.
+    """
+    if header is None:
+        return None
+    text = header.strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - now_s
+        except (ValueError, TypeError):
+            return None
+    return max(0.0, seconds) if seconds == seconds else None
+
+
+#: Servers differ in the width of a seed; all take 31 bits.
+_SEED_MASK = (1 << 31) - 1
+_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class Again:
+    """The request may succeed when it is repeated. ``asked_s``: not sooner than that.
+
+    ``is_overload``: the server has too much to do, which is no fault of the request.
+    """
+
+    reason: str
+    asked_s: float | None = None
+    is_overload: bool = False
+
+
+def body_of(request: Request, model: str) -> tuple[str, dict[str, Any]]:
+    """The path below the base address, and the JSON to send there."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "seed": request.seed & _SEED_MASK,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if request.prompt is not None:
+        return "/completions", {**body, "prompt": request.prompt}
+    return "/chat/completions", {**body, "messages": list(request.messages)}
+
+
+def verdict(status: int, data: bytes, asked_s: float | None) -> Completion | Again:
+    """What an answer means. Raises RequestError where the prompt is to blame, and EngineError
+    where no request can succeed.
+    """
+    if status == 200:
+        return _completion(data)
+    reason = f"status {status}: {_message(data)}"
+    if status == 429:
+        if "insufficient_quota" in reason:
+            raise EngineError(f"The server's quota is used up ({reason}).")
+        return Again(reason, asked_s, is_overload=True)
+    if status == 503:
+        return Again(reason, asked_s, is_overload=True)
+    if status >= 500 or status in (408, 409, 425):
+        return Again(reason, asked_s)
+    if status in (401, 403, 404):
+        raise EngineError(f"The server refuses all requests ({reason}).")
+    raise RequestError(f"The server refused the prompt ({reason}).")
+
+
+def _completion(data: bytes) -> Completion | Again:
+    try:
+        return _read(json.loads(data))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return Again(f"the answer cannot be read ({type(error).__name__}: {_shown(data)})")
+
+
+def _read(answer: Mapping[str, Any]) -> Completion:
+    choice = answer["choices"][0]
+    reason = choice.get("finish_reason") or "stop"
+    if reason == "content_filter":
+        raise RequestError("The server's content filter held the answer back.")
+    text = choice["text"] if "text" in choice else _of_chat(choice["message"])
+    usage = answer.get("usage") or {}
+    return Completion(
+        text=text,
+        finish_reason="length" if reason == "length" else "stop",
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+    )
+
+
+def _of_chat(message: Mapping[str, Any]) -> str:
+    """Some servers take the thinking out of the text; it is put back between its marks."""
+    text = message.get("content") or ""
+    if not isinstance(text, str):
+        raise TypeError("content is no text")
+    thinking = message.get("reasoning_content") or message.get("reasoning")
+    return f"<think>\n{thinking}\n</think>\n\n{text}" if isinstance(thinking, str) else text
+
+
+def _message(data: bytes) -> str:
+    try:
+        answer = json.loads(data)
+        error = answer.get("error", answer)
+        if isinstance(error, str):
+            return error[:_SHOWN]
+        code = error.get("code")
+        text = str(error.get("message") or error.get("detail") or error)[:_SHOWN]
+        return f"{text} [{code}]" if isinstance(code, str) else text
+    except (ValueError, AttributeError):
+        return _shown(data)
+
+
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN].decode("utf-8", "replace").strip() or "no text"
+
 
 _DEFAULT_CONCURRENCY = 64
 #: Requests that wait to be repeated leave their place to others; so many of those, in quarters.

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
-from muster.pipeline.engines.loading import prompt_text
-from muster.pipeline.engines.model import (
+from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
     EngineSpec,
     Request,
     RequestError,
+    Watchdog,
 )
-from muster.pipeline.engines.watchdog import Watchdog
-from muster.pipeline.meter import METER
+from muster.pipeline.engines.loading import prompt_text
+from muster.pipeline.stages import METER
 
 _DEFAULT_CONCURRENCY = 256
 

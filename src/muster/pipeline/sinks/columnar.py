@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
-from muster.pipeline.carried import as_plain
-from muster.pipeline.sinks.model import Part
-from muster.pipeline.sinks.parts import Batch, batches
+from muster.pipeline.arrow import json_like
+from muster.pipeline.sinks.parts import Batch, as_plain, batches
+from muster.pipeline.sinks.spec import Part
 from muster.pipeline.sinks.survey import Seen
-from muster.pipeline.sources.arrow_rows import json_like
 
 #: Small, because it is what the peak of memory consists of, and a run of a few thousand records
 #: should not take less than one of millions.

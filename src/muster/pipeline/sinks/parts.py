@@ -1,22 +1,41 @@
-"""Finished parts: whether they are all there, and their bytes, checked while they are read."""
+"""Finished parts: their lines, whether they are all there, and their bytes, checked while read.
+
+A part holds JSON lines. Where input and output have types, the first line of a group of rows has a
+field `MARK` with an Arrow stream in it: the columns that are as they were read, for this line and
+the next ones. The lines themselves hold what the stages made, in which values that JSON does not
+know are objects with that same field, so that they come back as what they were.
+"""
 
 from __future__ import annotations
 
+import base64
+import datetime
+import decimal
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import orjson
 
 from muster.base.errors import SetupError
-from muster.pipeline.carried import MARK_IN_JSON, Carried, read_line
-from muster.pipeline.sinks.model import Part
+from muster.pipeline.sinks.spec import Part
 
 _BLOCK_BYTES = 1 << 20
 BATCH_ROWS = 1024
 _BATCH_VALUES = 1 << 18
+#: Begins with a character that no column's name has.
+MARK = "\x01muster"
+MARK_IN_JSON = orjson.dumps(MARK)
+
+
+class Carried(NamedTuple):
+    """``batch`` has a row per record; ``names``: the columns of the records, in their order."""
+
+    batch: Any
+    names: list[str]
 
 
 def by_shard(parts: Sequence[Part]) -> list[list[Part]]:
@@ -190,3 +209,98 @@ def _no_whole(what: str) -> SetupError:
         f"The finished parts do not make up the whole: {what}. No output was written.",
         hint="run the same command again; if this stays, begin again with --restart.",
     )
+
+
+# ------------------------------------------------------------------ values in lines
+
+
+def with_header(head: bytes, line: bytes) -> bytes:
+    return b"{" + head + (b"}\n" if line == b"{}\n" else b"," + line[1:])
+
+
+def read_line(record: dict[str, Any]) -> tuple[dict[str, Any], Carried | None]:
+    """A parsed line that has `MARK` somewhere, as what was written."""
+    import pyarrow as pa
+
+    carried = None
+    if MARK in record:
+        text, names = record.pop(MARK)
+        with pa.ipc.open_stream(base64.b64decode(text)) as stream:
+            carried = Carried(stream.read_next_batch(), names)
+    return {name: _plain(value) for name, value in record.items()}, carried
+
+
+# ---------------------------------------------------------------------- values JSON does not know
+
+
+def marked(value: Any) -> Any:
+    """For orjson: what it does not know, as an object that `read_line` makes the same again."""
+    if _is_no_time(value):
+        return None
+    for kind, name, encode, _ in _KINDS:
+        if isinstance(value, kind):
+            return {MARK: name, "value": encode(value)}
+    return as_plain(value)
+
+
+def as_plain(value: Any) -> Any:
+    """For orjson: what it does not know, in the form that JSON and CSV have for it.
+
+    Bytes are base64 text, decimals texts with all their digits, durations seconds, and tensors and
+    arrays lists.
+    """
+    if _is_no_time(value):
+        return None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    to_list = getattr(value, "tolist", None)  # of numpy and of torch
+    if callable(to_list) and hasattr(value, "dtype"):
+        return to_list()
+    raise TypeError(f"JSON has no {type(value).__name__}: make it a text or a number in the stage")
+
+
+def _is_no_time(value: Any) -> bool:
+    return isinstance(value, datetime.datetime) and bool(value != value)  # NaT of pandas
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if MARK in value:
+        return _DECODERS[value[MARK]](value["value"])
+    return {name: _plain(item) for name, item in value.items()}
+
+
+def _zoned(value: datetime.datetime) -> list[str | None]:
+    zone = getattr(value.tzinfo, "key", None)
+    return [datetime.datetime.isoformat(value), zone]
+
+
+def _unzoned(value: list[str | None]) -> datetime.datetime:
+    text, zone = value
+    assert text is not None
+    made = datetime.datetime.fromisoformat(text)
+    return made if zone is None else made.astimezone(ZoneInfo(zone))
+
+
+#: In this order, because a datetime is a date.
+_KINDS: tuple[tuple[Any, str, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
+    ((bytes, bytearray, memoryview), "bytes", as_plain, base64.b64decode),
+    (datetime.datetime, "datetime", _zoned, _unzoned),
+    (datetime.date, "date", lambda v: v.isoformat(), datetime.date.fromisoformat),
+    (datetime.time, "time", lambda v: v.isoformat(), datetime.time.fromisoformat),
+    (
+        datetime.timedelta, "duration",
+        lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v),
+    ),
+    (decimal.Decimal, "decimal", str, decimal.Decimal),
+)  # fmt: skip
+_DECODERS = {name: decode for _, name, _, decode in _KINDS}

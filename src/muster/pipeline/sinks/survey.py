@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.pipeline.sinks.model import Part
 from muster.pipeline.sinks.parts import Batch, batches
+from muster.pipeline.sinks.spec import Part
 
 #: Beyond, a float no longer holds every integer.
 _EXACT_IN_FLOAT = 1 << 53
@@ -154,7 +154,7 @@ def survey(parts: Iterable[Part], declared: Iterable[str] = ()) -> dict[str, See
     }
     apart |= {name for name, seen in found.items() if len(seen.carried) > 1 and not _join(seen)}
     if apart:
-        from muster.pipeline.sources.arrow_rows import json_like
+        from muster.pipeline.arrow import json_like
 
         for batch in batches(parts):
             if batch.carried is not None:

@@ -13,11 +13,10 @@ from typing import Self
 
 from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.delimited import MAX_CELL_CHARS, as_csv, columns_of, csv_blocks
+from muster.pipeline.sinks.formats import MAX_CELL_CHARS, as_csv, columns_of, csv_blocks
 from muster.pipeline.sinks.merge import Merged, explained, merge_errors, sweep
-from muster.pipeline.sinks.model import Part, SinkSpec
 from muster.pipeline.sinks.parts import blocks, by_shard, records
-from muster.pipeline.sinks.spec import prepare_place
+from muster.pipeline.sinks.spec import Part, SinkSpec, prepare_place
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from muster.base.errors import UsageError
 from muster.pipeline.sources.conditions import Condition, matches
-from muster.pipeline.sources.formats import MAX_SHARD_BYTES, Cut, DataFile, Row
-from muster.pipeline.sources.model import ArrowRow
+from muster.pipeline.sources.model import MAX_SHARD_BYTES, ArrowRow, Cut, DataFile, Row
 
 _BATCH = 1024
 
@@ -180,7 +179,7 @@ def _rows(piece: Any) -> Iterator[ArrowRow]:
     """Records of a batch, or of a table, that know where they come from."""
     import pyarrow as pa
 
-    from muster.pipeline.sources.arrow_rows import rows_of
+    from muster.pipeline.arrow import rows_of
 
     if isinstance(piece, pa.RecordBatch):
         yield from rows_of(piece)

@@ -1,23 +1,128 @@
-"""A source made of files of one kind."""
+"""Where an input is cut, in a file: looked for once, read lazily, found again at the next start."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from muster.base.atomic_files import replacing
 from muster.base.errors import UsageError
 from muster.pipeline.sources.columnar import ArrowStream, Parquet
 from muster.pipeline.sources.conditions import Condition, matches
-from muster.pipeline.sources.cut_index import CutIndex, Piece, cut_index
-from muster.pipeline.sources.formats import Cut, DataFile, Format, Row
 from muster.pipeline.sources.hub import first_rows
-from muster.pipeline.sources.model import Selection, Shard
-from muster.pipeline.sources.selecting import permutation, shards_of
+from muster.pipeline.sources.model import Cut, DataFile, Format, Row, Selection, Shard
+
+_WIDTH = 5  # 64-bit numbers per piece
+_AT_ONCE = 4096
+
+
+class Piece(NamedTuple):
+    """A cut of file number ``file``; ``first`` counts rows over all files."""
+
+    file: int
+    first: int
+    cut: Cut
+
+
+class CutIndex:
+    """The pieces of an input in its order; memory does not depend on how many there are."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_pieces = path.stat().st_size // (8 * _WIDTH)
+
+    def __len__(self) -> int:
+        return self._num_pieces
+
+    def __iter__(self) -> Iterator[Piece]:
+        import numpy as np
+
+        with self._path.open("rb") as stream:
+            while block := stream.read(8 * _WIDTH * _AT_ONCE):
+                for row in np.frombuffer(block, "<i8").reshape(-1, _WIDTH).tolist():
+                    yield _piece(row)
+
+    def __getitem__(self, number: int) -> Piece:
+        import numpy as np
+
+        with self._path.open("rb") as stream:
+            stream.seek(8 * _WIDTH * number)
+            return _piece(np.frombuffer(stream.read(8 * _WIDTH), "<i8").tolist())
+
+    @property
+    def num_rows(self) -> int:
+        if not self._num_pieces:
+            return 0
+        last = self[self._num_pieces - 1]
+        return last.first + last.cut.num_rows
+
+
+def cut_index(folder: Path, identity: str, pieces: Iterable[Piece]) -> CutIndex:
+    """The index for ``identity``; ``pieces`` are only asked for when it is not there yet."""
+    import numpy as np
+
+    name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+    path = folder / f"cuts-{name}.bin"
+    if path.exists():
+        return CutIndex(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as stream:
+        waiting: list[tuple[int, ...]] = []
+        for piece in pieces:
+            waiting.append((piece.file, piece.first, *piece.cut))
+            if len(waiting) == _AT_ONCE:
+                stream.write(np.array(waiting, "<i8").tobytes())
+                waiting = []
+        stream.write(np.array(waiting, "<i8").tobytes())
+    return CutIndex(path)
+
+
+def _piece(row: list[int]) -> Piece:
+    file, first, count, place, line = row
+    return Piece(file, first, Cut(count, place, line))
+
+
+def shards_of(index: CutIndex, selection: Selection) -> Iterator[Shard]:
+    """The selected rows. ``place`` is (place, line, count) of the whole piece and the row in it,
+    in its shuffled order where there is one, with which the shard begins.
+    """
+    start = selection.skip
+    stop = None if selection.limit is None else start + selection.limit
+    seen = order = 0
+    for piece in _in_order(index, selection.shuffle_seed):
+        count = piece.cut.num_rows
+        begin = min(max(0, start - seen), count)
+        end = count if stop is None else min(count, stop - seen)
+        seen += count
+        if begin < end:
+            place = (piece.cut.place, piece.cut.line, count, begin)
+            yield Shard(order, piece.first + begin, end - begin, piece.file, place)
+            order += 1
+        if stop is not None and seen >= stop:
+            return
+
+
+def permutation(count: int, *key: int) -> list[int]:
+    """The numbers below ``count`` in an order that only ``key`` decides, on every machine."""
+    import numpy as np
+
+    seed = ",".join(map(str, (count, *key))).encode()
+    keys = np.frombuffer(hashlib.shake_128(seed).digest(8 * count), "<u8")
+    order: list[int] = np.argsort(keys, kind="stable").tolist()
+    return order
+
+
+def _in_order(index: CutIndex, seed: int | None) -> Iterable[Piece]:
+    if seed is None:
+        return index
+    return (index[number] for number in permutation(len(index), seed))
+
 
 DEFAULT_ROWS = 10_000
 #: A small input still has work for many workers, in shards that are worth a batch or several.
@@ -48,7 +153,7 @@ class FileSource:
         """Sentences about what JSON lines and CSV cannot hold of it."""
         if self._schema is None:
             return []
-        from muster.pipeline.sources.arrow_rows import lost_as_text
+        from muster.pipeline.arrow import lost_as_text
 
         return lost_as_text(self._schema)
 

@@ -1,9 +1,10 @@
-"""What a source is: shards that are fixed before the start, and records read from one of them."""
+"""What a source is made of: files, cuts in them, shards of rows, and rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 
@@ -86,3 +87,41 @@ class Source(Protocol):
 
         None stands for a row that ``where`` leaves out, `BLANK` for a blank line.
         """
+
+
+#: A shard holds no more of a text file than this (one row may be larger).
+MAX_SHARD_BYTES = 32 << 20
+
+Row = dict[str, Any] | BadRow | None
+
+
+class Cut(NamedTuple):
+    """``num_rows`` rows that begin at (``place``, ``line``), in the format's own terms."""
+
+    num_rows: int
+    place: int
+    line: int
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """``path`` is what is read; ``name`` is what the user knows it by."""
+
+    path: Path
+    name: str
+
+
+class Format(Protocol):
+    """A kind of file. All methods stream; ``rows`` and ``pick`` count rows from the cut on."""
+
+    def columns(self, file: DataFile) -> list[str]:
+        """Names of the columns, from the schema or the first records. UsageError: no such file."""
+
+    def cuts(self, file: DataFile, rows: int) -> Iterator[Cut]:
+        """The whole file in pieces of at most ``rows`` rows."""
+
+    def rows(self, file: DataFile, cut: Cut, start: int, stop: int) -> Iterator[Row]:
+        """Rows ``start`` to ``stop`` of the cut, in order."""
+
+    def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
+        """These rows of the cut, in this order."""

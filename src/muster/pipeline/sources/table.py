@@ -9,15 +9,12 @@ from typing import Any
 
 from muster.base.errors import UsageError
 from muster.pipeline.sources.columnar import ArrowStream, Parquet
-from muster.pipeline.sources.comparing import changes, identity
 from muster.pipeline.sources.conditions import parse_conditions
-from muster.pipeline.sources.delimited import Delimited
 from muster.pipeline.sources.file_source import FileSource
-from muster.pipeline.sources.files import check_start, find_files, fingerprint
-from muster.pipeline.sources.formats import DataFile, Format
+from muster.pipeline.sources.files import changes, check_start, find_files, fingerprint, identity
 from muster.pipeline.sources.hub import InputOptions, arrow_files, first_rows, streamed_file
-from muster.pipeline.sources.json_lines import JsonLines
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.model import DataFile, Format, Selection
+from muster.pipeline.sources.text import Delimited, JsonLines
 from muster.pipeline.sources.unpack import recode, spool, text_encoding, unpack
 
 __all__ = ["InputOptions", "changes", "from_iterator", "identity", "open_input", "reopen"]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.pipeline.engines.answers import Answer
-from muster.pipeline.engines.model import Sampling
-from muster.pipeline.engines.waiting import window
+from muster.pipeline.engines.answers import Answer, window
+from muster.pipeline.engines.engine import Sampling
 
 
 def by_byte(tokens: Sequence[int]) -> str:

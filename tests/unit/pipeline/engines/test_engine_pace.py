@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.pipeline.engines.pace import Bucket, back_off_s, retry_after_s
+from muster.pipeline.engines.remote import Bucket, back_off_s, retry_after_s
 
 ASKED = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 50)), min_size=1, max_size=60)
 

@@ -15,10 +15,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.pipeline.engines.engine import (
+    ENGINES,
+    EngineError,
+    EngineSpec,
+    Request,
+    Watchdog,
+    open_engine,
+    shared,
+)
 from muster.pipeline.engines.local import TransformersEngine
-from muster.pipeline.engines.model import EngineError, EngineSpec, Request
-from muster.pipeline.engines.table import ENGINES, open_engine, shared
-from muster.pipeline.engines.watchdog import Watchdog
 from muster_recipes.arith import tokenizer as characters
 
 
@@ -64,7 +70,7 @@ def test_quantizing_says_what_to_install() -> None:
 
 
 def test_the_table_and_the_engines_import_no_heavy_package() -> None:
-    modules = ["table", "local", "remote", "vllm_offline"]
+    modules = ["engine", "local", "remote", "vllm_offline"]
     program = "; ".join(f"import muster.pipeline.engines.{name}" for name in modules)
     heavy = "{'torch', 'transformers', 'aiohttp', 'vllm', 'openai'}"
     program += f"; import sys; print(sorted({heavy} & set(sys.modules)))"

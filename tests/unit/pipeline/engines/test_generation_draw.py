@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.pipeline.engines.draw import draw, uniform
+from muster.pipeline.engines.decoding import draw, uniform
 
 ROW = st.tuples(
     st.sampled_from([0.0, 0.3, 1.0, 2.0]),

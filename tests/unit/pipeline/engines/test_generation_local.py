@@ -23,9 +23,8 @@ from transformers import (
 )
 
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.engines.draw import draw, uniform
-from muster.pipeline.engines.local import TransformersEngine
-from muster.pipeline.engines.model import (
+from muster.pipeline.engines.decoding import draw, uniform
+from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
     EngineSpec,
@@ -34,7 +33,8 @@ from muster.pipeline.engines.model import (
     RequestError,
     Sampling,
 )
-from muster.pipeline.meter import METER
+from muster.pipeline.engines.local import TransformersEngine
+from muster.pipeline.stages import METER
 from muster_recipes.arith import tokenizer as characters
 
 pytestmark = pytest.mark.thorough

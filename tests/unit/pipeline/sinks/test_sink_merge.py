@@ -21,10 +21,9 @@ from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
+from muster.pipeline.sinks.formats import files_of, read_output
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.model import Part, SinkSpec
-from muster.pipeline.sinks.read import files_of, read_output
-from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sinks.spec import Part, SinkSpec, spec_of
 
 ROOT = str(Path(__file__).parents[4])
 

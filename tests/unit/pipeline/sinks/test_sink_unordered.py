@@ -18,10 +18,9 @@ from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
+from muster.pipeline.sinks.formats import read_output
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.model import Part
-from muster.pipeline.sinks.read import read_output
-from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sinks.spec import Part, spec_of
 from muster.pipeline.sinks.unordered import Appender, discard
 
 pytestmark = pytest.mark.thorough

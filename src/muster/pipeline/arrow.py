@@ -1,4 +1,4 @@
-"""Rows of Arrow data as records for stages, each with the way back to what it was made of.
+"""Rows of Arrow data as records for stages, and the way back: columns that stages left alone.
 
 A stage gets plain Python values: bytes, datetime, Decimal, lists, dicts. Python's times end at
 microseconds and the year 9999; a stage sees nanoseconds cut off, and a time beyond as the integer
@@ -7,13 +7,22 @@ that is stored. What it leaves alone is written from the Arrow data, so nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import io
+import math
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import orjson
 import pyarrow as pa
 
+from muster.pipeline.sinks.parts import MARK_IN_JSON
 from muster.pipeline.sources.model import ArrowRow
+
+_SIMPLE = (int, str, bytes, bool, type(None))
+#: A dictionary that is so much longer than the rows of a group is cut to what they use.
+_LONG_DICTIONARY = 4
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[ArrowRow]:
@@ -120,3 +129,96 @@ def _in_microseconds(kind: Any) -> Any:
         field = kind.value_field
         return make(field.with_type(_in_microseconds(field.type)))
     return kind
+
+
+# ------------------------------------------------------------------ from records to columns
+
+
+def untouched(rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> list[str]:
+    """The columns of the rows' batch that are in the records, and as they were given to a stage
+    or None, which every type has.
+
+    ``records``: each made of the row at the same place.
+    """
+    if not rows:
+        return []
+    found = []
+    for field in rows[0].batch.schema:
+        name = field.name
+        pairs = [(r[name], row[name]) for row, r in zip(rows, records, strict=True) if name in r]
+        is_kept = all(value is given or _is_kept(value, given) for value, given in pairs)
+        if pairs and is_kept and not _was_altered(field, rows, records):
+            found.append(name)
+    return found
+
+
+def _is_kept(value: Any, given: Any) -> bool:
+    if value is None:
+        return True
+    return type(value) is type(given) and type(value) in _SIMPLE and bool(value == given)
+
+
+def _was_altered(field: Any, rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> bool:
+    """Whether a stage has changed a list or a struct in place."""
+    if not pa.types.is_nested(field.type):
+        return False
+    here = [i for i, record in enumerate(records) if record.get(field.name) is not None]
+    column = rows[0].batch.column(field.name)
+    fresh = values_of(column.take(pa.array([rows[i].index for i in here], pa.int64())))
+    now = [records[i][field.name] for i in here]
+    return fresh != now and not all(map(_is_same, fresh, now))
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    """Equality for which NaN is itself."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_is_same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple) and type(one) is type(two):
+        return len(one) == len(two) and all(map(_is_same, one, two))
+    both_nan = isinstance(one, float) and isinstance(two, float) and math.isnan(one)
+    return bool(one == two) or (both_nan and math.isnan(two))
+
+
+def header(
+    rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]], kept: Sequence[str]
+) -> bytes:
+    """The field `MARK` of the first line of a group, with its name and without braces."""
+    source = rows[0].batch
+    arrays, fields = [], []
+    for name in kept:
+        index = [
+            row.index if name in r and (r[name] is not None or row[name] is None) else None
+            for row, r in zip(rows, records, strict=True)
+        ]
+        array = _taken(source.column(name), index)
+        arrays.append(_with_short_dictionary(array))
+        field = source.schema.field(name)
+        fields.append(field if None not in index else field.with_nullable(True))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, batch.schema) as stream:
+        stream.write_batch(batch)
+    longest: list[str] = max((list(record) for record in records), key=len)
+    names = dict.fromkeys(longest)  # the order of a record that has most of them
+    names.update(dict.fromkeys(name for record in records for name in record))
+    data = orjson.dumps([base64.b64encode(out.getbuffer()).decode(), list(names)])
+    return MARK_IN_JSON + b":" + data
+
+
+def _taken(column: Any, index: list[int | None]) -> Any:
+    first = index[0]
+    if first is not None and index == list(range(first, first + len(index))):
+        return column.slice(first, len(index))
+    return column.take(pa.array(index, pa.int64()))
+
+
+def _with_short_dictionary(array: Any) -> Any:
+    if not pa.types.is_dictionary(array.type):
+        return array
+    if len(array.dictionary) <= _LONG_DICTIONARY * len(array):
+        return array
+    fresh = array.dictionary_decode().dictionary_encode()
+    kind = array.type
+    return pa.DictionaryArray.from_arrays(
+        fresh.indices.cast(kind.index_type), fresh.dictionary, ordered=kind.ordered
+    )

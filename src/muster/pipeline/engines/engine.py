@@ -1,0 +1,213 @@
+"""The small interface behind every text generation engine, and the engines by name.
+
+An engine-level failure (``EngineError``) is not the prompt's fault: the engine is started again
+and the request repeated. A request-level failure (``RequestError``) is recorded with its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
+
+from muster.base.errors import UnknownNameError
+
+
+class Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """``temperature`` 0 is greedy decoding."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Either ``messages`` (the model's own chat template is applied) or a plain ``prompt``.
+
+    ``seed`` alone decides the sample: not the batch, the order or the engine's history.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: Sampling = Sampling()
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """``finish_reason``: ``stop`` (end token or stop text) or ``length``."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class RequestError(Exception):
+    """This prompt cannot be answered (too long, refused by the server): record it and go on."""
+
+
+class EngineError(Exception):
+    """The engine is broken or gone; its requests may be repeated on a fresh one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """Which engine, which model, how. Equal specs share one engine in a worker.
+
+    ``batch_size`` is the start for ``transformers``; ``concurrency`` the number of requests in
+    flight for ``openai``. 0 means the engine's own default.
+    """
+
+    engine: str = "transformers"
+    model: str = ""
+    dtype: str = "auto"
+    quantize: Literal["none", "8bit", "4bit"] = "none"
+    batch_size: int = 0
+    compile: bool = False
+    base_url: str = ""
+    api_key_env: str = "OPENAI_API_KEY"
+    concurrency: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    timeout_s: float = 600.0
+    tensor_parallel: int = 1
+
+
+class Engine(Protocol):
+    """Made by ``engines.table.open_engine(spec)``; used from one event loop."""
+
+    #: How many requests it likes to have at once, to be always busy.
+    concurrency: int
+
+    async def start(self, device: str) -> None:
+        """Load the model or reach the server; raises SetupError with what to install or start."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Raises RequestError or EngineError."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Numbers since the start: requests, tokens, batches, batch size now, retries."""
+
+    async def stop(self) -> None: ...
+
+
+T = TypeVar("T")
+
+
+class Watchdog:
+    """``timeout_s``: so long without a token or an answer, with requests in flight, is a hang."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._last_s = time.monotonic()
+        self._num_waiting = 0
+
+    def progress(self) -> None:
+        """A token or an answer has come. Any thread may say so."""
+        self._last_s = time.monotonic()
+
+    async def wait(self, answer: asyncio.Future[T]) -> T:
+        """The result of ``answer``; EngineError (and ``answer`` cancelled) after a hang."""
+        if self._num_waiting == 0:
+            self.progress()
+        self._num_waiting += 1
+        try:
+            while not answer.done():
+                left_s = self._last_s + self._timeout_s - time.monotonic()
+                if left_s <= 0:
+                    raise EngineError(
+                        f"The engine hangs: no token and no answer for {self._timeout_s:g} s with "
+                        f"{self._num_waiting} requests in flight."
+                    )
+                await asyncio.wait({answer}, timeout=left_s)
+            return answer.result()
+        finally:
+            self._num_waiting -= 1
+            answer.cancel()
+
+
+ENGINES: Mapping[str, str] = MappingProxyType(
+    {
+        "transformers": "muster.pipeline.engines.local:TransformersEngine",
+        "vllm": "muster.pipeline.engines.vllm_offline:VllmEngine",
+        "openai": "muster.pipeline.engines.remote:OpenAiEngine",
+    }
+)
+
+
+def open_engine(spec: EngineSpec) -> Engine:
+    """An engine that has not been started. Raises UnknownNameError, UsageError, SetupError."""
+    if spec.engine not in ENGINES:
+        raise UnknownNameError("engine", spec.engine, ENGINES)
+    module, _, name = ENGINES[spec.engine].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), name)(spec)
+    return engine
+
+
+@dataclass
+class _Entry:
+    engine: Engine
+    users: int = 0
+    is_started: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_ENTRIES: dict[tuple[EngineSpec, str], _Entry] = {}
+
+
+class Lent:
+    """One user's hold on a shared engine."""
+
+    def __init__(self, key: tuple[EngineSpec, str], engine: Engine) -> None:
+        self.engine = engine
+        self._key = key
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Give it back; the last user's ``close`` stops the engine. Twice is the same as once."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        await _give_back(self._key)
+
+
+async def shared(spec: EngineSpec, device: str) -> Lent:
+    """The started engine of this spec on this device, loaded at most once in this process.
+
+    All users of an engine are on one event loop. Raises what ``open_engine`` and ``start`` raise.
+    """
+    key = (spec, device)
+    entry = _ENTRIES.get(key)
+    if entry is None:
+        entry = _ENTRIES[key] = _Entry(open_engine(spec))
+    entry.users += 1
+    try:
+        async with entry.lock:
+            if not entry.is_started:
+                await entry.engine.start(device)
+                entry.is_started = True
+    except BaseException:
+        await _give_back(key)
+        raise
+    return Lent(key, entry.engine)
+
+
+async def _give_back(key: tuple[EngineSpec, str]) -> None:
+    entry = _ENTRIES[key]
+    entry.users -= 1
+    if entry.users == 0:
+        del _ENTRIES[key]
+        await entry.engine.stop()

@@ -1,0 +1,301 @@
+"""Text files: JSON lines, and CSV or TSV with a header.
+
+Blank lines are rows that hold nothing. Integers of JSON stay exact at any size, and NaN and
+Infinity, which Python and pandas write, are read. Fields of CSV may hold quoted newlines; all of
+their values are texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+from muster.base.errors import UsageError
+from muster.pipeline.sources.model import BLANK, MAX_SHARD_BYTES, BadRow, Cut, DataFile, Row
+
+_BLOCK = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_FIRST_RECORDS = 1000
+#: All digits become "0", so that a number of 19 digits or more is a plain substring.
+_DIGITS = bytes(48 if 48 <= code <= 57 else 0 for code in range(256))
+_LONG_NUMBER = b"0" * 19
+
+
+class JsonLines:
+    """``cut.place`` is a byte, ``cut.line`` the number of lines before it."""
+
+    def columns(self, file: DataFile) -> list[str]:
+        names: dict[str, None] = {}
+        for row in self.rows(file, Cut(0, _start(file), 0), 0, _FIRST_RECORDS):
+            if isinstance(row, dict):
+                names.update(dict.fromkeys(row))
+        return list(names)
+
+    def cuts(self, file: DataFile, rows: int) -> Iterator[Cut]:
+        begin, line, count = _start(file), 0, 0
+        last = begin
+        with file.path.open("rb") as stream:
+            for ends in _line_ends(stream, begin):
+                at = 0
+                while at < len(ends):
+                    fits = int(ends.searchsorted(begin + MAX_SHARD_BYTES, side="right"))
+                    stop = min(at + rows - count, max(fits, at))
+                    if stop == at and count == 0:
+                        stop += 1  # a line that is larger than a shard is one
+                    if stop > at:
+                        count, last = count + stop - at, int(ends[stop - 1])
+                    at = stop
+                    if at == len(ends) and count < rows:
+                        break
+                    yield Cut(count, begin, line)
+                    begin, line, count = last, line + count, 0
+        if count:
+            yield Cut(count, begin, line)
+
+    def rows(self, file: DataFile, cut: Cut, start: int, stop: int) -> Iterator[Row]:
+        import orjson
+
+        loads = orjson.loads
+        number = 0
+        with file.path.open("rb") as stream:
+            stream.seek(cut.place)
+            for lines, is_plain in _blocks_of_lines(stream):
+                begin = max(0, start - number)
+                for place, line in enumerate(lines[begin : stop - number], number + begin):
+                    try:
+                        row = loads(line) if is_plain else None
+                    except ValueError:
+                        row = None
+                    if type(row) is dict:
+                        yield row
+                    else:
+                        yield _read_slowly(line, file.name, cut.line + place + 1)
+                number += len(lines)
+                if number >= stop:
+                    return
+
+    def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
+        starts = _line_starts(file, cut)
+        with file.path.open("rb") as stream:
+            for row in wanted:
+                stream.seek(int(starts[row]))
+                line = stream.read(int(starts[row + 1] - starts[row]))
+                yield _read_slowly(line, file.name, cut.line + row + 1)
+
+
+def _start(file: DataFile) -> int:
+    with file.path.open("rb") as stream:
+        return len(_BOM) if stream.read(len(_BOM)) == _BOM else 0
+
+
+def _line_ends(stream: BinaryIO, at: int) -> Iterator[Any]:
+    """Arrays of the places behind each line from ``at`` on; the last line needs no newline."""
+    import numpy as np
+
+    stream.seek(at)
+    last = at
+    while block := stream.read(_BLOCK):
+        found = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+        if len(found):
+            ends = found + (at + 1)
+            last = int(ends[-1])
+            yield ends
+        at += len(block)
+    if at > last:
+        yield np.array([at])
+
+
+def _line_starts(file: DataFile, cut: Cut) -> Any:
+    """Where each line of a cut begins, and where the last one ends."""
+    import numpy as np
+
+    parts, found = [np.array([cut.place])], 0
+    with file.path.open("rb") as stream:
+        for ends in _line_ends(stream, cut.place):
+            parts.append(ends[: cut.num_rows - found])
+            found += len(parts[-1])
+            if found == cut.num_rows:
+                break
+    return np.concatenate(parts)
+
+
+def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
+    """The lines of a block at a time, and whether orjson reads all its numbers exactly."""
+    kept: list[bytes] = []
+    while block := stream.read(_BLOCK):
+        head, newline, tail = block.rpartition(b"\n")
+        if not newline:
+            kept.append(tail)
+            continue
+        text = b"".join((*kept, head))
+        kept = [tail]
+        yield text.split(b"\n"), _LONG_NUMBER not in text.translate(_DIGITS)
+    rest = b"".join(kept)
+    if rest:
+        yield [rest], False
+
+
+def _read_slowly(line: bytes, name: str, number: int) -> Row:
+    """What orjson did not take, or not exactly; says what is wrong with a bad line."""
+    if not line.strip():
+        return BLANK
+    where = f"{name}, line {number:,}"
+    try:
+        text = line.decode()
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        bad = line[error.start]
+        place = f"byte {error.start + 1} of the line is 0x{bad:02x}"
+        return BadRow(where, f"not UTF-8: {place} (name another with --encoding)")
+    except UnicodeEncodeError:
+        return BadRow(where, "not Unicode: half of a surrogate pair stands alone")
+    except RecursionError:
+        return BadRow(where, "not JSON that can be read: nested too deeply")
+    except ValueError as error:
+        return BadRow(where, f"not JSON: {error}")
+    if not isinstance(value, dict):
+        kind = {list: "a list", str: "a text", type(None): "null"}.get(type(value), "a number")
+        kind = "true or false" if isinstance(value, bool) else kind
+        return BadRow(where, f"not a JSON object but {kind}")
+    return value
+
+
+_OTHERS = (";", "\t", "|", ",")
+
+
+class _Record(NamedTuple):
+    """``begin`` and ``end`` in bytes; ``line`` and ``next_line`` count lines before them."""
+
+    fields: list[str]
+    problem: str
+    begin: int
+    end: int
+    line: int
+    next_line: int
+
+
+@dataclass(frozen=True)
+class Delimited:
+    """``cut.place`` is a byte, ``cut.line`` the number of lines before it."""
+
+    delimiter: str
+    is_given: bool = False  # by the user, who knows
+
+    def columns(self, file: DataFile) -> list[str]:
+        names = self._header(file).fields
+        if (
+            len(names) == 1
+            and not self.is_given
+            and (other := next((c for c in _OTHERS if c in names[0]), None))
+        ):
+            shown = "tab" if other == "\t" else other
+            raise UsageError(
+                f"{file.name} has one column as it is read, {names[0]!r}: its header has no "
+                f"{'tab' if self.delimiter == chr(9) else self.delimiter!r} but {shown!r}.",
+                hint=f"say --delimiter '{shown}' (or --delimiter '{self.delimiter}' if this is "
+                "the name of the only column).",
+            )
+        return names
+
+    def cuts(self, file: DataFile, rows: int) -> Iterator[Cut]:
+        header = self._header(file)
+        begin, line, count = header.end, header.next_line, 0
+        for record in self._records(file, begin, line):
+            if count and (count == rows or record.end - begin > MAX_SHARD_BYTES):
+                yield Cut(count, begin, line)
+                begin, line, count = record.begin, record.line, 0
+            count += 1
+        if count:
+            yield Cut(count, begin, line)
+
+    def rows(self, file: DataFile, cut: Cut, start: int, stop: int) -> Iterator[Row]:
+        header = self._header(file).fields
+        for number, record in enumerate(self._records(file, cut.place, cut.line)):
+            if number >= stop:
+                return
+            if number >= start:
+                yield _row_of(record, header, file.name)
+
+    def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
+        header = self._header(file).fields
+        places: list[tuple[int, int]] = []
+        for record in self._records(file, cut.place, cut.line):
+            places.append((record.begin, record.line))
+            if len(places) == cut.num_rows:
+                break
+        for row in wanted:
+            record = next(self._records(file, *places[row]))
+            yield _row_of(record, header, file.name)
+
+    def _header(self, file: DataFile) -> _Record:
+        record = next(self._records(file, 0, 0), None)
+        if record is None:
+            raise UsageError(f"{file.name} is empty: it has no header.")
+        names = record.fields
+        if record.problem:
+            raise UsageError(f"The header of {file.name} cannot be read: {record.problem}.")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice or not names:
+            what = f"names {twice[0]!r} twice" if twice else "is a blank line"
+            raise UsageError(f"The header of {file.name} {what}.", hint="give each column a name.")
+        return record
+
+    def _records(self, file: DataFile, begin: int, line: int) -> Iterator[_Record]:
+        # Python refuses fields over 128 KiB by default; documents are longer.
+        csv.field_size_limit(MAX_SHARD_BYTES)
+        with file.path.open("rb") as stream:
+            stream.seek(begin)
+            lines = _Lines(stream, is_first=begin == 0)
+            reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
+            while True:
+                start, number, lines.problem = lines.size, lines.count, ""
+                try:
+                    fields = next(reader, None)
+                except csv.Error as error:
+                    fields, lines.problem = [], f"not CSV: {error}"
+                if fields is None:
+                    return
+                yield _Record(
+                    fields, lines.problem,
+                    begin + start, begin + lines.size, line + number, line + lines.count,
+                )  # fmt: skip
+
+
+class _Lines:
+    """Decoded lines of a stream; counts their bytes and remembers the first wrong one."""
+
+    def __init__(self, stream: BinaryIO, *, is_first: bool) -> None:
+        self._stream = stream
+        self._is_first = is_first
+        self.size = self.count = 0
+        self.problem = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for raw in self._stream:
+            self.size += len(raw)
+            self.count += 1
+            line = raw
+            if self._is_first:
+                line, self._is_first = raw.removeprefix(_BOM), False
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                bad = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+                self.problem = self.problem or f"not UTF-8: {bad} (name another with --encoding)"
+                yield line.decode(errors="replace")
+
+
+def _row_of(record: _Record, header: list[str], name: str) -> Row:
+    where = f"{name}, line {record.line + 1:,}"
+    if record.problem:
+        return BadRow(where, record.problem)
+    if not record.fields:
+        return BLANK
+    if len(record.fields) != len(header):
+        reason = f"{len(record.fields):,} fields where the header has {len(header):,}"
+        return BadRow(where, reason)
+    return dict(zip(header, record.fields, strict=True))
