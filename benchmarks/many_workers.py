@@ -2,7 +2,7 @@
 
     python benchmarks/many_workers.py [--quick] [--workers 1 10 100 1000] [--json FILE]
 
-The coordinator's own side of the mailboxes (`farm/executors/slurm_seat.py`), beside pilots that
+The coordinator's own side of the mailboxes (`farm/executors/cluster_slot.py`), beside pilots that
 are files made here: no worker runs. Per number of workers, medians of repeats:
 
 - idle: a look at an outbox in which nothing is new;
@@ -32,19 +32,19 @@ from measuring import machine, table, write_json
 from muster.base.errors import MusterError
 from muster.farm import wire
 from muster.farm.events import Results
+from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import HELLO, Writer, pilot_box
 from muster.farm.executors.remote import pack_event, send_command
-from muster.farm.executors.slurm_seat import Seat
-from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.model import Finished, Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
+from muster.slurm.commands import elements_of
 
 BATCH = 8
 PAYLOAD = b'{"lr":0.001,"width":64,"seed":7}'
 VALUE = b'{"loss":0.123456,"accuracy":0.98}'
 
 
-def seats_with_pilots(folder: RunFolder, count: int) -> tuple[list[Seat], list[Writer]]:
+def seats_with_pilots(folder: RunFolder, count: int) -> tuple[list[ClusterSlot], list[Writer]]:
     seats, outboxes = [], []
     for slot in range(count):
         box = pilot_box(folder, slot, 1, 0)
@@ -52,7 +52,7 @@ def seats_with_pilots(folder: RunFolder, count: int) -> tuple[list[Seat], list[W
         outbox = Writer(box.outbox, durable=False)
         outbox.add(wire.pack([HELLO, "host", 1]))
         outbox.flush()
-        seat = Seat(folder, slot, 1, 0.0)
+        seat = ClusterSlot(folder, slot, 1, 0.0)
         seat.start(slot + 1, SlotSpec(slot_id=slot, label=f"slurm/{slot}", devices=()))
         seat.look(time.monotonic() + 1)
         seats.append(seat)
@@ -60,7 +60,7 @@ def seats_with_pilots(folder: RunFolder, count: int) -> tuple[list[Seat], list[W
     return seats, outboxes
 
 
-def per_seat_us(seats: list[Seat], act: Callable[[Seat], Any]) -> float:
+def per_seat_us(seats: list[ClusterSlot], act: Callable[[ClusterSlot], Any]) -> float:
     begin = time.perf_counter()
     for seat in seats:
         act(seat)
@@ -76,10 +76,10 @@ def measure(count: int, repeats: int) -> dict[str, list[float]]:
 
         later = itertools.count(time.monotonic() + 1000, 1000)
 
-        def look(seat: Seat) -> list[Any]:
+        def look(seat: ClusterSlot) -> list[Any]:
             return seat.look(next(later))  # so late that it is always due
 
-        def order(seat: Seat) -> None:
+        def order(seat: ClusterSlot) -> None:
             seat.order(seat.slot_id + 1, send_command(seat.slot_id + 1, tasks, together=False))
             look(seat)
 
@@ -111,7 +111,7 @@ def squeue_ms(count: int, repeats: int) -> list[float] | None:
         times = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            elements = elements_now(name)
+            elements = elements_of(name)
             times.append((time.perf_counter() - begin) * 1e3)
         if len(elements) != count:
             sys.exit(f"squeue told of {len(elements)} elements of {count}")

@@ -19,7 +19,7 @@ DOORS = {
     "pynvml": ("muster/devices/nvml.py",),
     "sqlite3": ("muster/farm/ledger/",),
     "ray": ("muster/farm/executors/ray.py",),
-    "submitit": ("muster/farm/executors/slurm_script.py", "muster/slurm/gang.py"),
+    "submitit": ("muster/slurm/script.py",),
     "torch": (
         "muster_recipes/",
         "muster/supervisor/",

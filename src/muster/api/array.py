@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.api.earlier_work import move_aside
+from muster.api.launch import Prepared
 from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, open_plan
@@ -31,13 +32,14 @@ from muster.farm.collect import (
     element_numbers,
     last_words,
 )
-from muster.farm.executors.slurm_script import array_name, script, submit
-from muster.farm.executors.slurm_states import Element
-from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.store import NewTask
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
+from muster.slurm.commands import elements_of, submit_array
+from muster.slurm.script import array_name, array_script
+from muster.slurm.site import with_defaults
+from muster.slurm.states import JobStatus
 
 _ELEMENT = "$SLURM_ARRAY_TASK_ID"
 _PART = "--part"
@@ -138,17 +140,23 @@ def _write_record(plan: ArrayPlan, job_id: int | None) -> None:
     write_json(plan.folder.elements_json, record)
 
 
-def array_script(plan: ArrayPlan, options: SweepOptions) -> str:
+def script_of(plan: ArrayPlan, options: SweepOptions) -> str:
     """The text for sbatch; nothing is written or sent."""
-    return script(options.cluster, plan.folder, range(plan.num_elements), plan.line)
+    request = with_defaults(options.cluster.on_slurm(), read_settings())
+    return array_script(request, plan.folder, range(plan.num_elements), plan.line)
 
 
-def submit_array(
-    plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]
-) -> int:
+def sweep_script(prepared: Prepared) -> str:
+    """The script of a sweep's workers, exactly as sbatch would get it when the run begins."""
+    asked = prepared.options.cluster
+    slots = range(max(1, min(asked.num_workers, prepared.workload.total)))
+    return array_script(with_defaults(asked.on_slurm(), read_settings()), prepared.folder, slots)
+
+
+def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]) -> int:
     """List all tasks in the run's ledger, and send the array; its id."""
     make_ready(plan, workload, options, argv)
-    job_id = submit(options.cluster, plan.folder, range(plan.num_elements), plan.line)
+    job_id = submit_array(script_of(plan, options), plan.folder)
     _write_record(plan, job_id)
     return job_id
 
@@ -194,7 +202,7 @@ def collect(path: Path) -> tuple[Run, Collected]:
         )
     numbers = element_numbers(folder, int(record["elements"]))
     run, counts = Run(path), Collected()
-    alive = {number for number, item in _found(folder) if item.is_there}
+    alive = {number for number, item in _found(folder) if item.is_alive}
     with hold(folder):
         ledger = open_ledger(folder, read_settings())
         try:
@@ -212,10 +220,10 @@ def collect(path: Path) -> tuple[Run, Collected]:
     return run, counts
 
 
-def _found(folder: RunFolder) -> list[tuple[int, Element]]:
+def _found(folder: RunFolder) -> list[tuple[int, JobStatus]]:
     """The elements that SLURM knows; none where it cannot be asked, as on one's own machine."""
     with suppress(SetupError):
-        return [(number, item) for (_, number), item in elements_now(array_name(folder)).items()]
+        return [(number, item) for (_, number), item in elements_of(array_name(folder)).items()]
     return []
 
 
@@ -234,5 +242,5 @@ def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | No
             counts[state] += number
     found = [item for _, item in _found(folder)] if asks_slurm else []
     num_queued = sum(item.waits for item in found)
-    num_running = max(sum(map(is_held, begun)), sum(item.is_there for item in found) - num_queued)
+    num_running = max(sum(map(is_held, begun)), sum(item.is_alive for item in found) - num_queued)
     return ArrayProgress(len(elements), len(begun), num_running, num_queued, counts)

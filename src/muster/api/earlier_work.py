@@ -10,14 +10,14 @@ from pathlib import Path
 
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
-from muster.farm.executors.slurm_script import array_name, job_name
-from muster.farm.executors.slurm_watch import elements_now
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
-from muster.run.record import KIND_NAMES, Kind, read_job, read_run
-from muster.slurm.commands import job_status
+from muster.run.record import KIND_NAMES, Kind, read_run
+from muster.slurm.commands import elements_of, job_status
+from muster.slurm.job import read_job
+from muster.slurm.script import array_name, job_name
 
 
 def has_results(folder: RunFolder) -> bool:
@@ -96,11 +96,10 @@ def _refuse_at_work(folder: RunFolder) -> None:
     with suppress(SetupError):  # no SLURM here
         for name in (job_name(folder), array_name(folder)):
             if folder.job_files.exists():
-                found = elements_now(name)
-                busy += [f"job {a}_{n}" for (a, n), item in found.items() if item.is_there]
-        if folder.slurm_job.exists():
-            job_id = read_job(folder)["job_id"]
-            busy += [f"job {job_id}"] * job_status(job_id).is_alive
+                found = elements_of(name)
+                busy += [f"job {a}_{n}" for (a, n), item in found.items() if item.is_alive]
+        if (record := read_job(folder)) is not None:
+            busy += [f"job {record['job_id']}"] * job_status(record["job_id"]).is_alive
     if busy:
         raise SetupError(
             f"{folder.path} cannot be moved aside: {', '.join(busy[:5])} still work on it.",

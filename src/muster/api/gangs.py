@@ -34,11 +34,12 @@ from muster.gang.topology import read_topology
 from muster.monitor.ticker import check_interval
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
-from muster.run.record import Kind, RunRecord, read_run, typed_for_job, write_run
+from muster.run.record import Kind, RunRecord, read_run, write_run
 from muster.run.requests import Session
-from muster.slurm.gang import GangRequest
+from muster.slurm.job import typed_for_job
+from muster.slurm.request import JobRequest
 
-__all__ = ["Entry", "GangEnding", "GangRequest", "Script", "start_supervisor"]
+__all__ = ["Entry", "GangEnding", "Script", "start_supervisor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class GangOptions:
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
-    slurm: GangRequest | None = None
+    slurm: JobRequest | None = None
     allow_changed_code: bool = False
     restart: bool = False
 

@@ -18,11 +18,10 @@ from muster.devices.placement import (
     parse_gpu_ids,
     place,
 )
-from muster.farm.executors.cluster import ClusterRequest, with_site
+from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.model import SlotSpec
-from muster.slurm.sbatch import further_options, gpus_among
-from muster.slurm.site import read_site
+from muster.slurm.site import with_defaults
 
 
 class DeviceChoice(Protocol):
@@ -137,8 +136,7 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
 
 
 def _asked_of_slurm(request: ClusterRequest) -> str:
-    site = with_site(request, read_site(read_settings()))
-    num_gpus = gpus_among(further_options(site.slurm_args)) or request.whole_gpus
+    num_gpus = with_defaults(request.on_slurm(), read_settings()).num_gpus
     if num_gpus:
         return f"each worker asks SLURM for {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
     return "each worker asks SLURM for no GPU; --gpus-per-worker N asks for some"

@@ -1,4 +1,4 @@
-"""The two clocks: one for durations, one for dates. Injected where time decides something."""
+"""The two clocks, for durations and for dates, and how often to look for something new."""
 
 from __future__ import annotations
 
@@ -23,6 +23,31 @@ class SystemClock:
 
     def wall_s(self) -> float:
         return time.time()
+
+
+class Rhythm:
+    """When to look again: often while things happen, more seldom the longer nothing does.
+
+    The wait is at most ``share`` of the silence so far: a twentieth delays whatever takes long by
+    5 %.
+    """
+
+    def __init__(
+        self, now: float, *, least_s: float = 0.004, most_s: float = 1.0, share: float = 0.05
+    ) -> None:
+        self._least_s = least_s
+        self._most_s = most_s
+        self._share = share
+        self._since = now
+        self.due_s = now
+
+    def happened(self, now: float) -> None:
+        self._since = now
+        self.due_s = min(self.due_s, now + self._least_s)
+
+    def looked(self, now: float) -> None:
+        silence_s = now - self._since
+        self.due_s = now + min(self._most_s, max(self._least_s, silence_s * self._share))
 
 
 def iso_utc(wall_s: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.api.array import ArrayPlan, array_script, make_ready, plan_array, submit_array
+from muster.api.array import ArrayPlan, make_ready, plan_array, script_of, send
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload
 from muster.base.errors import EXIT_OK, UsageError
@@ -31,7 +31,7 @@ class SlurmArray:
     argv: Sequence[str]
 
     def script(self) -> str:
-        return array_script(self.plan, self.options)
+        return script_of(self.plan, self.options)
 
     def make_ready(self) -> Path:
         """Make the run folder for a script that is sent by hand; where its output goes."""
@@ -79,7 +79,7 @@ def send_array(array: SlurmArray, run: Any) -> int:
         output.say("Nothing was sent (--dry-run).")
         return EXIT_OK
     plan, workload = array.plan, array.workload
-    job_id = submit_array(plan, workload, array.options, ["muster", "sweep", *array.argv])
+    job_id = send(plan, workload, array.options, ["muster", "sweep", *array.argv])
     path, count = plan.folder.path, plan.num_elements
     if run.json:
         output.say_json({"job_id": job_id, "path": str(path), "elements": count})

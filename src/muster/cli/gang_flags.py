@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from muster.api.early import Meeting, read_meeting
-from muster.api.gangs import GangOptions, GangRequest
+from muster.api.gangs import GangOptions
 from muster.api.options import parse_duration
 from muster.base.errors import UsageError
 from muster.cli.flags import (
@@ -19,6 +19,8 @@ from muster.cli.flags import (
     Switch,
     chosen_devices,
 )
+from muster.slurm.request import JobRequest
+from muster.slurm.script import gang_warning_s
 
 _D = GangOptions()
 
@@ -144,7 +146,7 @@ def gang_options_from(
 
 def slurm_request_from(
     place: PlaceFlags, device: DeviceFlags, gang: GangFlags, node: NodeFlags
-) -> GangRequest | None:
+) -> JobRequest | None:
     """What the job asks for, None for --on local; UsageError for flags without effect there."""
     if place.on == "local":
         _refuse_given(vars(place), PlaceFlags(), "local", "add --on slurm, or drop it.")
@@ -153,7 +155,7 @@ def slurm_request_from(
     of_nodes = {name: value for name, value in vars(node).items() if name in told}
     _refuse_given(of_nodes, NodeFlags(), "slurm", "drop it: the job's nodes find each other.")
     num_gpus, num_cpus = _of_each_node(device, gang)
-    return GangRequest(
+    return JobRequest(
         num_nodes=node.nodes,
         gpus_per_node=num_gpus,
         cpus_per_node=num_cpus if place.cpus_per_node is None else place.cpus_per_node,
@@ -162,7 +164,7 @@ def slurm_request_from(
         partition=place.partition,
         account=place.account,
         slurm_args=place.slurm_arg,
-        grace_s=parse_duration(gang.grace, "--grace"),
+        warn_before_s=gang_warning_s(parse_duration(gang.grace, "--grace")),
     )
 
 

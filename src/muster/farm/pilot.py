@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from types import FrameType
 
 import orjson
 
+from muster.base.clock import Rhythm
 from muster.base.codec import decode
 from muster.base.settings import job_place
 from muster.farm import wire
@@ -39,15 +39,15 @@ from muster.farm.executors.mailbox import (
     Beat,
     PilotBox,
     Reader,
-    Rhythm,
     Writer,
     pilot_box,
     read_beat,
 )
 from muster.farm.executors.remote import CommandReader, pack_event
-from muster.farm.executors.slurm_states import why_warned
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
+from muster.slurm.commands import requeue, show_job
+from muster.slurm.states import why_warned
 
 _BEAT_EVERY_S = 1.0
 _WRITE_LIMIT_S = 60.0  # how long the shared folder may refuse our words
@@ -102,8 +102,9 @@ class Pilot:
             self._executor.close()
         self._out.add(wire.pack([BYE, self._leaving or "closed"]))
         self._flush(time.monotonic())
-        if self._leaving in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT):
-            self._requeue()
+        if self._job_id and self._leaving in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT):
+            # Does not come back when it works: SLURM ends this job to start it again.
+            requeue(self._job_id, limit_s=_ASK_LIMIT_S)
 
     def _work(self) -> None:
         self._out.add(wire.pack([HELLO, socket.gethostname(), os.getpid()]))
@@ -194,7 +195,8 @@ class Pilot:
 
     def _leave(self, now: float) -> None:
         """SLURM will take this place: hand back what waits, let the running task save its state."""
-        self._leaving = why_warned(self._signal, self._ask("scontrol", "show", "job"))
+        shown = show_job(self._job_id, limit_s=_ASK_LIMIT_S) if self._job_id else ""
+        self._leaving = Outcome(why_warned(self._signal, shown))
         if self._leaving is Outcome.JOB_TIMEOUT:
             self._kill_at_s = now + max(self._lead_s / 2, self._lead_s - _KILL_MARGIN_S)
         self._out.add(wire.pack([LEAVING, self._leaving]))
@@ -207,22 +209,6 @@ class Pilot:
     def _end_workers(self) -> None:
         for worker_id in self._executor.worker_ids:
             self._executor.end(worker_id, kill=False)
-
-    def _requeue(self) -> None:
-        """Does not come back when it works: SLURM ends this job to start it again."""
-        self._ask("scontrol", "requeue")
-
-    def _ask(self, *command: str) -> str:
-        """What SLURM answers about this job; nothing when it does not."""
-        if self._job_id is None:
-            return ""
-        try:
-            done = subprocess.run(
-                [*command, self._job_id], capture_output=True, text=True, timeout=_ASK_LIMIT_S
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return done.stdout
 
 
 class _Gate:

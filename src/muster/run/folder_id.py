@@ -29,10 +29,9 @@ def own_id(folder: RunFolder) -> FolderId:
     A folder that moves within its file system keeps it. In a copy, what is written about jobs of
     the original is put aside.
     """
-    record = _read(folder.identity_json)
-    if record is not None and record.get("inodes") == _inodes(folder, folder.identity_json):
-        return FolderId(str(record.get("id")))
-    drawn = uuid.uuid4().hex
+    if (known := known_id(folder)) is not None:
+        return FolderId(known)
+    record, drawn = _read(folder.identity_json), uuid.uuid4().hex
     try:
         if record is not None:
             folder.pilot_assignment.unlink(missing_ok=True)  # pilots of the original serve that one
@@ -42,6 +41,14 @@ def own_id(folder: RunFolder) -> FolderId:
     except OSError as error:
         raise explain_os_error(error, "write", folder.identity_json) from error
     return FolderId(drawn, is_new_copy=record is not None)
+
+
+def known_id(folder: RunFolder) -> str | None:
+    """Its id, None where none was drawn for this very folder. Changes nothing."""
+    record = _read(folder.identity_json)
+    if record is None or record.get("inodes") != _inodes(folder, folder.identity_json):
+        return None
+    return str(record.get("id"))
 
 
 def _inodes(folder: RunFolder, file: Path) -> list[int]:

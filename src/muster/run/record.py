@@ -105,17 +105,3 @@ def _kind_of(record: Mapping[str, Any]) -> Kind:
     if "program" in spec:
         return "run"
     return "map" if "stages" in spec else "sweep"
-
-
-def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
-    """What was typed to submit this job, None when the folder's job is another one."""
-    if job_id is None or not folder.slurm_job.exists():
-        return None
-    record = read_job(folder)
-    return tuple(record["argv"]) if record["job_id"] == job_id else None
-
-
-def read_job(folder: RunFolder) -> Mapping[str, Any]:
-    """The record of the job that a gang was handed in as."""
-    shape = {"job_id": str, "script": str, "argv": list}
-    return read_record(folder.slurm_job, "record of the SLURM job", shape)

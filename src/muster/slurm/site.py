@@ -17,13 +17,11 @@ from __future__ import annotations
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MusterError, SetupError, UnknownNameError
 from muster.base.settings import Settings
-from muster.slurm.sbatch import check_memory, check_time, further_option
+from muster.slurm.request import JobRequest, check_memory, check_time, further_option
 
 _KEYS = {
     "partition": str,
@@ -37,34 +35,20 @@ _KEYS = {
 _KINDS = {str: "a text", list: "a list of texts", dict: "a table"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmSite:
-    """Defaults for every job.
-
-    Attributes
-        setup_lines: bash before the work: the site's modules, then its own lines.
-        options: further options of sbatch, ``(name, value)``; an empty value is a switch.
-        path: the file, None where there is none.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    time_limit: str | None = None
-    memory: str | None = None
-    setup_lines: tuple[str, ...] = ()
-    options: tuple[tuple[str, str], ...] = ()
-    path: Path | None = None
+def with_defaults(request: JobRequest, settings: Settings) -> JobRequest:
+    """The request, with what it leaves open from this user's site file."""
+    return request.with_site(read_site(settings))
 
 
-def read_site(settings: Settings) -> SlurmSite:
-    """The site file of this user; an empty site where there is none.
+def read_site(settings: Settings) -> JobRequest:
+    """What the site file of this user says; nothing where there is none.
 
     Raises SetupError, with the file's name, where it cannot be read or says something unknown, and
     where a path was set and nothing is there.
     """
     path, is_set = settings.slurm_site, settings.slurm_site != Settings.slurm_site.expanduser()
     if not is_set and not path.exists():
-        return SlurmSite()
+        return JobRequest()
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -75,13 +59,13 @@ def read_site(settings: Settings) -> SlurmSite:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"The site file {path} is not TOML: {error}.") from None
     try:
-        return parse_site(values, path)
+        return _parse(values)
     except MusterError as error:
         raise SetupError(f"The site file {path}: {error}") from None
 
 
-def parse_site(values: Mapping[str, Any], path: Path | None = None) -> SlurmSite:
-    """The site that these keys describe; UsageError for one that is unknown or of a wrong kind."""
+def _parse(values: Mapping[str, Any]) -> JobRequest:
+    """The defaults that these keys mean; UsageError for one that is unknown or of a wrong kind."""
     for key, value in values.items():
         if key not in _KEYS:
             raise UnknownNameError("key", key, _KEYS)
@@ -93,22 +77,21 @@ def parse_site(values: Mapping[str, Any], path: Path | None = None) -> SlurmSite
             raise SetupError(f"{key} must be {_KINDS[kind]}, not {value!r}.")
     modules: list[str] = values.get("modules", [])
     loading = [f"module load {shlex.join(modules)}"] if modules else []
-    return SlurmSite(
+    return JobRequest(
         partition=values.get("partition"),
         account=values.get("account"),
         time_limit=check_time(values["time"], "time") if "time" in values else None,
         memory=check_memory(values["mem"], "mem") if "mem" in values else None,
         setup_lines=(*loading, *values.get("setup", [])),
-        options=tuple(_option(*item) for item in values.get("options", {}).items()),
-        path=path,
+        slurm_args=tuple(_option(*item) for item in values.get("options", {}).items()),
     )
 
 
-def _option(name: str, value: object) -> tuple[str, str]:
-    if isinstance(value, bool):
-        if not value:
-            raise SetupError(f"options.{name} must be left out to be off.")
-        return further_option(name, "options")
+def _option(name: str, value: object) -> str:
+    if value is False:
+        raise SetupError(f"options.{name} must be left out to be off.")
     if not isinstance(value, str | int):
         raise SetupError(f"options.{name} must be a text, a whole number or true, not {value!r}.")
-    return further_option(f"{name}={value}", "options")
+    text = name if value is True else f"{name}={value}"
+    further_option(text, "options")
+    return text

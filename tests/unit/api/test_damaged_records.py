@@ -26,7 +26,8 @@ from muster.rank.checkpoint import best_step, find_damage
 from muster.rank.meter import remembered_micro_batch
 from muster.rank.record import read_metrics
 from muster.run.folder import RunFolder
-from muster.run.record import read_job, read_run
+from muster.run.record import read_run
+from muster.slurm.job import read_job
 
 RUN = {
     "run_id": "1", "name": "a", "kind": "train", "created_s": 1.5, "targets": [],

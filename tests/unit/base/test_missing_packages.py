@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import MissingPackageError
-from muster.farm.executors import ray, slurm_script
+from muster.farm.executors import ray
 from muster.pipeline.engines.engine import EngineSpec
 from muster.pipeline.engines.loading import check as check_loading
 from muster.pipeline.engines.remote import OpenAiEngine
 from muster.pipeline.engines.vllm_offline import VllmEngine
 from muster.pipeline.sources import hub, unpack
+from muster.slurm import script
 from muster_recipes.har import vit
 from muster_recipes.reasoning.referee import Referee
 
@@ -43,7 +44,7 @@ CASES: dict[str, tuple[str, str, Callable[[], object]]] = {
     "zstandard": ("zstandard", "zstd", unpack._zstd_copier),
     "datasets": ("datasets", "datasets", lambda: hub._load("name", None)),  # type: ignore[arg-type]
     "ray": ("ray", "ray", ray._import_ray),
-    "submitit": ("submitit", "slurm", slurm_script._submitit),
+    "submitit": ("submitit", "slurm", script._submitit),
     "gymnasium": ("gymnasium", "rl", gymnasium),
     "math-verify": ("math_verify", "reasoning", Referee.check_installed),
     "vit": ("transformers", "transformers", lambda: vit._load(Path("x"))),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.base.clock import Rhythm
 from muster.farm import wire
 from muster.farm.executors.mailbox import (
     BYE,
@@ -17,7 +18,6 @@ from muster.farm.executors.mailbox import (
     LEAVING,
     Beat,
     Reader,
-    Rhythm,
     Writer,
     all_boxes,
     boxes_of,

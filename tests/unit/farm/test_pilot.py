@@ -27,6 +27,7 @@ from muster.farm.events import (
 from muster.farm.executors import remote
 from muster.farm.executors.base import HeldWorker
 from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
+from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
@@ -38,7 +39,6 @@ from muster.farm.executors.mailbox import (
     pilot_box,
     write_beat,
 )
-from muster.farm.executors.slurm_seat import Seat
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.leftover import settle, survey
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
@@ -80,7 +80,7 @@ class Yard:
         self.source.write_text(SOURCE)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.events: list[Event] = []
-        self.seat = Seat(self.folder, 0, session=1, least_s=0.004)
+        self.seat = ClusterSlot(self.folder, 0, session=1, least_s=0.004)
         self.targets: dict[int, TargetSpec] = {}
 
     def assign(self, attribute: str, patience_s: float = 60.0, lead_s: float = 60.0) -> None:
@@ -231,7 +231,7 @@ def test_a_pilot_ends_with_its_run_folder(yard: Yard) -> None:
     process = yard.pilot()
     yard.ready()
     yard.folder.pilots.rename(yard.folder.path / "elsewhere")
-    yard.seat = Seat(yard.folder, 0, session=1, least_s=0.004)
+    yard.seat = ClusterSlot(yard.folder, 0, session=1, least_s=0.004)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(timeout=_LIMIT_S) != 0
 
@@ -253,7 +253,7 @@ def test_a_second_coordinator_goes_on_with_what_the_first_has_sent(yard: Yard) -
     time.sleep(1.5)  # it will see the new beat and its old inbox in one look
     pilot.send_signal(signal.SIGCONT)
     yard.events.clear()
-    yard.seat = Seat(yard.folder, 0, session=2, least_s=0.004)
+    yard.seat = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
     yard.seat.adopt(left)
     (yard.folder.path / "go").touch()
     yard.send(task(3))
@@ -265,7 +265,7 @@ def test_a_second_coordinator_goes_on_with_what_the_first_has_sent(yard: Yard) -
 def test_an_older_coordinator_that_beats_again_is_not_heard(yard: Yard) -> None:
     yard.assign("patient")
     yard.beat(Beat(2, 1))
-    yard.seat = Seat(yard.folder, 0, session=2, least_s=0.004)
+    yard.seat = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
     yard.pilot()
     yard.ready()
     yard.send(task(1))
@@ -462,7 +462,7 @@ def test_a_new_worker_is_not_given_to_a_pilot_that_leaves(yard: Yard) -> None:
     last.add(wire.pack([LEAVING, Outcome.PREEMPTED]))
     last.flush()
     [left] = survey(yard.folder).pilots
-    yard.seat = Seat(yard.folder, 0, session=2, least_s=0.004)
+    yard.seat = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
     yard.seat.adopt(left)
     yard.seat.start(2, SLOT)
     yard.seat.look(time.monotonic())

@@ -307,7 +307,7 @@ def _script(prepared: Prepared) -> str | None:
     """What SLURM would be sent."""
     if prepared.options.executor != "slurm":
         return None
-    from muster.api.slurm_plan import sweep_script
+    from muster.api.array import sweep_script
 
     return sweep_script(prepared)
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from muster.base.errors import UsageError
 from muster.farm.model import TargetSpec
-from muster.slurm.sbatch import CORES_PER_GPU, check_memory, check_time, further_options
-from muster.slurm.site import SlurmSite
+from muster.slurm.request import CORES_PER_GPU, JobRequest
 
 #: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.
 _LOOKS_PER_S = 2000
@@ -59,11 +58,7 @@ class ClusterRequest:
             if value is not None and value < least:
                 flag = "--" + name.removeprefix("num_").removesuffix("_s").replace("_", "-")
                 raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
-        if self.time_limit is not None:
-            check_time(self.time_limit)
-        if self.memory is not None:
-            check_memory(self.memory)
-        further_options(self.slurm_args)
+        _ = self._job(0)
         if self.placement_strategy not in ("DEFAULT", "SPREAD"):
             raise UsageError(
                 f"--placement-strategy {self.placement_strategy} is not known.",
@@ -103,6 +98,23 @@ class ClusterRequest:
             )
         return int(self.gpus_per_worker)
 
+    def on_slurm(self) -> JobRequest:
+        """What each element of the array asks for; UsageError for a part of a GPU."""
+        return self._job(self.whole_gpus)
+
+    def _job(self, num_gpus: int) -> JobRequest:
+        return JobRequest(
+            gpus_per_node=num_gpus,
+            cpus_per_node=self.cpus_per_worker,
+            memory=self.memory,
+            time_limit=self.time_limit,
+            partition=self.partition,
+            account=self.account,
+            slurm_args=self.slurm_args,
+            setup_lines=self.setup_lines,
+            warn_before_s=self.warn_before_s,
+        )
+
     @property
     def cores_per_job(self) -> int:
         """What is asked of SLURM for a worker: loading data for a GPU takes several cores."""
@@ -112,20 +124,6 @@ class ClusterRequest:
     def cores_per_actor(self) -> int:
         """What is asked of Ray for a worker."""
         return self.cpus_per_worker or 1
-
-
-def with_site(request: ClusterRequest, site: SlurmSite) -> ClusterRequest:
-    """The request with what it leaves open from the site file."""
-    from_site = tuple(f"{name}={value}" if value else name for name, value in site.options)
-    return dataclasses.replace(
-        request,
-        partition=request.partition or site.partition,
-        account=request.account or site.account,
-        time_limit=request.time_limit or site.time_limit,
-        memory=request.memory or site.memory,
-        slurm_args=(*from_site, *request.slurm_args),
-        setup_lines=(*site.setup_lines, *request.setup_lines),
-    )
 
 
 def needs_of_pilots(request: ClusterRequest, targets: Mapping[int, TargetSpec]) -> dict[str, Any]:

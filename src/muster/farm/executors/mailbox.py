@@ -103,27 +103,6 @@ class Reader:
         return frames
 
 
-class Rhythm:
-    """When to look again: often while things happen, more seldom the longer nothing does.
-
-    A wait of at most a twentieth of the silence so far delays whatever takes long by 5 %.
-    """
-
-    def __init__(self, now: float, *, least_s: float = 0.004, most_s: float = 1.0) -> None:
-        self._least_s = least_s
-        self._most_s = most_s
-        self._since = now
-        self.due_s = now
-
-    def happened(self, now: float) -> None:
-        self._since = now
-        self.due_s = min(self.due_s, now + self._least_s)
-
-    def looked(self, now: float) -> None:
-        wait_s = min(self._most_s, max(self._least_s, (now - self._since) / 20))
-        self.due_s = now + wait_s
-
-
 class PilotBox(NamedTuple):
     """The files of one pilot: of one job, and of one of its starts when it is requeued."""
 

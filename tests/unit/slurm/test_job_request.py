@@ -1,30 +1,20 @@
-"""What a batch script says: options checked and quoted, words that bash does not expand."""
+"""What is asked of SLURM is checked, and quoted in the script."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.slurm_cluster import SlurmCluster
 
 from muster.base.errors import UsageError
-from muster.slurm.sbatch import (
-    BatchScript,
-    check_memory,
-    check_time,
-    command_line,
-    directive,
-    further_options,
-    time_limit_s,
-)
+from muster.slurm.request import JobRequest, check_memory, check_time, time_limit_s
+from muster.slurm.script import batch_script, directive
 
 
 def test_the_script_is_options_then_lines() -> None:
-    script = BatchScript(options=(("nodes", "2"), ("requeue", "")), lines=("date",))
-    assert script.text() == "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --requeue\n\ndate\n"
+    text = batch_script({"nodes": "2", "requeue": ""}, ["date"])
+    assert text == "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --requeue\n\ndate\n"
 
 
 @pytest.mark.parametrize(
@@ -63,29 +53,18 @@ def test_what_is_no_memory(text: str) -> None:
 
 
 def test_further_options_and_those_that_muster_sets() -> None:
-    given = ["constraint=a100", "--exclusive", "constraint=h100", "gres=gpu:a100:4"]
-    assert further_options(given) == {
+    given = ("constraint=a100", "--exclusive", "constraint=h100", "gres=gpu:a100:4")
+    assert JobRequest(slurm_args=given).further == {
         "constraint": "h100",
         "exclusive": "",
         "gres": "gpu:a100:4",
     }
     with pytest.raises(UsageError, match=r"--slurm-arg time: muster sets .*\n.*use --time"):
-        further_options(["time=1:00"])
+        JobRequest(slurm_args=("time=1:00",))
     with pytest.raises(UsageError, match="write a long option of sbatch as NAME=VALUE"):
-        further_options(["-c 4"])
+        JobRequest(slurm_args=("-c 4",))
     with pytest.raises(UsageError, match="is one line"):
-        further_options(["comment=a\n#SBATCH --wrap=rm"])
-
-
-@given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF)), min_size=1))
-def test_bash_gives_the_words_back(words: list[str]) -> None:
-    line = command_line(["printf", r"%s\0", *words])
-    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == words
-
-
-def test_what_the_shell_is_to_expand_stays_behind() -> None:
-    assert command_line(["echo", "${HOME}"], unquoted=['"$X"']) == "echo '${HOME}' \"$X\""
+        JobRequest(slurm_args=("comment=a\n#SBATCH --wrap=rm",))
 
 
 @pytest.mark.slurm

@@ -6,15 +6,15 @@ import signal
 
 import pytest
 
-from muster.farm.executors.slurm_script import _ranges
-from muster.farm.executors.slurm_states import (
-    Element,
+from muster.farm.model import Outcome
+from muster.slurm.script import _ranges
+from muster.slurm.states import (
+    JobStatus,
     ending_of,
     read_squeue,
     was_preempted,
     why_warned,
 )
-from muster.farm.model import Outcome
 
 # As SLURM 22.05 prints it.
 SQUEUE = """\
@@ -29,15 +29,15 @@ SQUEUE = """\
 
 def test_the_output_of_squeue_is_read_by_element() -> None:
     assert read_squeue(SQUEUE) == {
-        (3, 1): Element("PENDING", 0, "Resources"),
-        (3, 0): Element("RUNNING", 2, ""),
-        (3, 2): Element("COMPLETED", 0, ""),
-        (6, 0): Element("PENDING", 1, "ReqNodeNotAvail, UnavailableNodes:n1"),
+        (3, 1): JobStatus("PENDING", 0, "Resources"),
+        (3, 0): JobStatus("RUNNING", 2, ""),
+        (3, 2): JobStatus("COMPLETED", 0, ""),
+        (6, 0): JobStatus("PENDING", 1, "ReqNodeNotAvail, UnavailableNodes:n1"),
     }
 
 
 @pytest.mark.parametrize(
-    ("state", "is_there", "waits"),
+    ("state", "is_alive", "waits"),
     [
         ("PENDING", True, True),
         ("RUNNING", True, False),
@@ -48,9 +48,9 @@ def test_the_output_of_squeue_is_read_by_element() -> None:
         ("NODE_FAIL", False, False),
     ],
 )
-def test_what_is_there_still_brings_or_has_a_pilot(state: str, is_there: bool, waits: bool) -> None:
-    element = Element(state)
-    assert (element.is_there, element.waits) == (is_there, waits)
+def test_what_is_alive_still_brings_or_has_a_pilot(state: str, is_alive: bool, waits: bool) -> None:
+    element = JobStatus(state)
+    assert (element.is_alive, element.waits) == (is_alive, waits)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_end_of_a_job_has_an_outcome_and_a_sentence(
     state: str, outcome: Outcome, word: str
 ) -> None:
     found, sentence = ending_of(state)
-    assert found is outcome
+    assert Outcome(found) is outcome
     assert word in sentence
 
 
@@ -84,7 +84,7 @@ def test_every_end_of_a_job_has_an_outcome_and_a_sentence(
     ],
 )
 def test_why_a_pilot_was_warned(number: int, shown: str, outcome: Outcome) -> None:
-    assert why_warned(number, shown) is outcome
+    assert Outcome(why_warned(number, shown)) is outcome
 
 
 def test_a_preemption_is_known_by_its_time() -> None:

@@ -1,8 +1,8 @@
 """The coordinator's side of one slot on a cluster: whichever pilot serves it, one after another.
 
-A worker is asked for when there may be no pilot yet; the order waits here until one shows itself.
+A worker is asked for when there may be no pilot yet; its commands wait here until one shows itself.
 When a pilot is lost, the worker that was in it has died, and the next worker waits for the next
-pilot. A seat knows mailboxes and nothing of SLURM.
+pilot. This module knows mailboxes and nothing of SLURM.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from muster.base.clock import Rhythm
 from muster.farm.events import Event, Progress, WorkerDied, WorkerLeaving
 from muster.farm.executors import remote
 from muster.farm.executors.base import PilotLeft
@@ -20,7 +21,6 @@ from muster.farm.executors.mailbox import (
     LEAVING,
     PilotBox,
     Reader,
-    Rhythm,
     Writer,
     boxes_of,
     pilot_box,
@@ -33,7 +33,7 @@ from muster.run.folder import RunFolder
 _SEEK_MOST_S = 2.0
 
 
-class Seat:
+class ClusterSlot:
     def __init__(self, folder: RunFolder, slot_id: int, session: int, least_s: float) -> None:
         """``least_s``: looked at no more often than that."""
         self.slot_id = slot_id
@@ -127,7 +127,7 @@ class Seat:
         """Its pilot's job is over. What it had said is heard first."""
         events = self._listen(time.monotonic()) if self.box is not None else []
         outcome, reason = self.leaving or (outcome, reason)
-        events += self._mourn(outcome, reason, trace)
+        events += self._worker_died(outcome, reason, trace)
         self.close()  # should SLURM be wrong, and its node only out of reach
         self._empty()
         return events
@@ -182,7 +182,7 @@ class Seat:
                     events.append(WorkerLeaving(self.worker_id))
             elif header[0] == BYE:
                 outcome, reason = self.leaving or (Outcome.LOST, "its pilot ended")
-                events += self._mourn(outcome, reason)
+                events += self._worker_died(outcome, reason)
                 self._empty()
             else:
                 events += self._told(header, body)
@@ -195,7 +195,7 @@ class Seat:
                 self._forget_worker()
         return events
 
-    def _mourn(self, outcome: Outcome, reason: str, trace: str = "") -> list[Event]:
+    def _worker_died(self, outcome: Outcome, reason: str, trace: str = "") -> list[Event]:
         """The death of its worker, unless it waits for another pilot than the one that is lost."""
         if self.worker_id is None or (not self._is_placed and self.box is not None):
             return []

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import SetupError
-from muster.farm.executors.slurm_watch import elements_now
-from muster.slurm.commands import job_status, submit
+from muster.slurm.commands import elements_of, job_status, submit
 
 #: As commands of SLURM 20 to 24 print it.
 AWAY = [
@@ -47,7 +46,7 @@ def test_a_cluster_that_is_away_is_told_alike_by_all(
     with pytest.raises(SetupError) as caught:
         match command:
             case "squeue":
-                elements_now("name")
+                elements_of("name")
             case "scontrol":
                 job_status("7")
             case "sbatch":

@@ -8,7 +8,8 @@ import pytest
 
 from muster.base.errors import SetupError
 from muster.base.settings import read_settings
-from muster.slurm.site import SlurmSite, read_site
+from muster.slurm.request import JobRequest
+from muster.slurm.site import read_site
 
 WHOLE = """
 partition = "gpu"
@@ -21,14 +22,14 @@ options = { constraint = "a100", exclusive = true, nice = 100 }
 """
 
 
-def site_of(folder: Path, text: str) -> SlurmSite:
+def site_of(folder: Path, text: str) -> JobRequest:
     path = folder / "slurm.toml"
     path.write_text(text)
     return read_site(read_settings({"MUSTER_SLURM_SITE": str(path)}))
 
 
 def test_all_it_can_say(tmp_path: Path) -> None:
-    assert site_of(tmp_path, WHOLE) == SlurmSite(
+    assert site_of(tmp_path, WHOLE) == JobRequest(
         partition="gpu",
         account="physics",
         time_limit="8:00:00",
@@ -38,20 +39,19 @@ def test_all_it_can_say(tmp_path: Path) -> None:
             "source ~/venv/bin/activate",
             "export X=${Y}",
         ),
-        options=(("constraint", "a100"), ("exclusive", ""), ("nice", "100")),
-        path=tmp_path / "slurm.toml",
+        slurm_args=("constraint=a100", "exclusive", "nice=100"),
     )
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
-    assert site_of(tmp_path, "") == SlurmSite(path=tmp_path / "slurm.toml")
+    assert site_of(tmp_path, "") == JobRequest()
 
 
 def test_without_a_file_there_are_no_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert read_site(read_settings({})) == SlurmSite()
+    assert read_site(read_settings({})) == JobRequest()
 
 
 def test_the_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

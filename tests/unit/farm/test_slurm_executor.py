@@ -20,15 +20,13 @@ from muster.farm import wire
 from muster.farm.events import Event, Progress, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
+from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import BYE, HELLO, LEAVING, PilotBox, pilot_box
-from muster.farm.executors.slurm import SlurmExecutor
-from muster.farm.executors.slurm_script import script
-from muster.farm.executors.slurm_seat import Seat
-from muster.farm.executors.slurm_states import Element
-from muster.farm.executors.slurm_watch import may_serve
+from muster.farm.executors.slurm import SlurmExecutor, may_serve
 from muster.farm.model import Outcome, SlotSpec
 from muster.run.folder import RunFolder
-from muster.slurm.commands import why_never
+from muster.slurm.script import array_script
+from muster.slurm.states import JobStatus, never_starts
 
 REQUEST = ClusterRequest(num_workers=2)
 SLOT = SlotSpec(slot_id=0, label="slurm/0", devices=())
@@ -130,18 +128,18 @@ def close(executor: SlurmExecutor, queue: Queue) -> None:
 # ------------------------------------------------------------------ old mailboxes
 
 
-def test_a_seat_enters_no_pilot_that_it_was_told_to_pass_over(folder: RunFolder) -> None:
-    seat = Seat(folder, 0, session=2, least_s=0.004)
+def test_a_slot_enters_no_pilot_that_it_was_told_to_pass_over(folder: RunFolder) -> None:
+    slot = ClusterSlot(folder, 0, session=2, least_s=0.004)
     speak(folder, 5, [LEAVING, Outcome.LOST])
-    seat.pass_over([(5, 0)])
-    seat.pass_over([])
-    seat.start(1, SLOT)
-    assert seat.look(time.monotonic()) == []
-    assert seat.has_waiting
+    slot.pass_over([(5, 0)])
+    slot.pass_over([])
+    slot.start(1, SLOT)
+    assert slot.look(time.monotonic()) == []
+    assert slot.has_waiting
     newer = speak(folder, 6)
     time.sleep(0.05)
-    seat.look(time.monotonic())
-    assert seat.box == newer
+    slot.look(time.monotonic())
+    assert slot.box == newer
 
 
 @pytest.mark.parametrize(
@@ -165,15 +163,15 @@ def test_pilots_of_jobs_that_are_gone_are_not_heard_again(
 @pytest.mark.parametrize(
     ("element", "frames", "answer"),
     [
-        (Element("RUNNING"), (), True),
-        (Element("RUNNING"), ([BYE, "closed"],), False),
-        (Element("PENDING", restarts=1), (), False),
-        (Element("CANCELLED"), (), False),
+        (JobStatus("RUNNING"), (), True),
+        (JobStatus("RUNNING"), ([BYE, "closed"],), False),
+        (JobStatus("PENDING", restarts=1), (), False),
+        (JobStatus("CANCELLED"), (), False),
         (None, (), False),
     ],
 )
 def test_a_pilot_may_serve_while_its_element_is_there(
-    folder: RunFolder, element: Element | None, frames: tuple[Sequence[object], ...], answer: bool
+    folder: RunFolder, element: JobStatus | None, frames: tuple[Sequence[object], ...], answer: bool
 ) -> None:
     box = speak(folder, 5, *frames)
     assert may_serve(box, {} if element is None else {(5, 0): element}) is answer
@@ -292,7 +290,7 @@ def test_a_job_that_can_never_start_ends_the_run_with_the_reason(
                                     "ReqNodeNotAvail, UnavailableNodes:n1", "JobHeldUser",
                                     "AssocGrpCPUMinutesLimit", "Dependency"])  # fmt: skip
 def test_a_job_that_may_start_is_waited_for(reason: str) -> None:
-    assert why_never(reason) is None
+    assert never_starts("7", reason) is None
 
 
 @pytest.mark.thorough
@@ -343,7 +341,8 @@ def test_workers_that_are_there_go_on_when_others_can_never_start(
 def test_cores_follow_gpus_and_gpus_are_asked_for_once(
     tmp_path: Path, values: dict[str, Any], lines: list[str], absent: list[str]
 ) -> None:
-    text = script(ClusterRequest(**values), RunFolder(tmp_path / "run"), [0])
+    request = ClusterRequest(**values).on_slurm()
+    text = array_script(request, RunFolder(tmp_path / "run"), [0])
     asked = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     for line in lines:
         assert f"#SBATCH {line}" in asked
@@ -351,16 +350,16 @@ def test_cores_follow_gpus_and_gpus_are_asked_for_once(
         assert word not in "\n".join(asked)
 
 
-def test_a_part_of_a_gpu_is_not_asked_of_slurm(tmp_path: Path) -> None:
+def test_a_part_of_a_gpu_is_not_asked_of_slurm() -> None:
     with pytest.raises(UsageError, match="SLURM gives whole GPUs"):
-        script(ClusterRequest(gpus_per_worker=0.5), RunFolder(tmp_path / "run"), [0])
+        ClusterRequest(gpus_per_worker=0.5).on_slurm()
 
 
 # ------------------------------------------------------------------ names of folders
 
 
 def test_a_percent_sign_in_the_run_folder_begins_no_field_of_slurm(tmp_path: Path) -> None:
-    text = script(REQUEST, RunFolder(tmp_path / "50%j"), [0])
+    text = array_script(REQUEST.on_slurm(), RunFolder(tmp_path / "50%j"), [0])
     assert f"#SBATCH --output={tmp_path}/50%%j/pilots/jobs/%A_%a.out" in text.splitlines()
     assert f"--output {tmp_path}/50%%j/pilots/jobs/%A_%a.out" in text
     assert f"{tmp_path}/50%j" in text.splitlines()[-1], "the pilot is told the name as it is"
@@ -369,6 +368,6 @@ def test_a_percent_sign_in_the_run_folder_begins_no_field_of_slurm(tmp_path: Pat
 def test_a_backslash_in_the_run_folder_is_refused(queue: Queue, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a\\b")
     with pytest.raises(UsageError, match="SLURM cannot write below a backslash"):
-        script(REQUEST, folder, [0])
+        array_script(REQUEST.on_slurm(), folder, [0])
     with pytest.raises(UsageError, match="backslash"):
         executor(folder)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.farm.executors.slurm_states import Element
-from muster.farm.executors.slurm_watch import JobWatch
+from muster.slurm.follow import JobWatch
+from muster.slurm.states import JobStatus
 
 _HOUR_S = 3600.0
 
@@ -41,7 +41,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
 
 def wait(
     watch: JobWatch, begin_s: float, end_s: float, jobs: Collection[int] = (7,)
-) -> list[tuple[float, dict[tuple[int, int], Element]]]:
+) -> list[tuple[float, dict[tuple[int, int], JobStatus]]]:
     """Look whenever it is due, from one time of the clock to another; what was answered, when."""
     now, answers = begin_s, []
     while now < end_s:
@@ -55,7 +55,7 @@ def wait(
 
 
 def test_who_waits_for_hours_asks_once_a_minute(squeue: Squeue) -> None:
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     answers = wait(watch, 0.0, 2 * _HOUR_S)
     watch.close()
     assert len(squeue.asked) <= 2 * 60 + 10
@@ -67,14 +67,14 @@ def test_who_waits_for_hours_asks_once_a_minute(squeue: Squeue) -> None:
 
 @pytest.mark.thorough
 def test_a_day_in_the_queue_costs_at_most_1500_questions(squeue: Squeue) -> None:
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     wait(watch, 0.0, 24 * _HOUR_S)
     watch.close()
     assert 1400 <= len(squeue.asked) <= 1500
 
 
 def test_only_the_jobs_of_the_run_are_asked_for(squeue: Squeue) -> None:
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     wait(watch, 0.0, 3.0, {12, 7})
     wait(watch, 3.0, 100.0, ())
     watch.close()
@@ -84,7 +84,7 @@ def test_only_the_jobs_of_the_run_are_asked_for(squeue: Squeue) -> None:
 
 
 def test_news_make_it_ask_soon_again(squeue: Squeue) -> None:
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     wait(watch, 0.0, 1000.0)
     squeue.show("7_0 RUNNING 0 None")
     answers = wait(watch, 1000.0, 1100.0)
@@ -94,7 +94,7 @@ def test_news_make_it_ask_soon_again(squeue: Squeue) -> None:
 
 
 def test_what_a_mailbox_tells_is_looked_into_at_once(squeue: Squeue) -> None:
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     wait(watch, 0.0, 1000.0)
     before = len(squeue.asked)
     watch.hurry(1000.0)
@@ -108,7 +108,7 @@ def test_a_job_that_squeue_has_forgotten_is_an_answer(squeue: Squeue) -> None:
     path.write_text(
         "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
     )
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     answers = wait(watch, 0.0, 2.0)
     watch.close()
     assert answers and all(found == {} for _, found in answers)
@@ -117,6 +117,6 @@ def test_a_job_that_squeue_has_forgotten_is_an_answer(squeue: Squeue) -> None:
 def test_a_controller_that_is_away_is_no_answer(squeue: Squeue) -> None:
     path = squeue.shown.parent / "squeue"
     path.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    watch = JobWatch()
+    watch = JobWatch(0.0)
     assert wait(watch, 0.0, 10.0) == []
     watch.close()

@@ -9,7 +9,13 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["muster.slurm.sbatch", "muster.slurm.commands", "muster.cli.slurm_gang"]
+    "name",
+    [
+        "muster.slurm.request",
+        "muster.slurm.script",
+        "muster.slurm.states",
+        "muster.cli.slurm_gang",
+    ],
 )
 def test_examples_in_docstrings(name: str) -> None:
     failed, count = doctest.testmod(importlib.import_module(name))

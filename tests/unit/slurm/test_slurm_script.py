@@ -9,16 +9,16 @@ import pytest
 
 from muster.base.errors import UsageError
 from muster.run.folder import RunFolder
-from muster.slurm.gang import GangRequest, NodeCommand, gang_script
-from muster.slurm.site import SlurmSite
+from muster.slurm.request import JobRequest
+from muster.slurm.script import NodeCommand, gang_script, gang_warning_s
 
 COMMAND = NodeCommand(head=["train", "har"], rest=["--lr", "1e-3"], cwd=Path("/home/me/my work"))
 FOLDER = RunFolder(Path("/home/me/runs/100%har"))
 
 
-def script(site: SlurmSite | None = None, **values: object) -> str:
-    request = GangRequest(**values)  # type: ignore[arg-type]
-    return gang_script(request, site or SlurmSite(), COMMAND, FOLDER).text()
+def script(site: JobRequest | None = None, **values: object) -> str:
+    request = JobRequest(**values)  # type: ignore[arg-type]
+    return gang_script(request.with_site(site or JobRequest()), COMMAND, FOLDER)
 
 
 def options(text: str) -> dict[str, str]:
@@ -59,12 +59,12 @@ def test_what_is_asked_of_slurm() -> None:
 
 
 def test_a_flag_wins_over_the_site_and_the_site_over_nothing() -> None:
-    site = SlurmSite(
+    site = JobRequest(
         partition="slow",
         account="us",
         time_limit="1-0",
         memory="8G",
-        options=(("constraint", "v100"), ("nice", "10")),
+        slurm_args=("constraint=v100", "nice=10"),
         setup_lines=("module load cuda",),
     )
     text = script(site, partition="fast", slurm_args=("constraint=a100",))
@@ -106,7 +106,7 @@ def test_the_end_of_the_job_is_a_date_whatever_format_the_user_likes() -> None:
     [(None, 15.0, "60"), ("1:00:00", 15.0, "60"), ("1:00:00", 90.0, "120"), ("1", 15.0, "30")],
 )
 def test_the_warning_leaves_time_to_save(limit: str | None, grace_s: float, warning: str) -> None:
-    asked = options(script(time_limit=limit, grace_s=grace_s))
+    asked = options(script(time_limit=limit, warn_before_s=gang_warning_s(grace_s)))
     assert asked["signal"] == f"B:USR1@{warning}"
 
 
@@ -116,8 +116,7 @@ def test_bash_understands_it_and_the_launcher_gets_its_words(
 ) -> None:
     """A pretended srun shows what would run on the node."""
     command = NodeCommand(head=["train", "a b"], rest=["--name", "${HOME} it's"], cwd=tmp_path)
-    request = GangRequest(num_nodes=num_nodes)
-    text = gang_script(request, SlurmSite(), command, FOLDER).text()
+    text = gang_script(JobRequest(num_nodes=num_nodes), command, FOLDER)
     fakes = """
 scontrol() {
     case $* in *hostnames*) echo n7; echo n8 ;; *) echo "X=1 NodeAddr=10.0.0.7 Y=2" ;; esac
@@ -160,5 +159,5 @@ def test_what_slurm_would_not_take_is_refused_at_once(
 
 def test_a_folder_that_slurm_cannot_write_to_is_refused() -> None:
     """A backslash in --output: SLURM replaces no %j in it, and drops the backslash."""
-    with pytest.raises(UsageError, match=r"a backslash in it.*\n.*--run-dir"):
-        gang_script(GangRequest(), SlurmSite(), COMMAND, RunFolder(Path("/home/me/a\\b")))
+    with pytest.raises(UsageError, match="SLURM cannot write below a backslash"):
+        gang_script(JobRequest(), COMMAND, RunFolder(Path("/home/me/a\\b")))

@@ -1,0 +1,189 @@
+"""What is asked of SLURM for a job, checked before anything is sent. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from muster.base.errors import UsageError
+
+#: Cores that are asked for with each GPU where nobody has said how many.
+CORES_PER_GPU = 4
+_TIME = re.compile(r"(?:\d+-\d{1,2}(?::\d{1,2}){0,2}|\d+(?::\d{1,2}){0,2})")
+_MEMORY = re.compile(r"\d+[KMGT]?")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+#: Options that muster sets itself, with the flag to use instead; a second one would contradict it.
+_OURS = {
+    "array": "", "output": "--run-dir", "error": "--run-dir", "signal": "", "requeue": "",
+    "no-requeue": "", "job-name": "", "open-mode": "", "wrap": "", "chdir": "", "dependency": "",
+    "parsable": "", "wait": "", "export": "", "nodes": "--nodes", "ntasks": "--nodes",
+    "ntasks-per-node": "--gpus", "partition": "--partition", "account": "--account",
+    "time": "--time", "mem": "--mem", "cpus-per-task": "--cpus-per-node or --cpus-per-worker",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """What a job asks for; None leaves it to the site file, then to SLURM.
+
+    Of a gang's job these are amounts per node, of an array amounts per element.
+
+    Attributes
+        memory: as SLURM writes it (``64G``).
+        time_limit: as SLURM writes it (``4:00:00``).
+        slurm_args: further options of sbatch, each as ``name=value`` or ``name``.
+        setup_lines: bash before the work, such as ``module load cuda``.
+        warn_before_s: how long before the time limit SLURM sends its signal.
+    """
+
+    num_nodes: int = 1
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    memory: str | None = None
+    time_limit: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    slurm_args: tuple[str, ...] = ()
+    setup_lines: tuple[str, ...] = ()
+    warn_before_s: int = 60
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise UsageError(f"--nodes {self.num_nodes} is too small.", hint="write 1 or more.")
+        if self.cpus_per_node is not None and self.cpus_per_node < 1:
+            raise UsageError(f"--cpus-per-node {self.cpus_per_node} is too small.")
+        if self.time_limit is not None:
+            check_time(self.time_limit)
+        if self.memory is not None:
+            check_memory(self.memory)
+        _ = self.further
+
+    def with_site(self, site: JobRequest) -> JobRequest:
+        """This request, with what it leaves open from the site file."""
+        return dataclasses.replace(
+            self,
+            partition=self.partition or site.partition,
+            account=self.account or site.account,
+            time_limit=self.time_limit or site.time_limit,
+            memory=self.memory or site.memory,
+            slurm_args=(*site.slurm_args, *self.slurm_args),
+            setup_lines=(*site.setup_lines, *self.setup_lines),
+        )
+
+    @cached_property
+    def further(self) -> dict[str, str]:
+        """The options in ``slurm_args`` by name; the last of a name wins, as with sbatch itself."""
+        return dict(further_option(text) for text in self.slurm_args)
+
+    @property
+    def gpus_of_a_kind(self) -> int:
+        """How many GPUs sbatch's own options ask for, such as ``gres=gpu:a100:4``.
+
+        >>> JobRequest(slurm_args=("gres=gpu:a100:4",)).gpus_of_a_kind
+        4
+        >>> [JobRequest(slurm_args=(text,)).gpus_of_a_kind for text in ("gpus=2", "nice=9")]
+        [2, 0]
+        """
+        for name in ("gpus-per-node", "gres", "gpus"):
+            value = self.further.get(name, "")
+            pattern = r"gpu(?:\S*?)(?::(\d+))?(?:,|$)" if name == "gres" else r"(\d+)$"
+            if found := re.search(pattern, value):
+                return int(found[1] or 1)
+        return 0
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus_of_a_kind or self.gpus_per_node
+
+    @property
+    def num_cores(self) -> int | None:
+        """As said, else some for each GPU, where ranks and data loaders would share a single one;
+        None leaves it to SLURM."""
+        if self.cpus_per_node is not None or "cpus-per-gpu" in self.further:
+            return self.cpus_per_node
+        return CORES_PER_GPU * self.num_gpus or None
+
+    def options(self) -> dict[str, str]:
+        """As long options of sbatch, without dashes; an empty value is a switch."""
+        cores, memory = self.num_cores, self.memory
+        asked = {
+            "gpus-per-node": None if self.gpus_of_a_kind else self.gpus_per_node or None,
+            "cpus-per-task": cores,
+            "mem": None if memory is None else check_memory(memory),
+            "time": self.time_limit,
+            "partition": self.partition,
+            "account": self.account,
+        }
+        return {k: str(value) for k, value in asked.items() if value is not None} | self.further
+
+
+def check_time(text: str, flag: str = "--time") -> str:
+    """``text`` when it is a time limit as SLURM reads it; UsageError otherwise.
+
+    >>> check_time("4:00:00"), check_time("2-12"), check_time("90")
+    ('4:00:00', '2-12', '90')
+    """
+    if not _TIME.fullmatch(text) or not re.search(r"[1-9]", text):
+        raise UsageError(
+            f"{flag} {text}: SLURM cannot read this as a time limit.",
+            hint="write 90 (minutes), 4:00:00 (hours:minutes:seconds) or 2-12:00:00 (days-…).",
+        )
+    return text
+
+
+def time_limit_s(text: str) -> int:
+    """Seconds in a time limit that ``check_time`` has let pass.
+
+    >>> time_limit_s("90"), time_limit_s("1:30"), time_limit_s("1-2"), time_limit_s("0:0:5")
+    (5400, 90, 93600, 5)
+    """
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 1:  # minutes
+        hours, minutes, seconds = 0, parts[0], 0
+    else:  # [hours:]minutes:seconds
+        hours, minutes, seconds = ([0, *parts])[-3:]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def check_memory(text: str, flag: str = "--mem") -> str:
+    """``text`` when it is an amount of memory as SLURM reads it; UsageError otherwise.
+
+    >>> check_memory("16G"), check_memory("16GB"), check_memory("500")
+    ('16G', '16G', '500')
+    """
+    short = text.upper().removesuffix("IB").removesuffix("B")
+    if not _MEMORY.fullmatch(short):
+        raise UsageError(
+            f"{flag} {text}: SLURM cannot read this as an amount of memory.",
+            hint="write 16G, or a whole number of megabytes: 16000. 0 asks for all of the node's.",
+        )
+    return short
+
+
+def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
+    """``NAME=VALUE`` or ``NAME`` (a switch) as an option; UsageError where muster says it itself.
+
+    >>> further_option("--constraint=a100&nvlink")
+    ('constraint', 'a100&nvlink')
+    """
+    name, _, value = text.strip().removeprefix("--").partition("=")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{flag} {text}: write a long option of sbatch as NAME=VALUE, or NAME for a switch.",
+            hint=f"such as {flag} constraint=a100 {flag} exclusive",
+        )
+    if name in _OURS:
+        other = f"use {_OURS[name]}." if _OURS[name] else "leave it out."
+        raise UsageError(f"{flag} {name}: muster sets this option itself.", hint=other)
+    check_one_line(f"{flag} {name}", value)
+    return name, value
+
+
+def check_one_line(flag: str, value: str) -> None:
+    if any(ord(character) < 32 for character in value):
+        raise UsageError(f"{flag} {value!r}: the value of an option of sbatch is one line.")
