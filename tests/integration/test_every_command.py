@@ -23,13 +23,12 @@ import pytest
 from tests.programs import slow_task
 
 import muster
-from muster.api.gangs import GangOptions, Script, write_run_json
-from muster.base.clock import SystemClock
-from muster.base.journal import Journal
+from muster.api.gangs import GangOptions, Script, renewal
 from muster.cli.main import COMMANDS, main
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
-from muster.run.requests import Session
+from muster.run.requests import Mailbox
+from muster.run.session import open_run
 
 Main = Callable[..., CompletedProcess[str]]
 
@@ -93,13 +92,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write_program_run(folder: RunFolder) -> None:
-    folder.create()
     argv = ("muster", "run", "p.py")
-    write_run_json(folder, Script(path="p.py"), GangOptions(), "run", {}, {}, argv)
-    journal = Journal(folder.events, SystemClock())
-    journal.write("start", ranks=["cpu:0", "cpu:1"], node=0)
-    journal.write("end", node=0, exit_code=0)
-    journal.close()
+    renew = renewal(folder, Script(path="p.py"), GangOptions(), "run", {}, {}, argv)
+    with open_run(folder, renew, node=0) as session:
+        session.begin(ranks=["cpu:0", "cpu:1"])
+        session.end(exit_code=0)
     for rank in (0, 1):
         folder.rank_log(rank).write_text(f"hello from {rank}\n")
 
@@ -300,15 +297,15 @@ def at_work(run: Path, heard: list[bool]) -> Iterator[None]:
     """As if a process worked on the run; it notes in ``heard`` that it was asked to end."""
     over = threading.Event()
 
-    def listen(session: Session) -> None:
+    def listen(mailbox: Mailbox) -> None:
         while not over.wait(0.02):
-            if session.is_cancelled():
+            if mailbox.is_cancelled():
                 heard.append(True)
 
     with ExitStack() as stack:
         stack.enter_context(hold(RunFolder(run)))
-        session = stack.enter_context(Session(RunFolder(run)))
-        thread = threading.Thread(target=listen, args=(session,))
+        mailbox = stack.enter_context(Mailbox(RunFolder(run)))
+        thread = threading.Thread(target=listen, args=(mailbox,))
         thread.start()
         stack.callback(thread.join)
         stack.callback(over.set)

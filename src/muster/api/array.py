@@ -20,7 +20,7 @@ from muster.api.earlier_work import move_aside
 from muster.api.launch import Prepared
 from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
-from muster.api.plans import choose_folder, open_plan
+from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
 from muster.base.codec import read_record, write_json
@@ -36,6 +36,8 @@ from muster.farm.ledger.store import NewTask
 from muster.farm.model import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
+from muster.run.record import RunRecord
+from muster.run.session import open_run
 from muster.slurm.commands import elements_of, submit_array
 from muster.slurm.script import array_name, array_script
 from muster.slurm.site import with_defaults
@@ -170,10 +172,12 @@ def make_ready(
         move_aside(folder, "sweep")
     if plan.share.startswith(_PART) and folder.elements_json.exists():
         workload = dataclasses.replace(workload, settings=None)
-    folder.create()
-    with hold(folder):
-        _check_share(plan)
-        open_plan(workload, options, folder, argv)
+
+    def renew(before: RunRecord | None) -> RunRecord:
+        _check_share(plan)  # under the lock: another may have sent an array just now
+        return renewal(workload, options, folder, argv)(before)
+
+    with open_run(folder, renew):
         ledger = open_ledger(folder, read_settings())
         try:
             ledger.begin()

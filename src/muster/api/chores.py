@@ -20,7 +20,7 @@ from muster.farm.events import Event
 from muster.farm.model import SlotSpec
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
-from muster.run.requests import Session
+from muster.run.session import Session
 
 _STATUS_EVERY_S = 1.0
 
@@ -31,6 +31,7 @@ class Chores:
     def __init__(
         self,
         folder: RunFolder,
+        session: Session,
         options: SweepOptions,
         settings: Settings,
         slots: tuple[SlotSpec, ...],
@@ -39,6 +40,7 @@ class Chores:
         rehearsal: Rehearsal | None = None,
     ) -> None:
         self.folder = folder
+        self.session = session
         self.settings = settings
         self.slots = slots
         self.clock = clock
@@ -51,12 +53,10 @@ class Chores:
         self._export_due_s = clock.monotonic_s() + self._interval_s
         self._exporter: subprocess.Popen[bytes] | None = None
         is_packing = options.per_gpu == "auto" and any(slot.devices for slot in slots)
-        self._session = Session(folder)
         self._packing = PerGpuAuto(settings, slots) if is_packing else None
 
     def __enter__(self) -> Self:
         self._context.enter_context(self._requests.watched())
-        self._context.enter_context(self._session)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +84,7 @@ class Chores:
         if now >= self._export_due_s:
             self._export_due_s = now + self._interval_s
             self._start_export()
-        wishes = [Wish.CANCEL] if self._session.is_cancelled() else []
+        wishes = [Wish.CANCEL] if self.session.is_cancelled() else []
         if self._has_failed_rehearsal(view):
             wishes.append(Wish.DRAIN)  # not a stop: the results of tasks at work are good
         events: list[Event] = self._packing.sample(view) if self._packing else []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.atomic_files import sync_folder
+from muster.base.atomic_files import explain_os_error, sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
@@ -47,12 +47,16 @@ def array_of(folder: RunFolder) -> RunFolder | None:
     return main if main.elements_json.exists() and main.exists() else None
 
 
-def move_aside(folder: RunFolder, kind: Kind) -> Path | None:
+def _silent(line: str) -> None:
+    return
+
+
+def move_aside(folder: RunFolder, kind: Kind, say: Callable[[str], None] = _silent) -> Path | None:
     """``--restart``: rename a run folder, so that a new run can begin under its name.
 
-    Returns where the old run is now, None where there was none. The rename is one step, so a kill
-    leaves the old run under its old name or under the new one, and whole. The caller takes the
-    lock of the new folder afterwards.
+    Says and returns where the old run is now, None where there was none. The rename is one step,
+    so a kill leaves the old run under its old name or under the new one, and whole. The caller
+    opens the new folder afterwards.
 
     Raises SetupError while somebody works on the folder, be it a job in a queue, and
     PlanMismatchError for a run of another kind.
@@ -72,12 +76,16 @@ def move_aside(folder: RunFolder, kind: Kind) -> Path | None:
         raise UsageError(
             f"--restart moves {folder.path}, and you are in it.", hint="leave that folder first."
         )
-    with hold(folder):
-        _refuse_at_work(folder)
-        aside = _free_name(place)
-        folder.lock.with_suffix(".pid").unlink(missing_ok=True)
-        os.rename(place, aside)
-        sync_folder(aside.parent)
+    try:
+        with hold(folder):
+            _refuse_at_work(folder)
+            aside = _free_name(place)
+            folder.lock.with_suffix(".pid").unlink(missing_ok=True)
+            os.rename(place, aside)
+            sync_folder(aside.parent)
+    except OSError as error:
+        raise explain_os_error(error, "use the run folder", folder.path) from error
+    say(f"the run so far is kept in {aside}")
     return aside
 
 

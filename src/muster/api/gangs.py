@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,13 +13,9 @@ from typing import Any, Literal
 
 from muster.api.earlier_work import move_aside
 from muster.api.placing import device_request, remarks
-from muster.api.plans import environment
-from muster.api.recording import record_run
 from muster.base.atomic_files import explain_os_error
-from muster.base.clock import SystemClock
 from muster.base.code import Code, code_id
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.journal import Journal
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
@@ -31,11 +26,11 @@ from muster.devices.placement import Placement, Slot, place
 from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang, start_supervisor
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
+from muster.monitor.recorder import record_run
 from muster.monitor.ticker import check_interval
 from muster.run.folder import RunFolder
-from muster.run.lock import hold
-from muster.run.record import Kind, RunRecord, read_run, write_run
-from muster.run.requests import Session
+from muster.run.record import Kind, RunRecord, new_record
+from muster.run.session import Renew, open_run
 from muster.slurm.job import typed_for_job
 from muster.slurm.request import JobRequest
 
@@ -207,23 +202,15 @@ def run_gang(
             stack.callback(supervisor.close)
         _refuse_inside()
         settings = read_settings()
-        is_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
-        try:
-            placement, leases = _take(options, folder.name, settings)
-            for lease in leases:
-                stack.enter_context(lease)
-            plan = _plan(folder, program, options, placement, settings)
-            if options.restart and (aside := move_aside(folder, kind)) is not None:
-                audience.say(f"the run so far is kept in {aside}")
-            folder.create()
-            if options.node_rank == 0:  # nodes may share the folder
-                stack.enter_context(hold(folder))
-                is_cancelled = stack.enter_context(Session(folder)).is_cancelled
-                typed = typed_for_job(folder, settings.slurm_job_id)
-                words = typed or audience.argv
-                write_run_json(folder, program, options, kind, code or {}, about or {}, words)
-        except OSError as error:
-            raise explain_os_error(error, "use the run folder", folder.path) from error
+        placement, leases = _take(options, folder.name, settings)
+        for lease in leases:
+            stack.enter_context(lease)
+        plan = _plan(folder, program, options, placement, settings)
+        words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
+        renew = renewal(folder, program, options, kind, code or {}, about or {}, words)
+        if options.restart:
+            move_aside(folder, kind, audience.say)
+        session = stack.enter_context(open_run(folder, renew, node=options.node_rank))
         for line in plan.lines():
             audience.say(line)
         uuids = {uuid for slot in plan.slots for uuid in slot.device_uuids}
@@ -237,19 +224,20 @@ def run_gang(
                 supervisor.close()
             supervisor = start_supervisor(forks=forks)
             stack.callback(supervisor.close)
-        return _launch(plan, program, supervisor, audience, is_cancelled, code_id(code or {}))
+        session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(code or {}))
+        hear, warn = audience.hear, audience.warn
+        ending = launch_gang(supervisor, _spec(plan, program), hear, warn, session.is_cancelled)
+        fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
+        try:
+            session.end(**{"exit_code": 0, **fields})
+        except OSError as error:  # how it ended is known all the same
+            audience.warn(str(explain_os_error(error, "write", folder.events)))
+        return ending
 
 
-def _launch(
-    plan: GangPlan,
-    program: Script | Entry,
-    supervisor: SupervisorHandle,
-    audience: GangAudience,
-    is_cancelled: Callable[[], bool],
-    code: str,
-) -> GangEnding:
+def _spec(plan: GangPlan, program: Script | Entry) -> GangSpec:
     folder, options = plan.folder, plan.options
-    spec = GangSpec(
+    return GangSpec(
         folder=RunFolder(folder.path.absolute()),
         program=program,
         num_ranks=1 if options.one_process else len(plan.slots),
@@ -266,21 +254,6 @@ def _launch(
         stall_timeout_s=options.stall_timeout_s,
         grace_s=options.grace_s,
     )
-    journal = Journal(folder.events, SystemClock())
-    try:
-        labels = [slot.label for slot in plan.slots]
-        journal.write("start", ranks=labels, node=options.node_rank, code=code)
-        ending = launch_gang(supervisor, spec, audience.hear, audience.warn, is_cancelled)
-        fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
-        try:
-            journal.write("end", node=options.node_rank, **{"exit_code": 0, **fields})
-        except OSError as error:  # how it ended is known all the same
-            audience.warn(str(explain_os_error(error, "write", folder.events)))
-    except OSError as error:
-        raise explain_os_error(error, "use the run folder", folder.path) from error
-    finally:
-        journal.close()
-    return ending
 
 
 def _plan(
@@ -341,7 +314,7 @@ def _refuse_inside() -> None:
         )
 
 
-def write_run_json(
+def renewal(
     folder: RunFolder,
     program: Script | Entry,
     options: GangOptions,
@@ -349,37 +322,22 @@ def write_run_json(
     code: Code,
     about: Mapping[str, Any],
     argv: Sequence[str],
-) -> None:
-    before = read_run(folder) if folder.exists() else None
-    if before is not None and before.kind != kind:
-        raise PlanMismatchError(
-            f"{folder.path} is the folder of {before.kind_name}.", hint="choose another --run-dir."
-        )
-    if before is None and folder.ledger.exists():
-        raise PlanMismatchError(
-            f"{folder.path} holds a ledger but no run.json, so what it belongs to is unknown.",
-            hint="choose another --run-dir, or restore run.json from a copy.",
-        )
-    write_run(
-        folder,
-        RunRecord(
-            run_id=before.run_id if before else uuid.uuid4().hex,
-            name=folder.name,
-            kind=kind,
-            created_s=before.created_s if before else time.time(),
-            targets=(),
-            spec={"program": dataclasses.asdict(program), **about},
-            fixed={},
-            code=dict(code),
-            # What was said for one start only is not repeated by `muster resume`.
-            options=dataclasses.asdict(
-                dataclasses.replace(options, allow_changed_code=False, restart=False)
-            ),
-            argv=tuple(argv),
-            cwd=str(Path.cwd()),
-            environment=environment(),
-        ),
-    )
+) -> Renew:
+    """The record of this start: that of the run is replaced, but for its id and its age."""
+
+    def renew(before: RunRecord | None) -> RunRecord:
+        if before is not None and before.kind != kind:
+            raise PlanMismatchError(
+                f"{folder.path} is the folder of {before.kind_name}.",
+                hint="choose another --run-dir.",
+            )
+        spec = {"program": dataclasses.asdict(program), **about}
+        now = new_record(folder, kind, options, spec=spec, code=dict(code), argv=tuple(argv))
+        if before is None:
+            return now
+        return dataclasses.replace(now, run_id=before.run_id, created_s=before.created_s)
+
+    return renew
 
 
 def _check_least(name: str, value: float, least: int) -> None:

@@ -12,16 +12,13 @@ from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
-from muster.api.plans import check_same_plan, choose_folder, open_plan
-from muster.api.recording import record_run
+from muster.api.plans import check_same_plan, choose_folder, renewal
 from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Workload
-from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.code import code_id
 from muster.base.errors import SetupError, UnknownNameError
-from muster.base.journal import Journal
 from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.devices.placement import Placement
@@ -37,10 +34,11 @@ from muster.farm.lifecycle import RetryPolicy
 from muster.farm.model import TargetSpec
 from muster.farm.publish import publish_after_crash
 from muster.farm.view import RunView
+from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id
-from muster.run.lock import hold
-from muster.run.record import RunRecord, read_run
+from muster.run.record import read_run
+from muster.run.session import open_run
 
 _LEAD_ON_FILES_S = 0.3
 
@@ -104,40 +102,37 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         raise UnknownNameError("executor", options.executor, EXECUTORS)
     settings = read_settings()
     folder = choose_folder(workload, options)
-    try:
-        with listening() as requests, ExitStack() as stack:
-            placement, leases = take_devices(options, folder.name, settings)
-            for lease in leases:
-                stack.enter_context(lease)
-            if options.restart and (aside := move_aside(folder, workload.kind)) is not None:
-                audience.say(f"the run so far is kept in {aside}")
-            folder.create()
-            stack.enter_context(hold(folder))
-            stored = open_plan(workload, options, folder, audience.argv)
-            for line in workload.warnings:
-                audience.warn(line)
-            for line in placement_lines(placement, options):
-                audience.say(line)
-            if own_id(folder).is_new_copy:
-                audience.say(f"{folder.path} is a copy, or was moved: it goes on by itself.")
-            ledger = open_ledger(folder, settings)
-            stack.callback(ledger.close)
-            uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
-            interval_s = options.monitor_interval_s
-            stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.warn))
-            call = workload.rehearse
-            rehearsal = None if call is None else Rehearsal(call, audience.warn)
-            chores = Chores(
-                folder, options, settings, slots_of(placement), SystemClock(), requests, rehearsal
-            )
-            with chores:
-                ending = _coordinate(workload, options, stored, ledger, chores, audience)
-            _check_balance(folder, ending)
-            ending.stop_signal = requests.reason
-            if workload.has_table:
-                refresh_export(folder)
-    except OSError as error:
-        raise explain_os_error(error, "use the run folder", folder.path) from error
+    with listening() as requests, ExitStack() as stack:
+        placement, leases = take_devices(options, folder.name, settings)
+        for lease in leases:
+            stack.enter_context(lease)
+        if options.restart:
+            move_aside(folder, workload.kind, audience.say)
+        renew = renewal(workload, options, folder, audience.argv)
+        session = stack.enter_context(open_run(folder, renew))
+        for line in workload.warnings:
+            audience.warn(line)
+        for line in placement_lines(placement, options):
+            audience.say(line)
+        if own_id(folder).is_new_copy:
+            audience.say(f"{folder.path} is a copy, or was moved: it goes on by itself.")
+        ledger = open_ledger(folder, settings)
+        stack.callback(ledger.close)
+        uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
+        interval_s = options.monitor_interval_s
+        stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.warn))
+        call = workload.rehearse
+        rehearsal = None if call is None else Rehearsal(call, audience.warn)
+        chores = Chores(
+            folder, session, options, settings, slots_of(placement), SystemClock(), requests,
+            rehearsal,
+        )  # fmt: skip
+        with chores:
+            ending = _coordinate(workload, options, ledger, chores, audience)
+        _check_balance(folder, ending)
+        ending.stop_signal = requests.reason
+        if workload.has_table:
+            refresh_export(folder)
     _check_usable(folder, ending, options)
     if rehearsal is not None and rehearsal.error is not None:
         raise rehearsal.error
@@ -147,7 +142,6 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 def _coordinate(
     workload: Workload,
     options: SweepOptions,
-    stored: RunRecord,
     ledger: Ledger,
     chores: Chores,
     audience: Audience,
@@ -179,15 +173,11 @@ def _coordinate(
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
     )
     hooks = Hooks(show=audience.show, wishes=chores.wishes, chores=chores.do, clock=clock)
-    journal = Journal(folder.events, clock)
-    try:
-        labels = [slot.label for slot in plan.slots]
-        journal.write("start", tasks=workload.total, workers=labels, code=plan.code)
-        executor = make_executor(options.executor, assignment)
-        ending = Coordinator(plan, ledger, executor, journal, hooks).run()
-        journal.write("end", **{state.name.lower(): n for state, n in ending.counts.items()})
-    finally:
-        journal.close()
+    labels = [slot.label for slot in plan.slots]
+    journal = chores.session.begin(tasks=workload.total, workers=labels, code=plan.code)
+    executor = make_executor(options.executor, assignment)
+    ending = Coordinator(plan, ledger, executor, journal, hooks).run()
+    chores.session.end(**{state.name.lower(): n for state, n in ending.counts.items()})
     return ending
 
 

@@ -372,10 +372,8 @@ def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | N
 def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
     """``--restart``: put the run aside; the new one may replace its output, but nobody else's."""
     check_output(folder, job.output, overwrite=job.settings.overwrite)
-    aside = move_aside(folder, "map")
-    if aside is None:
+    if move_aside(folder, "map", audience.say) is None:
         return
-    audience.say(f"the run so far is kept in {aside}")
     folder.create()
     allow_output(folder, job.output)
     discard(job.output)

@@ -1,14 +1,9 @@
-"""The run folder of a plan: choosing it, writing ``run.json``, refusing another plan."""
+"""The run folder of a plan: choosing it, what its record says, refusing another plan."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
-import sys
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -26,7 +21,8 @@ from muster.farm.identity import name_with_hash
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import SEED
 from muster.run.folder import RunFolder
-from muster.run.record import KIND_NAMES, RunRecord, read_run, write_run
+from muster.run.record import KIND_NAMES, RunRecord, new_record, plain_options, read_run
+from muster.run.session import Renew
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
@@ -42,33 +38,29 @@ def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
     return RunFolder(Path("runs") / (name if place is None else f"{name}-{place.element}"))
 
 
-def open_plan(
+def renewal(
     workload: Workload, options: SweepOptions, folder: RunFolder, argv: Sequence[str]
-) -> RunRecord:
-    """Write ``run.json`` of a new run, or make sure that the one there means the same."""
-    if not folder.exists():
-        if folder.ledger.exists():
-            raise PlanMismatchError(
-                f"{folder.path} holds a ledger but no run.json, so what it belongs to is unknown.",
-                hint="choose another --run-dir, or restore run.json from a copy.",
+) -> Renew:
+    """The record of a new run, or that of the same run with what may change between starts.
+
+    ``argv``: empty for a call of the library, which leaves a command that is known.
+    """
+
+    def renew(before: RunRecord | None) -> RunRecord:
+        asked: dict[str, Any] = {
+            "spec": workload.spec, "fixed": workload.fixed, "code": dict(workload.code),
+        }  # fmt: skip
+        if before is None:
+            _check_code(folder, None, workload, options)
+            targets = tuple(dataclasses.asdict(spec) for spec in workload.targets)
+            return new_record(
+                folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
             )
-        _check_code(folder, None, workload, options)
-        stored = _new_stored(workload, options, folder, argv)
-        write_run(folder, stored)
-        return stored
-    stored = read_run(folder)
-    check_same_plan(folder, stored, workload, options)
-    renewed = dataclasses.replace(
-        stored,
-        spec=workload.spec,
-        fixed=workload.fixed,
-        code=dict(workload.code),
-        options=_options_record(options),
-        argv=tuple(argv) or stored.argv,
-    )
-    if renewed != stored:
-        write_run(folder, renewed)
-    return renewed
+        check_same_plan(folder, before, workload, options)
+        argv_now = tuple(argv) or before.argv
+        return dataclasses.replace(before, options=plain_options(options), argv=argv_now, **asked)
+
+    return renew
 
 
 def check_same_plan(
@@ -142,41 +134,3 @@ def _axes(fixed: Mapping[str, Any]) -> list[str]:
 
 def _plain(value: Any) -> Any:
     return json.loads(to_json(value))
-
-
-def _new_stored(
-    workload: Workload, options: SweepOptions, folder: RunFolder, argv: Sequence[str]
-) -> RunRecord:
-    return RunRecord(
-        run_id=uuid.uuid4().hex,
-        name=folder.name,
-        kind=workload.kind,
-        created_s=time.time(),
-        targets=tuple(dataclasses.asdict(spec) for spec in workload.targets),
-        spec=workload.spec,
-        fixed=workload.fixed,
-        code=dict(workload.code),
-        options=_options_record(options),
-        argv=tuple(argv),
-        cwd=str(Path.cwd()),
-        environment=environment(),
-    )
-
-
-def environment() -> dict[str, str]:
-    """What ran this: enough to set it up again."""
-    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
-    for package in ("muster-gpu", "torch", "numpy"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _options_record(options: SweepOptions) -> dict[str, Any]:
-    """Without what is said for one start only: it must not be repeated by `muster resume`."""
-    values = dataclasses.asdict(
-        dataclasses.replace(options, allow_changed_code=False, restart=False)
-    )
-    return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}

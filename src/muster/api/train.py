@@ -21,12 +21,10 @@ from muster.api.gangs import (
     GangOptions,
     GangPlan,
     plan_gang,
+    renewal,
     run_gang,
-    write_run_json,
 )
 from muster.api.recipe import AgentRecipe, TrainRecipe
-from muster.api.recording import journalled
-from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, check_same_code, code_of
 from muster.base.codec import read_json, read_record, to_json
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
@@ -37,9 +35,8 @@ from muster.gang.launch import SupervisorHandle
 from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
 from muster.run.folder import RunFolder
-from muster.run.lock import hold
 from muster.run.record import Kind, read_run
-from muster.run.requests import Session
+from muster.run.session import open_run
 from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
@@ -368,18 +365,16 @@ def _train_object(
     if topology is not None and topology.rank > 0:
         results = train(task, job.config, folder, topology, say, **how)
         return Trained(folder=folder, exit_code=_code(results), ending=None, results=None)
-    try:
-        if options.restart and (aside := move_aside(folder, job.kind)) is not None:
-            say(f"the run so far is kept in {aside}")
-        folder.create()
-        with hold(folder), Session(folder) as session:
-            write_run_json(folder, job.entry(1), GangOptions(), job.kind, job.code, _about(job), ())
-            how["is_cancelled"] = session.is_cancelled
-            with journalled(folder, 1 if topology is None else topology.world_size) as note:
-                results = train(task, job.config, folder, topology, say, **how)
-                note(_code(results))
-    except OSError as error:
-        raise explain_os_error(error, "use the run folder", folder.path) from error
+    if options.restart:
+        move_aside(folder, job.kind, say)
+    entry, about = job.entry(1), _about(job)
+    renew = renewal(folder, entry, GangOptions(), job.kind, job.code, about, ())
+    with open_run(folder, renew, node=0) as session:
+        how["is_cancelled"] = session.is_cancelled
+        num_ranks = 1 if topology is None else topology.world_size
+        session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])
+        results = train(task, job.config, folder, topology, say, **how)
+        session.end(exit_code=_code(results))
     return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
 
 

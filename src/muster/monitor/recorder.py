@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
-from muster.base.clock import Clock
+from muster.base.clock import Clock, SystemClock
 from muster.base.errors import MusterError
+from muster.base.settings import Settings
+from muster.devices.nvml_usage import usage_source
 from muster.monitor.sample import rows
 from muster.monitor.sampler import Sampler
-from muster.monitor.sinks import Sink
+from muster.monitor.sinks import Sink, open_sink
 from muster.monitor.ticker import Ticker
+from muster.run.folder import RunFolder
 
 #: How long the end of a run waits for a sample that is being taken: a driver may hang.
 _PATIENCE_S = 2.0
+
+
+def record_run(
+    folder: RunFolder,
+    uuids: Collection[str],
+    interval_s: float,
+    settings: Settings,
+    say: Callable[[str], None],
+    *,
+    node_rank: int = 0,
+) -> AbstractContextManager[object]:
+    """A context that samples the host and the GPUs ``uuids`` into the run's folder.
+
+    ``interval_s`` 0: nothing is recorded. What goes wrong is said once and ends the recording only.
+    """
+    if interval_s == 0:
+        return nullcontext()
+    clock = SystemClock()
+    return Recorder(
+        lambda: Sampler(usage_source(settings, tuple(uuids)), clock),
+        lambda: open_sink(folder.monitor_csv(node_rank)),
+        interval_s,
+        clock,
+        say,
+    )
 
 
 class Recorder:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from muster.base.codec import read_record, write_json
+from muster.base.codec import read_record, to_json, write_json
 from muster.base.errors import SetupError
 from muster.run.folder import RunFolder
 
@@ -32,14 +40,14 @@ class RunRecord:
     name: str
     kind: Kind
     created_s: float
-    targets: tuple[dict[str, Any], ...]
     spec: Mapping[str, Any]
-    fixed: Mapping[str, Any]
     code: dict[str, str]
     options: dict[str, Any]
     argv: tuple[str, ...]
     cwd: str
     environment: dict[str, str]
+    targets: tuple[dict[str, Any], ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -51,6 +59,38 @@ class RunRecord:
     def kind_name(self) -> str:
         """The kind with its article, for sentences."""
         return KIND_NAMES[self.kind]
+
+
+def new_record(folder: RunFolder, kind: Kind, options: Any, **asked: Any) -> RunRecord:
+    """Of a run that begins here and now. ``options``: a dataclass; ``asked``: further fields."""
+    return RunRecord(
+        run_id=uuid.uuid4().hex,
+        name=folder.name,
+        kind=kind,
+        created_s=time.time(),
+        options=plain_options(options),
+        cwd=str(Path.cwd()),
+        environment=environment(),
+        **asked,
+    )
+
+
+def plain_options(options: Any) -> dict[str, Any]:
+    """As JSON, without what is said for one start only: `muster resume` must not repeat that."""
+    lasting = dataclasses.replace(options, allow_changed_code=False, restart=False)
+    plain: dict[str, Any] = json.loads(to_json(lasting))
+    return plain
+
+
+def environment() -> dict[str, str]:
+    """What ran this: enough to set it up again."""
+    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in ("muster-gpu", "torch", "numpy"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def write_run(folder: RunFolder, stored: RunRecord) -> None:

@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.05
 _POLL_EVERY_S = 0.4
 
 
-class Session:
+class Mailbox:
     """A context for the holder of the run's lock: inside it requests find somebody."""
 
     def __init__(self, folder: RunFolder) -> None:

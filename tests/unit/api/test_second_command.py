@@ -21,7 +21,7 @@ from muster.api.array import make_ready, part_of, plan_array
 from muster.api.earlier_work import move_aside
 from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
-from muster.api.plans import open_plan
+from muster.api.plans import renewal
 from muster.api.workload import Workload, of_command, of_target_text
 from muster.base.code import code_id
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
@@ -34,6 +34,7 @@ from muster.farm.space import Space
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
 from muster.run.record import read_run, write_run
+from muster.run.session import open_run
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
 TARGET = "import helper\ndef f(x: int = 0, y: int = 0, z: int = 0, seed: int = 0): return {}\n"
@@ -56,8 +57,9 @@ def run(
 ) -> list[dict[str, Any]]:
     """What a coordinator does with a plan; returns the parameters of what it executes."""
     place = RunFolder(folder)
-    place.create()
-    open_plan(work, SweepOptions(run_dir=folder, **options), place, ("muster", "sweep"))
+    how = SweepOptions(run_dir=folder, **options)
+    with open_run(place, renewal(work, how, place, ("muster", "sweep"))):
+        pass
     ledger = open_ledger(place, read_settings())
     ledger.begin()
     numbers = {spec.name: ledger.target_id(spec.name) for spec in work.targets}
