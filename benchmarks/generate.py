@@ -5,7 +5,8 @@
 
 The same model, prompts and greedy decoding for all, one thread. "one at a time" calls
 ``model.generate`` for each record; "by hand" calls it for batches of --batch-size records, in the
-order of the input, padded at the left; "by hand, sorted" sorts all records by length before.
+order of the input, padded at the left; "by hand, sorted" sorts all records by length before;
+"the library's" is the continuous batching of transformers, its manager started before.
 Only tokens of the answers count, not the padding. Loading the model is not timed. All texts are
 compared with those of "one at a time". Ratios are taken within a round.
 """
@@ -26,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
+from transformers import ContinuousBatchingConfig
 
 import muster_recipes.arith
 from measuring import alternate, held, machine, summary, table, write_json
@@ -34,6 +36,7 @@ from muster_recipes.arith.problems import make
 
 WEIGHTS = Path(next(iter(muster_recipes.arith.__path__))) / "weights"
 ALONE, HAND, SORTED, ENGINE = "one at a time", "by hand", "by hand, sorted", "muster"
+LIBRARY = "the library's"
 
 
 @dataclass
@@ -102,8 +105,10 @@ async def with_engine(engine: Engine, problems: list[str], max_tokens: int) -> l
 class Bench:
     """Runs a contender, keeps its texts, returns its tokens per second."""
 
-    def __init__(self, model: Model, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        self.model, self.engine, self.loop = model, engine, loop
+    def __init__(
+        self, model: Model, paged: Model, engine: Engine, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.model, self.paged, self.engine, self.loop = model, paged, engine, loop
         self.texts: dict[str, list[str]] = {}
 
     def loop_of_generate(self, name: str, problems: list[str], size: int) -> float:
@@ -111,6 +116,28 @@ class Bench:
         rows = by_hand(self.model, problems, size, name == SORTED)
         took_s = time.perf_counter() - began
         self.texts[name] = self.model.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return sum(map(len, rows)) / took_s
+
+    def continuous_batching(self, problems: list[str], size: int) -> float:
+        tokenizer, network = self.paged.tokenizer, self.paged.network
+        settings = network.generation_config
+        settings.do_sample, settings.max_new_tokens = False, self.paged.max_tokens
+        prompts = [
+            tokenizer(self.paged.prompt(problem), add_special_tokens=False)["input_ids"]
+            for problem in problems
+        ]
+        began = time.perf_counter()
+        found = network.generate_batch(
+            inputs=prompts,
+            generation_config=settings,
+            continuous_batching_config=ContinuousBatchingConfig(
+                max_requests_per_batch=size, num_blocks=4 * size, max_batch_tokens=16 * size
+            ),
+            persistent_manager=True,
+        )
+        took_s = time.perf_counter() - began
+        rows = [output.generated_tokens for output in found.values()]
+        self.texts[LIBRARY] = tokenizer.batch_decode(rows, skip_special_tokens=True)
         return sum(map(len, rows)) / took_s
 
     def engine_of_muster(self, problems: list[str]) -> float:
@@ -158,6 +185,7 @@ def main() -> None:
     torch.set_num_threads(1)
     problems = [make(0, "test", index, 1 + index % 6).text for index in range(args.prompts)]
     model = load(args.model, args.device, args.dtype, args.max_tokens)
+    paged = load(args.model, args.device, args.dtype, args.max_tokens)
     spec = EngineSpec(
         model=str(args.model),
         dtype=args.dtype,
@@ -167,17 +195,19 @@ def main() -> None:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         lent = loop.run_until_complete(shared(spec, args.device))
-        bench = Bench(model, lent.engine, loop)
+        bench = Bench(model, paged, lent.engine, loop)
         contenders: dict[str, Callable[[], float]] = {
             ALONE: lambda: bench.loop_of_generate(ALONE, problems[: args.alone], 1),
             HAND: lambda: bench.loop_of_generate(HAND, problems, args.batch_size),
             SORTED: lambda: bench.loop_of_generate(SORTED, problems, args.batch_size),
+            LIBRARY: lambda: bench.continuous_batching(problems, args.batch_size),
             ENGINE: lambda: bench.engine_of_muster(problems),
         }
         for warm_up in contenders.values():
             warm_up()
         rates = alternate(contenders, args.repeats)
         loop.run_until_complete(lent.close())
+        paged.network.destroy_cached_continuous_batching_manager()
     report(args, rates, {name: same(bench.texts, name) for name in contenders})
 
 
@@ -190,7 +220,7 @@ def report(args: Any, rates: dict[str, list[float]], shares: dict[str, float]) -
             name: summary([a / b for a, b in zip(rates[name], rates[base], strict=True)])
             for name in rates
         }
-        for base in (ALONE, HAND, SORTED)
+        for base in (ALONE, HAND, SORTED, LIBRARY)
     }
     rows = []
     for name, values in rates.items():

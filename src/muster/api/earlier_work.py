@@ -47,16 +47,17 @@ def array_of(folder: RunFolder) -> RunFolder | None:
     return main if main.elements_json.exists() and main.exists() else None
 
 
-def _silent(line: str) -> None:
-    return
-
-
-def move_aside(folder: RunFolder, kind: Kind, say: Callable[[str], None] = _silent) -> Path | None:
+def move_aside(
+    folder: RunFolder,
+    kind: Kind,
+    say: Callable[[str], None] = lambda line: None,
+    first: Callable[[], None] = lambda: None,
+) -> Path | None:
     """``--restart``: rename a run folder, so that a new run can begin under its name.
 
     Says and returns where the old run is now, None where there was none. The rename is one step,
     so a kill leaves the old run under its old name or under the new one, and whole. The caller
-    opens the new folder afterwards.
+    opens the new folder afterwards; ``first`` is called under the lock of the old one.
 
     Raises SetupError while somebody works on the folder, be it a job in a queue, and
     PlanMismatchError for a run of another kind.
@@ -80,6 +81,7 @@ def move_aside(folder: RunFolder, kind: Kind, say: Callable[[str], None] = _sile
         with hold(folder):
             _refuse_at_work(folder)
             aside = _free_name(place)
+            first()
             folder.lock.with_suffix(".pid").unlink(missing_ok=True)
             os.rename(place, aside)
             sync_folder(aside.parent)

@@ -23,10 +23,10 @@ from muster.api.map_publish import (
     Growing,
     Published,
     Tally,
-    allow_output,
     check_balance,
     check_not_input,
     check_output,
+    claim_output,
     publish,
     read_published,
     size_of,
@@ -203,7 +203,7 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
 def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
     began = time.monotonic()
     settings = read_settings()
-    check_output(folder, job.output, overwrite=job.settings.overwrite)
+    claim_output(folder, job.output, overwrite=job.settings.overwrite)
     check_place(job.output)
     folder.create()
     source = open_source(job, folder.map_input)
@@ -304,7 +304,7 @@ def _run_stages(
     job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder, requests: Requests
 ) -> Mapped:
     """A run per stage, each on the output of the one before; the last has the job's own folder."""
-    check_output(folder, job.output, overwrite=job.settings.overwrite)
+    claim_output(folder, job.output, overwrite=job.settings.overwrite)
     last = len(job.stages) - 1
     source: Any = job.input
     selection, input_options = job.selection, job.options
@@ -370,10 +370,11 @@ def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | N
 
 
 def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
-    """``--restart``: put the run aside; the new one may replace its output, but nobody else's."""
-    check_output(folder, job.output, overwrite=job.settings.overwrite)
-    if move_aside(folder, "map", audience.say) is None:
-        return
-    folder.create()
-    allow_output(folder, job.output)
-    discard(job.output)
+    """``--restart``: put the run aside; the new one may replace its output, but nobody else's.
+
+    What an unfinished ``--unordered`` has left goes before the rename: a kill between the two
+    leaves the old run, which makes it again from its chunks.
+    """
+    if not job.settings.overwrite:
+        check_output(folder, job.output, overwrite=False)
+    move_aside(folder, "map", audience.say, first=lambda: discard(job.output))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -204,26 +206,45 @@ def size_of(path: Path) -> int:
     return path.stat().st_size
 
 
-def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
-    """UsageError when the output exists and is not what this run folder has written."""
+def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> bool:
+    """UsageError when the output exists and is not what this run folder has written, now or before
+    ``--restart`` put that run aside. True where only ``overwrite`` allows to replace it.
+    """
     path = sink.path
     is_there = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    if not is_there or overwrite:
-        return
-    if _is_half_published(folder, path):
-        return
+    if not is_there or _is_half_published(folder, path):
+        return False
+    size = size_of(path)
     published = read_published(folder)
+    if published is not None and published.size == size:
+        return False
+    earlier = [found for found in map(read_published, _put_aside(folder)) if found is not None]
+    if any(found.size == size and found.output == str(path.absolute()) for found in earlier):
+        return False
+    if overwrite:
+        return True
     if published is None:
         raise UsageError(
             f"The output {path} exists and was not made by this run ({folder.path}).",
             hint="choose another --output, move it away, or replace it with --overwrite.",
         )
-    if published.size != size_of(path):
-        raise UsageError(
-            f"The output {path} has changed since this run wrote it: {published.size:,} bytes "
-            f"then, {size_of(path):,} now.",
-            hint="move it away, or replace it with --overwrite.",
-        )
+    raise UsageError(
+        f"The output {path} has changed since this run wrote it: {published.size:,} bytes "
+        f"then, {size:,} now.",
+        hint="move it away, or replace it with --overwrite.",
+    )
+
+
+def claim_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
+    """As `check_output`, and what ``--overwrite`` allows now is allowed to every later start."""
+    if check_output(folder, sink, overwrite=overwrite):
+        folder.create()
+        allow_output(folder, sink)
+
+
+def _put_aside(folder: RunFolder) -> Iterator[RunFolder]:
+    place = Path(os.path.realpath(folder.path))
+    yield from map(RunFolder, place.parent.glob(f"{glob.escape(place.name)}.before-*"))
 
 
 def check_not_input(job: MapJob) -> None:

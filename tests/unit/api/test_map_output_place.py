@@ -68,3 +68,55 @@ def test_an_input_is_never_the_output(
         assert "would be replaced by what is made of it" in done.stderr
     assert (place / "data" / "in.jsonl").read_text() == '{"n": 1}\n'
     assert not (place / "runs").exists()
+
+
+WAITS = """
+from pathlib import Path
+
+def same(record):
+    if not Path("go").exists():
+        raise ValueError("not yet")
+    return record
+"""
+WORDS = ["map", "stage.py:same", "--output", "out.jsonl", "--on", "inline"]
+
+
+def lines(place: Path) -> int:
+    return len((place / "out.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("again", "more"), [("same", []), ("same", ["--stage-by-stage"]), ("resume", [])]
+)
+def test_what_overwrite_allowed_holds_for_the_resumed_run(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]], more: list[str], again: str
+) -> None:
+    (place / "stage.py").write_text(WAITS + "\nboth = [same, same]\n")
+    (place / "data" / "in.jsonl").write_text('{"n": 1}\n' * 30)
+    (place / "out.jsonl").write_text("somebody else's\n")
+    words = ["map", "stage.py:both", *WORDS[2:], "--input", "data/in.jsonl", *more]
+    assert "was not made by this run" in muster_main(*words).stderr
+    assert muster_main(*words, "--overwrite").returncode == 1
+    assert (place / "out.jsonl").read_text() == "somebody else's\n"
+    (place / "go").touch()
+    [run] = (place / "runs").iterdir()
+    done = muster_main("resume", str(run)) if again == "resume" else muster_main(*words)
+    assert done.returncode == 0, done.stderr
+    assert lines(place) == 30
+
+
+@pytest.mark.parametrize("more", [[], ["--restart"]])
+def test_a_kill_behind_the_rename_of_a_restart_keeps_the_right_to_the_output(
+    place: Path, muster_main: Callable[..., CompletedProcess[str]], more: list[str]
+) -> None:
+    words = [*WORDS, "--input", "data/in.jsonl"]
+    assert muster_main(*words).returncode == 0
+    [run] = (place / "runs").iterdir()
+    run.rename(run.with_name(f"{run.name}.before-20260101-000000"))
+    (place / "data" / "in.jsonl").write_text('{"n": 2}\n' * 2)
+    done = muster_main(*words, *more)
+    assert done.returncode == 0, done.stderr
+    assert lines(place) == 2
+    run.rename(run.with_name(f"{run.name}.before-20260101-000001"))
+    (place / "out.jsonl").write_text("somebody else's\n")
+    assert "was not made by this run" in muster_main(*words, *more).stderr
