@@ -14,10 +14,9 @@ from tests.examples import examples
 from muster.base.errors import SetupError
 from muster.farm import wire
 from muster.farm.events import Progress, Results, Returned, TargetBroken, WorkerDied
-from muster.farm.executors import far_files, remote, shipping
-from muster.farm.executors.far_files import SENT_HOME, FarFiles
-from muster.farm.executors.near_code import CodeToSend
-from muster.farm.executors.ray_pilot import moved_path
+from muster.farm.executors import ray_pilot, remote, shipping
+from muster.farm.executors.ray_pilot import SENT_HOME, FilesForDriver, moved_path
+from muster.farm.executors.ray_sending import CodeToSend, DriverView, places_of_pilot
 from muster.farm.executors.shipping import (
     LOG,
     Unpacker,
@@ -29,7 +28,6 @@ from muster.farm.executors.shipping import (
     pack_log,
     write_log,
 )
-from muster.farm.executors.translation import Translation, far_places
 from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
@@ -169,13 +167,13 @@ def test_nothing_is_sent_for_a_target_of_an_installed_package(tmp_path: Path) ->
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> FarFiles:
+def far(tmp_path: Path) -> FilesForDriver:
     """A pilot of slot 3 whose worker 8 has task 1 with token 2."""
     folder = RunFolder(tmp_path / "far")
     folder.create()
     for path in (folder.attempts, folder.checkpoints, folder.parts_of(0)):
         path.mkdir(parents=True)
-    far = FarFiles(folder, 3)
+    far = FilesForDriver(folder, 3)
     slot = SlotSpec(slot_id=3, label="ray/3", devices=())
     task = Task(1, bytes.fromhex(KEY), 1, b"{}", 0, 2)
     frames = remote.start_command(8, slot) + remote.send_command(8, [task], together=False)
@@ -202,7 +200,7 @@ def places(frames: object) -> list[str]:
     return found
 
 
-def test_files_and_log_come_before_the_result(far: FarFiles, tmp_path: Path) -> None:
+def test_files_and_log_come_before_the_result(far: FilesForDriver, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "far")
     folder.worker_log(3).write_text("said and saying more")
     folder.attempt(KEY, 2).mkdir()
@@ -214,7 +212,9 @@ def test_files_and_log_come_before_the_result(far: FarFiles, tmp_path: Path) -> 
     assert places(far.before(finished(log_end=9))) == ["log 4 9"]
 
 
-def test_a_checkpoint_is_sent_when_it_is_new_and_only_then(far: FarFiles, tmp_path: Path) -> None:
+def test_a_checkpoint_is_sent_when_it_is_new_and_only_then(
+    far: FilesForDriver, tmp_path: Path
+) -> None:
     path = RunFolder(tmp_path / "far").checkpoint(KEY)
     assert places(far.new_checkpoints()) == []
     for number in range(2):
@@ -226,7 +226,7 @@ def test_a_checkpoint_is_sent_when_it_is_new_and_only_then(far: FarFiles, tmp_pa
     assert not path.exists(), "a finished task has none"
 
 
-def test_a_checkpoint_from_home_is_not_sent_back(far: FarFiles, tmp_path: Path) -> None:
+def test_a_checkpoint_from_home_is_not_sent_back(far: FilesForDriver, tmp_path: Path) -> None:
     RunFolder(tmp_path / "far").checkpoint(KEY).write_text("state")
     far.arrived(f"checkpoints/{KEY}.ckpt")
     assert places(far.new_checkpoints()) == []
@@ -234,7 +234,7 @@ def test_a_checkpoint_from_home_is_not_sent_back(far: FarFiles, tmp_path: Path) 
 
 @pytest.mark.parametrize("how", ["dies", "fails"])
 def test_the_last_checkpoint_comes_before_a_failure(
-    far: FarFiles, tmp_path: Path, how: str
+    far: FilesForDriver, tmp_path: Path, how: str
 ) -> None:
     RunFolder(tmp_path / "far").checkpoint(KEY).write_text("state")
     died = WorkerDied(8, 1, None, "gone")
@@ -244,9 +244,9 @@ def test_the_last_checkpoint_comes_before_a_failure(
 
 
 def test_a_checkpoint_that_is_too_large_is_told_once(
-    far: FarFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    far: FilesForDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far_files, "CHECKPOINT_LIMIT_BYTES", 3)
+    monkeypatch.setattr(ray_pilot, "CHECKPOINT_LIMIT_BYTES", 3)
     RunFolder(tmp_path / "far").checkpoint(KEY).write_text("state")
     [frame] = far.new_checkpoints()
     [event] = remote.EventReader().read(wire.unpack(bytearray(frame)))
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_is_too_large_is_told_once(
     assert places(far.new_checkpoints()) == []
 
 
-def test_a_chunk_of_a_map_comes_with_its_result(far: FarFiles, tmp_path: Path) -> None:
+def test_a_chunk_of_a_map_comes_with_its_result(far: FilesForDriver, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "far")
     (folder.parts_of(0) / f"{KEY}.jsonl").write_text("{}\n")
     (folder.parts_of(0) / f"{'cd' * 16}.rows").write_text("{}\n")
@@ -267,7 +267,9 @@ def test_a_chunk_of_a_map_comes_with_its_result(far: FarFiles, tmp_path: Path) -
         assert place.split("/")[0] in SENT_HOME
 
 
-def test_a_task_that_was_handed_back_is_not_watched_any_more(far: FarFiles, tmp_path: Path) -> None:
+def test_a_task_that_was_handed_back_is_not_watched_any_more(
+    far: FilesForDriver, tmp_path: Path
+) -> None:
     RunFolder(tmp_path / "far").checkpoint(KEY).write_text("of an earlier attempt")
     assert places(far.before(Returned(8, [1]))) == []
     assert places(far.new_checkpoints()) == []
@@ -277,21 +279,21 @@ def test_a_task_that_was_handed_back_is_not_watched_any_more(far: FarFiles, tmp_
 
 
 def test_what_is_said_of_far_files_is_said_of_ours() -> None:
-    there = far_places("/tmp/muster-x", "run", 2)
+    there = places_of_pilot("/tmp/muster-x", "run", 2)
     places = dict(zip(there, ["/home/me/runs/run", "/home/me", "/other"], strict=True))
-    translation = Translation(log_base=100, places=places)
+    view = DriverView(log_base=100, places=places)
     text = 'File "/tmp/muster-x/code/0/t.py" /tmp/muster-x/code/1/u.py /tmp/muster-x/runs/run/logs'
     ours = 'File "/home/me/t.py" /other/u.py /home/me/runs/run/logs'
 
     good = Finished(1, 1, Outcome.OK, 0.0, 0.0, 3, 7, None, value=text.encode())
     bad = Finished(1, 1, Outcome.EXCEPTION, 0.0, 0.0, 7, 9, None, message=text, trace=text)
-    results = translation.of(Results(8, [good, bad]))
+    results = view.of(Results(8, [good, bad]))
     assert isinstance(results, Results)
     assert list(results.finished) == [
         good._replace(log_start=103, log_end=107),
         bad._replace(log_start=107, log_end=109, message=ours, trace=ours),
     ]
     death = WorkerDied(8, 1, None, "gone", trace=text, log_start=1, log_end=2)
-    assert translation.of(death) == death._replace(trace=ours, log_start=101, log_end=102)
-    assert translation.of(TargetBroken(8, text, text)) == TargetBroken(8, ours, ours)
-    assert translation.of(Returned(8, [1])) == Returned(8, [1])
+    assert view.of(death) == death._replace(trace=ours, log_start=101, log_end=102)
+    assert view.of(TargetBroken(8, text, text)) == TargetBroken(8, ours, ours)
+    assert view.of(Returned(8, [1])) == Returned(8, [1])

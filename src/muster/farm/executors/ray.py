@@ -1,4 +1,4 @@
-"""Workers in Ray actors: the near end of a pilot per slot. The only module that imports Ray.
+"""Workers in Ray actors: the driver's end of a pilot per slot. The only module that imports Ray.
 
 An actor that is lost is not restarted by Ray: its worker's death is told, and the next ``start``
 for the slot asks for another actor, wherever there is room. One ``poll`` call is outstanding per
@@ -24,13 +24,21 @@ from muster.farm import wire
 from muster.farm.events import Event, Progress, WorkerDied
 from muster.farm.executors import remote
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.far_files import SENT_HOME
-from muster.farm.executors.near_code import CodeToSend
-from muster.farm.executors.near_map import MapToSend
-from muster.farm.executors.ray_pilot import RUNS, Pilot, PilotSetup, muster_version
+from muster.farm.executors.ray_pilot import (
+    RUNS,
+    SENT_HOME,
+    Pilot,
+    PilotSetup,
+    muster_version,
+)
+from muster.farm.executors.ray_sending import (
+    CodeToSend,
+    DriverView,
+    MapToSend,
+    places_of_pilot,
+)
 from muster.farm.executors.ray_session import RaySession, needs
 from muster.farm.executors.shipping import LOG, Unpacker, is_shipped, pack_file, write_log
-from muster.farm.executors.translation import Translation, far_places
 from muster.farm.model import Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 
@@ -52,7 +60,7 @@ class _Pilot:
     host: str = ""
     is_open: bool = False
     is_shared: bool = False
-    translation: Translation | None = None
+    view: DriverView | None = None
     is_gone: bool = False
     has_tasks: bool = False
     was_told: bool = False
@@ -252,8 +260,8 @@ class RayExecutor:
             self._apply_stored(pilot, "code", lambda: iter([self._code.pack()]))
         if needs_code or not pilot.is_shared:
             here = [str(self._folder.path.absolute()), *self._code.roots]
-            there = far_places(about["scratch"], self._folder.name, len(self._code.roots))
-            pilot.translation = Translation(
+            there = places_of_pilot(about["scratch"], self._folder.name, len(self._code.roots))
+            pilot.view = DriverView(
                 log_base=0 if pilot.is_shared else pilot.log_base,
                 places=dict(zip(there, here, strict=True)),
             )
@@ -280,7 +288,7 @@ class RayExecutor:
                 for event in pilot.reader.read([(header, body)]):
                     if isinstance(event, WorkerDied):
                         self._forget(event.worker_id)
-                    yield pilot.translation.of(event) if pilot.translation else event
+                    yield pilot.view.of(event) if pilot.view else event
 
     def _tell_who_waits(self) -> None:
         now = time.monotonic()

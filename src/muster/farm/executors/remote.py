@@ -1,7 +1,7 @@
 """An executor that runs elsewhere: commands travel to it as frames, events come back as frames.
 
-Whatever carries the frames (files on a shared folder, a Ray actor), both ends use this module. The
-far end holds a real executor, so that starting, killing and burying workers exist once.
+Whatever carries the frames (files on a shared folder, a Ray actor), both ends use this module. A
+pilot at the other end holds a real executor, so that starting and ending workers exist once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START, SEND, END, CLOSE = "start", "send", "end", "close"
 RESULTS, DIED = "results", "died"
 
 
-# ---------------------------------------------------------------- commands, as the near end sends
+# ---------------------------------------------------------------- commands, to a pilot
 
 
 def start_command(worker_id: int, slot: SlotSpec) -> bytes:
@@ -110,7 +110,7 @@ class CommandReader:
             self._head, self._tasks = None, []
 
 
-# ---------------------------------------------------------------- events, as the far end tells
+# ---------------------------------------------------------------- events, from a pilot
 
 
 def pack_event(event: Event) -> bytes:
