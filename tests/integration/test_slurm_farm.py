@@ -22,6 +22,7 @@ import muster
 from muster.api.runs import Run
 from muster.base.journal import read_journal
 from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.mailbox import read_beat
 from muster.run.folder import RunFolder
 
 pytestmark = pytest.mark.slurm
@@ -211,6 +212,33 @@ def test_results_wait_for_a_coordinator_wherever_it_runs(
     until(lambda: not slurm.squeue(), "the pilot that is not needed ends of itself")
 
 
+def test_an_older_coordinator_that_wakes_up_ends_and_the_run_goes_on(
+    slurm: SlurmCluster, target: Path, tmp_path: Path
+) -> None:
+    """Its host was held up for so long that the file server took its lock away."""
+    run = tmp_path / "run"
+    words = (
+        "sweep", f"{target}:long", "--grid", "x=1,2", "--grid", f"folder={tmp_path}",
+        "--on", "slurm", "--workers", "2", "--run-dir", str(run),
+    )  # fmt: skip
+    began = [tmp_path / f"began-{x}" for x in (1, 2)]
+    with started(tmp_path, *words) as older:
+        until(lambda: all(path.exists() for path in began), "both tasks begin")
+        os.killpg(older.pid, signal.SIGSTOP)
+        RunFolder(run).lock.unlink()
+        with started(tmp_path, "resume", str(run)) as newer:
+            until(lambda: read_beat(RunFolder(run)).session == 2, "the newer one is at work")
+            os.killpg(older.pid, signal.SIGCONT)
+            out, _ = older.communicate(timeout=_LIMIT_S)
+            assert older.returncode == 3 and "Another coordinator has gone on" in out, out
+            (tmp_path / "go").touch()
+            ended(newer)
+    assert [path.read_text() for path in began] == ["x", "x"], "no task was begun twice"
+    assert attempts(run) == ["ok", "ok"]
+    assert len(arrays(run)) == 1, "nothing was submitted again"
+    assert slurm.squeue() == []
+
+
 def killed(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -393,7 +421,7 @@ def test_without_slurm_the_error_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     done = muster_main("sweep", f"{target}:square", "--grid", "x=1", "--on", "slurm")
     assert done.returncode == 3
-    assert "there is no command squeue" in done.stderr
+    assert "There is no squeue on this machine." in done.stderr
     assert "login node" in done.stderr
 
 

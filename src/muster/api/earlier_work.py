@@ -63,7 +63,8 @@ def move_aside(
     PlanMismatchError for a run of another kind.
     """
     parts = (folder.run_json, folder.ledger, folder.elements, folder.stage(0).parent)
-    if not any(path.exists() for path in parts):
+    # A job that was handed in may still wait in the queue: then it is all that there is.
+    if not any(path.exists() for path in (*parts, folder.slurm_job)):
         return None
     if folder.exists() and (stored := read_run(folder)).kind != kind:
         raise PlanMismatchError(

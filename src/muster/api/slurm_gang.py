@@ -56,12 +56,16 @@ class SlurmGang:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """A job of this run folder. ``is_new``: it was submitted by this call."""
+    """A job of this run folder.
+
+    ``is_new``: it was submitted by this call. ``aside``: where the run before it is kept.
+    """
 
     folder: RunFolder
     job_id: str
     is_new: bool
     is_same_script: bool = True
+    aside: Path | None = None
 
     @property
     def log(self) -> Path:
@@ -80,12 +84,12 @@ class JobEnd:
 def hand_in(gang: SlurmGang, argv: Sequence[str]) -> SlurmJob:
     """Submit the gang's job, or find the one of this folder that still lives.
 
-    Two such calls at once submit one job. Raises SetupError when SLURM refuses the job.
+    Two such calls at once submit one job. Raises SetupError when SLURM refuses the job, and for
+    ``restart`` while a job of the folder lives.
     """
     folder, text = gang.folder, gang.script()
     try:
-        if gang.restart:
-            move_aside(folder, gang.kind)
+        aside = move_aside(folder, gang.kind) if gang.restart else None
         with FileLock(gang.make_ready() / "submit.lock"):
             record = read_job(folder)
             if record is not None and job_status(record["job_id"]).is_alive:
@@ -97,7 +101,7 @@ def hand_in(gang: SlurmGang, argv: Sequence[str]) -> SlurmJob:
             write_job(folder, job_id, script=text, argv=argv, cwd=cwd)
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
-    return SlurmJob(folder=folder, job_id=job_id, is_new=True)
+    return SlurmJob(folder=folder, job_id=job_id, is_new=True, aside=aside)
 
 
 def follow(job: SlurmJob, hear: Callable[[str], None], say: Callable[[str], None]) -> JobEnd:

@@ -51,6 +51,8 @@ def run_on_slurm(gang: SlurmGang, shown: Any, argv: Sequence[str]) -> int:
         output.say_json(script) if shown.run.json else output.say(text.rstrip("\n"))
         return EXIT_OK
     job = hand_in(gang, argv)
+    if job.aside is not None:
+        say(f"the run so far is kept in {job.aside}")
     if job.is_new:
         say(f"job {job.job_id} submitted; run folder {folder.path}")
     else:
