@@ -27,7 +27,7 @@ from muster.base.clock import SystemClock
 from muster.base.settings import Settings
 from muster.devices.nvml_usage import usage_source
 from muster.monitor.recorder import record
-from muster.monitor.sampler import Sampler
+from muster.monitor.sample import Sampler
 from muster.monitor.sinks import open_sink
 
 INTERVAL_S = 5.0

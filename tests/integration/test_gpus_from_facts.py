@@ -15,9 +15,9 @@ import pytest
 import muster
 from muster.base.errors import PlacementError
 from muster.base.settings import read_settings
-from muster.devices.inventory import to_json
+from muster.devices.discovery import to_json
+from muster.devices.inventory import Device, Holder, Inventory
 from muster.devices.leases import Lease, acquire
-from muster.devices.model import Device, Holder, Inventory
 
 TARGET = """
 import os, time

@@ -10,10 +10,8 @@ from muster.base.errors import SetupError, UsageError
 from muster.base.settings import child_environment
 from muster.devices.device_request import DeviceRequest, parse_devices
 from muster.doctor.checks.table import run_checks
-from muster.doctor.facts import Facts
-from muster.doctor.facts_json import load_facts, save_facts
-from muster.doctor.findings import Finding, sorted_by_severity
-from muster.doctor.fixes import write_env_script
+from muster.doctor.facts import Facts, load_facts, save_facts
+from muster.doctor.findings import Finding, sorted_by_severity, write_env_script
 from muster.doctor.gather import Gathering, gather
 
 _LEAST_BUDGET_S = 5.0

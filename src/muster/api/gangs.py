@@ -19,15 +19,14 @@ from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
+from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease, place_and_lease
-from muster.devices.model import Inventory
 from muster.devices.placement import Placement, Slot, place
 from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang, start_supervisor
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
-from muster.monitor.recorder import record_run
-from muster.monitor.ticker import check_interval
+from muster.monitor.recorder import check_interval, record_run
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, new_record
 from muster.run.session import Renew, open_run

@@ -21,8 +21,8 @@ from muster.base.code import code_id
 from muster.base.errors import SetupError, UnknownNameError
 from muster.base.settings import read_settings
 from muster.base.signals import listening
+from muster.devices.packing import MemorySampler
 from muster.devices.placement import Placement
-from muster.devices.samples import MemorySampler
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft

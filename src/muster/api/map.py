@@ -42,7 +42,7 @@ from muster.base.errors import PlanMismatchError, UnknownNameError
 from muster.base.settings import read_settings
 from muster.base.signals import Requests, listening
 from muster.base.target import refuse_while_imported
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
 from muster.devices.placement import Placement
 from muster.farm.identity import name_with_hash
 from muster.farm.view import RunView

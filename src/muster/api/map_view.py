@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from muster.devices.model import Inventory
+from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement
 from muster.farm.estimate import Interval, Rate
 from muster.farm.view import RunView

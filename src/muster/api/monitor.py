@@ -16,13 +16,10 @@ from muster.base.errors import EXIT_OK, MusterError, SetupError, TargetError, Us
 from muster.base.settings import read_settings
 from muster.base.signals import ENDING
 from muster.devices.nvml_usage import usage_source
-from muster.monitor.files import SUFFIXES, read_rows
-from muster.monitor.sample import Row, Sample, rows
-from muster.monitor.sampler import Sampler
+from muster.monitor.files import SUFFIXES, DeviceSummary, Summary, read_rows
+from muster.monitor.recorder import PASSED_ON, TYPED, Ticker, Waiter, check_interval, is_at_terminal
+from muster.monitor.sample import Row, Sample, Sampler, rows
 from muster.monitor.sinks import Sink, open_sink
-from muster.monitor.summary import DeviceSummary, Summary
-from muster.monitor.ticker import Ticker, check_interval
-from muster.monitor.waiting import PASSED_ON, TYPED, Waiter, is_at_terminal
 
 #: The end of a child wakes us up by a signal; where there is none, it is looked at this often.
 _CHILD_S = 1.0

@@ -9,7 +9,7 @@ from typing import Literal
 
 from muster.base.errors import UsageError
 from muster.farm.executors.cluster import ClusterRequest
-from muster.monitor.ticker import check_interval
+from muster.monitor.recorder import check_interval
 
 
 @dataclass(frozen=True, kw_only=True)

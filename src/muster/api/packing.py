@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from muster.base.processes import family
 from muster.base.settings import Settings
-from muster.devices.inventory import discover
-from muster.devices.packing import workers_that_fit
-from muster.devices.samples import MemorySampler
+from muster.devices.discovery import discover
+from muster.devices.packing import MemorySampler, workers_that_fit
 from muster.farm.events import Capacity, Event
 from muster.farm.model import SlotSpec
 from muster.farm.view import RunView, WorkerLine

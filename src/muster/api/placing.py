@@ -8,7 +8,7 @@ from muster.api.options import SweepOptions
 from muster.api.packing import PerGpuAuto
 from muster.base.errors import UsageError
 from muster.base.settings import Settings, read_settings
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import (
     DeviceRequest,

@@ -18,8 +18,8 @@ from muster.api.runs import Run
 from muster.base.clock import SystemClock, iso_utc
 from muster.base.errors import SetupError, UsageError
 from muster.base.settings import Settings
-from muster.devices.inventory import discover
-from muster.devices.model import Device
+from muster.devices.discovery import discover
+from muster.devices.inventory import Device
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.model import TaskState
 from muster.plan.calibrate import Calibration, Probe, calibrate

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.devices.model import Holder
+from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage
+from muster.monitor.files import DeviceSummary
 from muster.monitor.host import HostUsage
 from muster.monitor.sample import Sample, Work
-from muster.monitor.summary import DeviceSummary
 
 UNKNOWN = "–"
 

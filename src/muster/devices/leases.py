@@ -30,7 +30,7 @@ from muster.base.clock import Clock, SystemClock, iso_utc
 from muster.base.errors import SetupError
 from muster.base.settings import Settings
 from muster.devices.device_request import DeviceRequest
-from muster.devices.model import Inventory
+from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement, Skipped, Slot, place
 
 _CLOCK = SystemClock()

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from muster.base.settings import Settings
 from muster.devices import nvml
-from muster.devices.facts import read_facts
-from muster.devices.inventory import apply_visibility, discover
-from muster.devices.model import Device, Holder
-from muster.devices.processes import command_of, owner_of
+from muster.devices.discovery import apply_visibility, discover
+from muster.devices.inventory import Device, Holder, read_facts
+from muster.devices.nvml import command_of, owner_of
 
 _MIB = 1024 * 1024
 #: NVML's number for the second version of its memory record (see ``devices.nvml``).

@@ -13,7 +13,7 @@ from typing import Literal
 
 from muster.base.errors import PlacementError, UsageError
 from muster.devices.device_request import DeviceRequest, parse_devices, parse_gpu_ids
-from muster.devices.model import Device, Inventory
+from muster.devices.inventory import Device, Inventory
 
 __all__ = [
     "DeviceRequest",

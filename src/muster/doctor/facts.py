@@ -1,15 +1,21 @@
 """Everything the doctor knows about a machine, as one value. Absence is None: not known.
 
 Checks read this value and nothing else, so a machine can be recorded (``--save-facts``) and looked
-at elsewhere (``--from-facts``). Units: MiB are 2^20 bytes, GB/s are 10^9 bytes per second.
+at elsewhere (``--from-facts``). In the file a key that does not exist is an error, because a
+misspelt fact would otherwise be read as an unknown one. Units: MiB are 2^20 bytes, GB/s are 10^9
+bytes per second.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from muster.devices.model import Inventory
+from muster.base.codec import MalformedError, decode, write_json
+from muster.base.errors import UsageError
+from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 
 #: Raised when a field changes its meaning; a file of a later version is refused.
@@ -100,7 +106,7 @@ class MasterFacts:
 
     ``is_local``: the address is one of this host's. ``port_problem``: why the port could not be
     bound (on the master) or connected to (elsewhere). ``clock_skew_s``: this host's clock minus
-    the master's, by the exchange of ``doctor.probes.master``; ``peers``: hosts that came.
+    the master's, by the exchange of ``doctor.probes.network``; ``peers``: hosts that came.
     """
 
     run: Run = field(default_factory=Run)
@@ -271,3 +277,38 @@ class Facts:
     host_copies: HostCopies | None = None
     peer_copies: PeerCopies | None = None
     all_reduce: AllReduce | None = None
+
+
+def save_facts(path: Path, facts: Facts) -> None:
+    """Replace ``path``; raises OSError where that fails."""
+    write_json(path, facts)
+
+
+def load_facts(path: Path) -> Facts:
+    """The facts in ``path``; UsageError when it is missing or is no facts file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the facts in {path}: {error.strerror or error}.",
+            hint="record a machine there with `muster doctor --save-facts FILE`.",
+        ) from None
+    return facts_from_json(data, str(path))
+
+
+def facts_from_json(data: bytes, source: str) -> Facts:
+    """The facts in ``data``; ``source`` names it in the UsageError."""
+    try:
+        record = json.loads(data)
+        version = record.get("version", FACTS_VERSION) if isinstance(record, dict) else None
+        if isinstance(version, int) and version > FACTS_VERSION:
+            raise MalformedError(
+                f"it has version {version}, and this muster reads up to {FACTS_VERSION}"
+            )
+        facts = decode(Facts, record)
+    except ValueError as error:
+        raise UsageError(
+            f"The facts in {source} cannot be used: {error}.",
+            hint="record them again with `muster doctor --save-facts FILE`.",
+        ) from None
+    return facts

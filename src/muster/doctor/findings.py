@@ -1,10 +1,14 @@
-"""What the doctor says: findings with a severity, and the exit code they come to."""
+"""What the doctor says: findings with a severity, the exit code, and a file of repairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from muster.base.atomic_files import write_atomic
 
 Severity = Literal["ok", "note", "warning", "error"]
 #: From good to bad.
@@ -52,3 +56,39 @@ def exit_code(findings: Iterable[Finding], *, strict: bool) -> int:
 def sorted_by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """The worst first; equal ones stay in the order of the checks."""
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
+
+
+_HEAD = """\
+# Written by `muster doctor --fix env` for {host}. Use it with: source {name}
+# It changes this shell only. Delete a line to leave that setting as it is.
+"""
+
+
+def env_script(findings: Sequence[Finding], host: str, name: str) -> str:
+    """The shell file: an export or a command per repair, each with the finding it is for.
+
+    Of two findings that set the same variable the first counts: it is the worse one.
+    """
+    lines = [_HEAD.format(host=host or "this host", name=name)]
+    seen: set[str] = set()
+    for finding in findings:
+        repairs = [
+            f"export {key}={shlex.quote(value)}"
+            for key, value in finding.settings.items()
+            if key not in seen
+        ]
+        repairs += [command for command in finding.commands if command not in seen]
+        if not repairs:
+            continue
+        seen |= {*finding.settings, *finding.commands}
+        # A finding may quote an error of several lines, and none may leave its comment.
+        lines.append(f"# {' '.join(finding.what.split())}")
+        lines += [*repairs, ""]
+    if len(lines) == 1:
+        lines.append("# Nothing to set: no finding has a repair by variable.")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_env_script(path: Path, findings: Sequence[Finding], host: str) -> None:
+    """Replace ``path``; raises OSError where that fails."""
+    write_atomic(path, env_script(findings, host, path.name).encode())

@@ -14,12 +14,12 @@ from pathlib import Path
 from muster.base.codec import decode
 from muster.base.errors import UsageError
 from muster.devices.device_request import DeviceRequest
-from muster.devices.model import Inventory
+from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.child import run_probe
 from muster.doctor.facts import DiskFacts, Facts, TorchFacts
-from muster.doctor.gather_host import gather_host
+from muster.doctor.gather_host import gather_host, installed_torch, running_torch
 from muster.doctor.gather_network import gather_master, gather_network, wants_master
 from muster.doctor.gather_probes import (
     Targets,
@@ -30,7 +30,6 @@ from muster.doctor.gather_probes import (
     no_time,
     read_loaded,
 )
-from muster.doctor.gather_torch import installed_torch, running_torch
 from muster.doctor.machine import working_gpus
 
 #: Variables that decide how a run behaves. Others may hold secrets and are nobody's business.

@@ -1,24 +1,29 @@
-"""The host as the kernel describes it: cores, memory, limits, cards on the bus. Linux mostly.
+"""The host as the kernel describes it, and torch as it is installed there. Linux mostly.
 
-Only files of /proc and /sys are read, which neither block nor need rights; elsewhere than on Linux
-most of it stays unknown.
+Only files are read (/proc, /sys, torch's own version file), which neither block nor need rights;
+elsewhere than on Linux most of it stays unknown. What torch answers is asked in a child process.
 """
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import importlib.util
 import os
 import platform
 import sys
 import time
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from muster.base.clock import iso_utc
+from muster.base.codec import decode
 from muster.base.memory_limit import memory_limit
 from muster.base.settings import usable_cpu_count
-from muster.doctor.facts import HostFacts, PciGpu
+from muster.doctor.child import run_probe
+from muster.doctor.facts import HostFacts, PciGpu, Run, TorchFacts
 
 _VENDORS: dict[str, Literal["nvidia", "amd", "intel"]] = {
     "0x10de": "nvidia",
@@ -178,3 +183,52 @@ def _number(file: Path) -> int | None:
     text = _text(file) or ""
     # A card without a PCIe link of its own says 255, or "Unknown".
     return int(text) if text.isdigit() and 0 < int(text) <= 32 else None
+
+
+#: Names in torch/version.py, and ours.
+_NAMES = {
+    "__version__": "version",
+    "cuda": "cuda_build",
+    "hip": "hip_build",
+    "xpu": "xpu_build",
+}
+
+
+def installed_torch() -> TorchFacts:
+    """Version and builds from ``torch/version.py``; everything None where torch is missing."""
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        found = None
+    if found is None or found.origin is None:
+        return TorchFacts(run=Run(error="torch is not installed"))
+    return read_version_file(Path(found.origin).parent / "version.py")
+
+
+def read_version_file(file: Path) -> TorchFacts:
+    """The constants that torch's build wrote into ``file``."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        return TorchFacts(run=Run(error=f"torch's own version file cannot be read: {error}"))
+    values: dict[str, Any] = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if (
+            isinstance(target, ast.Name)
+            and target.id in _NAMES
+            and isinstance(value, ast.Constant)
+            and isinstance(value.value, str)
+        ):
+            values[_NAMES[target.id]] = value.value
+    return TorchFacts(run=Run(error="not started"), **values)
+
+
+def running_torch(installed: TorchFacts, *, limit_s: float) -> TorchFacts:
+    """``installed`` with what torch answers in a child process; never raises or hangs."""
+    outcome = run_probe("torch_facts", [], limit_s=limit_s)
+    record = {key: value for key, value in outcome.value.items() if value is not None}
+    answered = decode(TorchFacts, record, ignore_unknown=True)
+    given = {f.name: getattr(answered, f.name) for f in fields(answered) if f.name in record}
+    return replace(installed, run=outcome.run, **given)

@@ -19,7 +19,7 @@ _NET = Path("/sys/class/net")
 
 def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
     """What is known of the network of this host; never raises, ends within ``limit_s``."""
-    outcome = run_probe("network", [host_name], limit_s=limit_s)
+    outcome = run_probe("network", ["resolve", host_name], limit_s=limit_s)
     addresses = outcome.value.get("addresses")
     error = outcome.value.get("error")
     if outcome.run.status == "hung":
@@ -120,7 +120,7 @@ def gather_master(
     address = environment["MASTER_ADDR"]
     text = environment.get("MASTER_PORT", "")
     port = int(text) if text.isdigit() and 0 < int(text) < 1 << 16 else None
-    resolving = run_probe("network", [address], limit_s=limit_s)
+    resolving = run_probe("network", ["resolve", address], limit_s=limit_s)
     resolved = tuple(resolving.value.get("addresses", ()))
     facts = MasterFacts(run=resolving.run, address=address, port=port, resolved=resolved)
     if not resolved:
@@ -131,7 +131,7 @@ def gather_master(
     if port is None:
         return facts
     words = ["serve" if is_local else "join", address, str(port), str(meet_s)]
-    meeting = run_probe("master", words, limit_s=meet_s + limit_s)
+    meeting = run_probe("network", words, limit_s=meet_s + limit_s)
     value = meeting.value
     return replace(
         facts,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.devices.inventory import apply_visibility
-from muster.devices.model import Device, Inventory
+from muster.devices.discovery import apply_visibility
+from muster.devices.inventory import Device, Inventory
 from muster.devices.nvml_health import GpuHealth
 from muster.doctor.facts import Facts, PciGpu
 

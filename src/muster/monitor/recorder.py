@@ -1,20 +1,25 @@
-"""Records samples in the folder of a run, beside what runs there."""
+"""Takes samples at an interval: beside a run (`Recorder`) or in front of it (`Waiter`)."""
 
 from __future__ import annotations
 
+import math
+import os
+import select
+import signal
+import socket
 import threading
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from types import FrameType
 from typing import Self
 
 from muster.base.clock import Clock, SystemClock
-from muster.base.errors import MusterError
+from muster.base.errors import MusterError, UsageError
 from muster.base.settings import Settings
+from muster.base.signals import handled
 from muster.devices.nvml_usage import usage_source
-from muster.monitor.sample import rows
-from muster.monitor.sampler import Sampler
+from muster.monitor.sample import Sampler, rows
 from muster.monitor.sinks import Sink, open_sink
-from muster.monitor.ticker import Ticker
 from muster.run.folder import RunFolder
 
 #: How long the end of a run waits for a sample that is being taken: a driver may hang.
@@ -106,3 +111,120 @@ def record(
         ticker.taken(clock.monotonic_s())
     # Also a run that is shorter than the interval says what the host did.
     sink.write(rows(sampler.take(quick=True)))
+
+
+#: Below this the monitor itself would be what is measured.
+LEAST_INTERVAL_S = 0.05
+
+
+class Ticker:
+    """Pure: it is told the time. Nothing adds up, because each due time comes from the start.
+
+    A sample that comes late does not shift those after it, and those that were missed (a slow
+    disk, a laptop asleep) are skipped rather than made up for.
+    """
+
+    def __init__(self, interval_s: float, start_s: float) -> None:
+        self._interval_s = interval_s
+        self._start_s = start_s
+        self._number = 0
+        self.missed = 0
+
+    @property
+    def due_s(self) -> float:
+        """When the next sample is due, on the clock of ``start_s``."""
+        return self._start_s + self._number * self._interval_s
+
+    def wait_s(self, now_s: float) -> float:
+        return max(0.0, self.due_s - now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self.due_s
+
+    def taken(self, now_s: float) -> None:
+        """The sample that was due has been taken; the next is the first one after ``now_s``."""
+        following = math.floor((now_s - self._start_s) / self._interval_s) + 1
+        # Rounding may give the number that has just been served, or one whose time has come.
+        while self._start_s + following * self._interval_s <= now_s:
+            following += 1
+        following = max(following, self._number + 1)
+        self.missed += following - self._number - 1
+        self._number = following
+
+
+def check_interval(interval_s: float, flag: str, *, may_be_0: bool = False) -> None:
+    """UsageError, naming ``flag``, for an interval that is too short; 0 may stand for never."""
+    if interval_s >= LEAST_INTERVAL_S or (may_be_0 and interval_s == 0):
+        return
+    never = ", or 0 to record nothing" if may_be_0 else ""
+    raise UsageError(
+        f"{flag} {interval_s:g} is too short.", hint=f"write {LEAST_INTERVAL_S} or more{never}."
+    )
+
+
+#: What a command may want to hear although we do not.
+PASSED_ON = ("SIGQUIT", "SIGUSR1", "SIGUSR2")
+#: Ctrl-C and Ctrl-\.
+TYPED = ("SIGINT", "SIGQUIT")
+
+
+class Waiter:
+    """A context for the main thread: signals become numbers in ``heard``, in their order.
+
+    Nothing is lost between looking and waiting: Python writes a byte into a socket for each
+    signal, and waiting is for that socket.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.heard: list[int] = []
+        self._names = names
+        self._context = ExitStack()
+        self._ours, self._theirs = socket.socketpair()
+
+    def __enter__(self) -> Self:
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+        self._descriptor = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._context.enter_context(handled(self._names, self._note))
+        child = handled((), lambda number, frame: None, always=("SIGCHLD",))
+        self._context.enter_context(child)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.close()
+        signal.set_wakeup_fd(self._descriptor)
+        self._ours.close()
+        self._theirs.close()
+
+    def wait(self, seconds: float) -> None:
+        """Return after ``seconds``, or sooner when there was a signal or a child has ended."""
+        readable, _, _ = select.select([self._ours], [], [], max(0.0, seconds))
+        if readable:
+            with suppress(BlockingIOError):
+                self._ours.recv(4096)
+
+    def take(self) -> list[int]:
+        """The signals since the last call."""
+        heard, self.heard = self.heard, []
+        return heard
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(number)
+
+
+def is_at_terminal() -> bool:
+    """Whether this process belongs to the foreground group of a terminal.
+
+    A Ctrl-C or Ctrl-\\ that is typed there, and the hang-up when it closes, go to the whole group
+    and so to our children as well. Such a signal that was sent to us alone cannot be told apart.
+    """
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | getattr(os, "O_NOCTTY", 0))
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

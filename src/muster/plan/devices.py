@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS, Card, find_card
-from muster.devices.model import Device
+from muster.devices.inventory import Device
 
 _MOST = 65_536
 

@@ -19,7 +19,7 @@ from muster.api.train import _last_word, _Refused
 from muster.base.errors import MusterError
 from muster.cli.commands import look
 from muster.farm.executors.mailbox import has_assigned, read_beat
-from muster.monitor.work import tasks_by_pid
+from muster.monitor.sample import tasks_by_pid
 from muster.pipeline.sinks.spec import spec_of
 from muster.plan.stored import compare_run
 from muster.rank.checkpoint import best_step, find_damage

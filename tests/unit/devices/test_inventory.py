@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster.base.errors import SetupError
 from muster.base.settings import Settings
-from muster.devices.inventory import (
+from muster.devices.discovery import (
     Device,
     Holder,
     Inventory,

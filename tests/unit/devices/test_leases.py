@@ -19,8 +19,8 @@ import pytest
 
 from muster.base.errors import PlacementError, SetupError
 from muster.base.settings import Settings, child_environment
+from muster.devices.inventory import Device, Inventory
 from muster.devices.leases import Lease, LeaseHeld, acquire, lease_devices, place_and_lease
-from muster.devices.model import Device, Inventory
 from muster.devices.placement import Placement, parse_devices, place
 
 SOURCE = Path(__file__).parents[3] / "src"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.base.errors import PlacementError, UsageError
-from muster.devices.model import Device, Holder, Inventory
+from muster.devices.inventory import Device, Holder, Inventory
 from muster.devices.placement import (
     DeviceRequest,
     Placement,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.devices.visibility import PhysicalDevice, visible
+from muster.devices.discovery import PhysicalDevice, visible
 
 HOST = tuple(
     PhysicalDevice(index=index, uuid=uuid)

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from muster.devices.nvml_health import PairLink
-from muster.doctor.checks.collectives import bus_gb_s
+from muster.doctor.checks.network import bus_gb_s
 from muster.doctor.checks.table import CHECKS, run_checks
 from muster.doctor.checks.torch_build import is_supported
-from muster.doctor.facts import Facts, PeerCopy, ReduceTry, Run
-from muster.doctor.facts_json import load_facts
+from muster.doctor.facts import Facts, PeerCopy, ReduceTry, Run, load_facts
 from muster.doctor.findings import Finding, Severity, exit_code, ok
 from muster.doctor.machine import pcie_gb_s
 

@@ -230,7 +230,7 @@ def test_two_nodes_meet_and_compare_clocks() -> None:
 
     def meet(role: str) -> None:
         words = [role, "127.0.0.1", str(port), "2"]
-        outcomes[role] = run_probe("master", words, limit_s=20.0)
+        outcomes[role] = run_probe("network", words, limit_s=20.0)
 
     master = threading.Thread(target=meet, args=("serve",))
     master.start()
@@ -245,9 +245,9 @@ def test_two_nodes_meet_and_compare_clocks() -> None:
 def test_a_port_in_use_and_a_master_that_is_not_there() -> None:
     with socket.create_server(("", 0)) as door:
         port = str(door.getsockname()[1])
-        served = run_probe("master", ["serve", "127.0.0.1", port, "2"], limit_s=10.0)
+        served = run_probe("network", ["serve", "127.0.0.1", port, "2"], limit_s=10.0)
         assert "in use" in served.value["port_problem"]
-    lost = run_probe("master", ["join", "127.0.0.1", str(free_port()), "0.4"], limit_s=10.0)
+    lost = run_probe("network", ["join", "127.0.0.1", str(free_port()), "0.4"], limit_s=10.0)
     assert lost.value["is_reachable"] is False
     assert lost.value["port_problem"]
 
@@ -255,7 +255,7 @@ def test_a_port_in_use_and_a_master_that_is_not_there() -> None:
 def test_another_service_at_the_masters_port_does_not_hang_us() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = str(silent.getsockname()[1])
-        lost = run_probe("master", ["join", "127.0.0.1", port, "0.4"], limit_s=10.0)
+        lost = run_probe("network", ["join", "127.0.0.1", port, "0.4"], limit_s=10.0)
     assert lost.run.status == "ok"
     assert lost.value["is_reachable"] is False
 
@@ -279,7 +279,7 @@ def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
     """kill -9 of the one who waits: the kernel ends the probe, which then says nothing more."""
     text = (
         "import sys; from muster.doctor.child import run_probe\n"
-        f"run_probe('master', ['serve', '127.0.0.1', '{free_port()}', '600'], limit_s=600)"
+        f"run_probe('network', ['serve', '127.0.0.1', '{free_port()}', '600'], limit_s=600)"
     )
     with subprocess.Popen([sys.executable, "-c", text]) as doctor:
         children: list[psutil.Process] = []
@@ -295,7 +295,7 @@ def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
 def test_probes_print_one_object_and_progress_beside_it() -> None:
     """Run as a user would run it by hand."""
     done = subprocess.run(
-        [sys.executable, "-m", "muster.doctor.probes.network", "localhost"],
+        [sys.executable, "-m", "muster.doctor.probes.master", "localhost"],
         capture_output=True,
         text=True,
         check=True,

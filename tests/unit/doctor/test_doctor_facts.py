@@ -15,10 +15,8 @@ from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.cli.doctor_wording import finding_lines, summary
 from muster.doctor.checks.table import run_checks
-from muster.doctor.facts import FACTS_VERSION, Facts
-from muster.doctor.facts_json import facts_from_json, load_facts, save_facts
-from muster.doctor.findings import Finding, ok
-from muster.doctor.fixes import env_script
+from muster.doctor.facts import FACTS_VERSION, Facts, facts_from_json, load_facts, save_facts
+from muster.doctor.findings import Finding, env_script, ok
 
 HOSTS = sorted((Path(__file__).parent / "hosts").glob("*.json"))
 

@@ -9,12 +9,11 @@ import pytest
 
 from muster.base.errors import UsageError
 from muster.devices.device_request import parse_devices
-from muster.devices.model import Holder
+from muster.devices.inventory import Holder
 from muster.doctor.checks.table import run_checks
-from muster.doctor.facts import Facts, NetworkFacts
-from muster.doctor.facts_json import load_facts
+from muster.doctor.facts import Facts, NetworkFacts, load_facts
 from muster.doctor.gather import choose_targets, relevant
-from muster.doctor.gather_host import cpu_quota, gather_host, pci_gpus
+from muster.doctor.gather_host import cpu_quota, gather_host, pci_gpus, read_version_file
 from muster.doctor.gather_network import (
     default_interface,
     interfaces,
@@ -22,7 +21,6 @@ from muster.doctor.gather_network import (
     num_nodes,
     wants_master,
 )
-from muster.doctor.gather_torch import read_version_file
 from muster.doctor.probes.disk import existing, file_system
 
 HOSTS = Path(__file__).parent / "hosts"

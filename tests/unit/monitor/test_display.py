@@ -11,11 +11,11 @@ from rich.console import Console
 
 from muster.cli.monitor_display import render
 from muster.cli.monitor_wording import plain_line, rate, summary_rows
-from muster.devices.model import Holder
+from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage
+from muster.monitor.files import Summary
 from muster.monitor.host import HostUsage
 from muster.monitor.sample import Sample, Work, rows
-from muster.monitor.summary import Summary
 
 GPU = GpuUsage(
     index=0,

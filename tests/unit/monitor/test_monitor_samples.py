@@ -15,13 +15,12 @@ from tests.unit.monitor.recorded_gpus import MIB, ToldClock, h100, lost_after
 
 from muster.base.settings import Settings
 from muster.devices import nvml
-from muster.devices.model import Holder
+from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage, usage_source
 from muster.monitor.files import read_rows
 from muster.monitor.host import HostReader, HostUsage
 from muster.monitor.recorder import record
-from muster.monitor.sample import COLUMNS, Sample, Work, rows
-from muster.monitor.sampler import Sampler
+from muster.monitor.sample import COLUMNS, Sample, Sampler, Work, rows
 from muster.monitor.sinks import open_sink
 
 

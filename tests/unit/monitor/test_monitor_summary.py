@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from muster.monitor.figure import draw
+from muster.monitor.files import Summary
 from muster.monitor.sample import Row
-from muster.monitor.summary import Summary
 
 
 def gpu(elapsed_s: float, **values: object) -> Row:

@@ -14,7 +14,7 @@ from muster.devices.nvml_usage import GpuUsage, UsageSource
 from muster.monitor import recorder
 from muster.monitor.files import read_rows
 from muster.monitor.recorder import Recorder
-from muster.monitor.sampler import Sampler
+from muster.monitor.sample import Sampler
 from muster.monitor.sinks import open_sink
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.monitor.ticker import Ticker
+from muster.monitor.recorder import Ticker
 
 
 def test_due_times_come_from_the_start_however_late_each_sample_is() -> None:

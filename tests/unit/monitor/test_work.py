@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.monitor.sample import Work
-from muster.monitor.work import WorkFinder
+from muster.monitor.sample import Work, WorkFinder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

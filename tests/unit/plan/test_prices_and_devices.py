@@ -7,7 +7,7 @@ import pytest
 
 from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS
-from muster.devices.model import Device
+from muster.devices.inventory import Device
 from muster.plan.devices import card_of, parse_devices
 from muster.plan.origin import measured
 from muster.plan.prices import DEFAULT_PRICES, parse_prices, read_prices, write_prices

@@ -124,9 +124,8 @@ def _monitored(
 ) -> tuple[list[Block], dict[str, list[str]], list[Path]]:
     """What the monitor saw as blocks, the GPUs of each machine, and the picture that was made."""
     from muster.monitor.figure import draw
-    from muster.monitor.files import read_rows
+    from muster.monitor.files import Summary, read_rows
     from muster.monitor.sample import HOST
-    from muster.monitor.summary import Summary
 
     rows = []
     for log in folder.monitor_logs():

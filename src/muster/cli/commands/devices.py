@@ -8,7 +8,7 @@ from muster.base.settings import read_settings
 from muster.cli import output
 from muster.cli.flags import Switch
 from muster.cli.parse import parse
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
 from muster.devices.placement import busy_reason
 
 

@@ -17,7 +17,7 @@ from muster.cli.launcher.asking import Asker, make_asker
 from muster.cli.launcher.questions import Gpu, Machine, answered, check_given, questions
 from muster.cli.parse import parse
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, load_own
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
 from muster.devices.placement import busy_reason
 
 _HELP = """Be led to the right command: arrow keys, defaults, help at each question.

@@ -18,7 +18,7 @@ from muster.cli import output
 from muster.cli.flags import Switch
 from muster.cli.monitor_wording import SUMMARY_HEADERS, plain_line, summary_rows
 from muster.cli.parse import parse, split_command
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
 from muster.monitor.sample import Sample
 
 _HELP = """Watch the GPUs and the host: utilisation, memory, power, temperature, clocks, processes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.devices.inventory import apply_visibility
+from muster.devices.discovery import apply_visibility
 from muster.doctor.facts import Facts
 from muster.doctor.findings import Finding, ok
 from muster.doctor.machine import (

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 
 from muster.base.settings import read_settings
-from muster.devices.inventory import discover
+from muster.devices.discovery import discover
 from muster.devices.nvml_health import read_health, read_links
 from muster.doctor.probes.report import begin, progress, result
 
