@@ -8,13 +8,14 @@ QUIET := -qq --disable-pip-version-check
 # With CI=true: a line per file, short tracebacks, no logo. The closing line of pytest stays.
 PYTEST := $(BIN)/python -m pytest $(if $(filter true 1,$(CI)),--no-header --tb=short -o console_output_style=classic)
 
-.PHONY: help setup servers demo test test-all test-slow test-gpu check format bench clean
+.PHONY: help setup servers demo test test-all test-slow test-gpu check measures format bench clean
 
 help:
 	@echo "make demo       set up, a small sweep with its figure, then a training on two ranks"
 	@echo "make test       set up, then the quick tests: every part once, in a few minutes"
 	@echo "make test-all   the quick tests and the thorough ones"
 	@echo "make check      lint, types, layers"
+	@echo "make measures   how much a reader has to hold, counted from the code"
 	@echo "make test-slow  the long chaos and oracle runs"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make format     what ruff can put right by itself"
@@ -76,6 +77,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache $(if $(filter true 1,$(CI)),--no-logo)
+
+# Shown and never a limit; beside the commit from which the counting began, where git has it.
+measures: $(STAMP)
+	$(BIN)/python scripts/measure_house.py $(if $(shell git cat-file -t ef43f7d 2>/dev/null),--ref ef43f7d)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
