@@ -1,23 +1,298 @@
-"""How a rank's program ends, left where the launcher finds it."""
+"""The life of a rank, from its start to its ending, whatever it trains.
+
+start → join the process group → prepare (the task by its name, its code, a rehearsal, the newest
+whole checkpoint) → steps, with evaluations, checkpoints and stops where all ranks have agreed →
+results → ending, left in ``ending.json`` where the launcher finds it. Training a model and training
+an agent are the same here; what differs is a ``Trainer``.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
 
 from muster.base.atomic_files import disk_error, explain_os_error
-from muster.base.codec import write_json
+from muster.base.code import Code
+from muster.base.codec import decode, write_json
 from muster.base.errors import EXIT_REQUEUE, MusterError
-from muster.base.signals import ENDING, handled
-from muster.rank.process_group import Gang
+from muster.gang.beacon import BEACON
+from muster.gang.topology import Topology, read_topology
+from muster.rank.checkpoint import (
+    CheckpointWriter,
+    agree_on_best,
+    intact_best,
+    newest_intact,
+    put_back,
+)
+from muster.rank.checkpoint_files import load_state, read_extra, step_folder
+from muster.rank.meter import is_out_of_memory
+from muster.rank.process_group import Gang, joined
+from muster.rank.stop import Interval, StopFlag
+from muster.rank.task import check_code, code_of_task
 from muster.run.folder import RunFolder
+
+Say = Callable[[str], None]
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a rank begins with. ``say`` is silent on all ranks but the first."""
+
+    gang: Gang
+    folder: RunFolder
+    say: Say
+    code: Code
+    allow_changed_code: bool
+
+
+class Decision(NamedTuple):
+    """What all ranks have agreed to do after a step."""
+
+    stop: bool
+    save: bool
+
+
+class Trainer(ABC):
+    """What differs between training a model and training an agent, on one rank.
+
+    Every rank calls the same methods in the same order, so all of them may wait for the others.
+    """
+
+    gang: Gang
+    checkpoints: CheckpointWriter
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Called once, before the first step of this start."""
+
+    @abstractmethod
+    def progress(self) -> Progress:
+        """Where the training is."""
+
+    @abstractmethod
+    def step(self, stop: StopFlag, interval: Interval) -> Decision | None:
+        """Train one step, and agree on what follows. None: it is to be made again, in smaller
+        parts, because memory ran out on some rank."""
+
+    @abstractmethod
+    def evaluate(self) -> bool:
+        """Evaluate on the validation data; True when it is the best so far."""
+
+    @abstractmethod
+    def save(self, *, is_best: bool, at_end: bool = False) -> None:
+        """Keep the state as it is now; it is written in the background."""
+
+    @abstractmethod
+    def sum_up(self, why: str) -> Results:
+        """Evaluate what is reported once more, and write the results; the same on every rank."""
+
+    @abstractmethod
+    def headlines(self, results: Results) -> Iterable[str]:
+        """What a person is shown of them."""
+
+    @abstractmethod
+    def explain(self, error: BaseException) -> MusterError:
+        """The error for memory that has run out and could not be recovered from."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Called once, whatever has happened."""
+
+
+class Progress(NamedTuple):
+    """Where a training is after a step.
+
+    ``step`` names checkpoints and lines of the record, ``updates`` is what --checkpoint-steps
+    counts. ``total_steps``: None where the end is not given in steps; ``over``: why it is over.
+    """
+
+    step: int
+    updates: int
+    total_steps: int | None
+    over: str | None
+    wants_evaluation: bool
+
+
+def be_rank(
+    make: Callable[[str, str | None, Mapping[str, Any]], Any],
+    config_type: type[Any],
+    train: Callable[..., Results | None],
+    *,
+    task: str,
+    task_config: str | None,
+    task_values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    folder: str,
+    **how: Any,
+) -> None:
+    """One rank as the launcher starts it: everything it needs is JSON.
+
+    A user's mistake ends the rank with exit code 2 or 3 and is written where the launcher finds
+    it, without a traceback.
+    """
+    place = RunFolder(Path(folder))
+    with refusals_told(place):
+        code = code_of_task(task)  # before it is imported: it is the code that will run
+        made = make(task, task_config, task_values)
+        settings = decode(config_type, config, ignore_unknown=True)
+        train(made, settings, place, read_topology(), print, code=code, **how)
+
+
+def live(
+    begin: Callable[[Start], Trainer],
+    folder: RunFolder,
+    topology: Topology | None,
+    say: Say,
+    *,
+    checkpoint_s: float | None = 60.0,
+    checkpoint_steps: int | None = None,
+    num_devices: int = 1,
+    is_cancelled: Callable[[], bool] = lambda: False,
+    code: Code | None = None,
+    allow_changed_code: bool = False,
+) -> Results | None:
+    """Train in this process as one rank; the results, or None when it was asked to stop."""
+    with joined(topology, num_devices=num_devices) as gang, StopFlag(is_cancelled) as stop:
+        say = say if gang.is_first else _silent
+        BEACON.phase = "setup"
+        if gang.is_first:  # it is of a start before this one
+            folder.ending_json.unlink(missing_ok=True)
+        trainer = begin(
+            Start(
+                gang=gang,
+                folder=folder,
+                say=say,
+                code=code or {},
+                allow_changed_code=allow_changed_code,
+            )
+        )
+        interval = Interval(seconds=checkpoint_s, steps=checkpoint_steps, is_first=gang.is_first)
+        try:
+            with memory_explained(trainer.explain):
+                ending = _train(trainer, stop, interval)
+        finally:
+            trainer.close()
+        if ending.kind == "requeue":
+            step = trainer.progress().step
+            _tell_requeue(folder, gang, trainer.progress())
+            say(f"stopped    at step {step:,}, saved: {ending.why}")
+            return None
+        BEACON.phase = "finish"
+        results = trainer.sum_up(ending.why)
+        if gang.is_first:  # a signal that comes from now on has nothing left to interrupt
+            write_json(folder.ending_json, {"ending": "finished"})
+        for line in trainer.headlines(results):
+            say(line)
+        return results
+
+
+def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
+    """Train until the end, or until any rank is asked to stop; every rank returns the same.
+
+    A rank never acts on a signal, a clock or a shortage of its own: it brings them to the sum that
+    ends every step, and all ranks act on that sum. So they save and stop at the same step.
+    """
+    trainer.begin()
+    while (over := trainer.progress().over) is None:
+        decision = trainer.step(stop, interval)
+        if decision is None:
+            continue
+        is_best = False
+        progress = trainer.progress()
+        if progress.wants_evaluation:
+            BEACON.phase = "evaluation"
+            is_best = trainer.evaluate()
+        if is_best or decision.save or decision.stop or interval.is_due_at(progress.updates):
+            trainer.save(is_best=is_best)
+            interval.done()
+        if decision.stop:
+            trainer.checkpoints.wait()
+            return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+    trainer.save(is_best=False, at_end=True)
+    trainer.checkpoints.wait()
+    trainer.gang.council.meet()
+    return Ending("finished", over)
+
+
+def _silent(text: str) -> None:
+    return
+
+
+# ------------------------------------------------------------------------- what trainers share
+
+
+def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:
+    """The newest whole checkpoint and its JSON values, the same on every rank.
+
+    Raises PlanMismatchError, on every rank, where it is of other code.
+    """
+    gang, folder, step = start.gang, start.folder.checkpoints, None
+    if gang.is_first:
+        put_back(folder)
+        step = newest_intact(folder, start.say)
+    step = gang.council.share(step)
+    checkpoint = None if step is None else step_folder(folder, step)
+    extra = {} if checkpoint is None else read_extra(checkpoint)
+    check_code(
+        extra.get("code", {}), start.code, gang, start.folder, start.say,
+        allow_changed=start.allow_changed_code,
+    )  # fmt: skip
+    return checkpoint, extra
+
+
+def restore(
+    start: Start,
+    checkpoint: Path,
+    extra: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Bring model, optimizer and loss scaling to the state in ``checkpoint``."""
+    load_state(checkpoint, model, optimizer, extra["optimizer_scalars"], group)
+    if scaler is not None and extra.get("scaler"):
+        scaler.load_state_dict(extra["scaler"])
+    if start.gang.is_first:
+        progress = extra["progress"]
+        agree_on_best(start.folder.checkpoints, progress["best_step"], progress["best"])
+
+
+def load_best(
+    gang: Gang,
+    folder: RunFolder,
+    say: Say,
+    model: torch.nn.Module,
+    group: dist.ProcessGroup | None = None,
+) -> int | None:
+    """Bring ``model`` to the best checkpoint, or leave it as it ended; returns the step."""
+    step = gang.council.share(intact_best(folder.checkpoints, say) if gang.is_first else None)
+    if step is None:
+        return None
+    load_state(step_folder(folder.checkpoints, step), model, None, {}, group)
+    return int(step)
+
+
+@contextmanager
+def memory_explained(explain: Callable[[BaseException], MusterError]) -> Iterator[None]:
+    """Memory that runs out inside, as the error that ``explain`` makes of it."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise explain(error) from None
+
+
+# ------------------------------------------------------------------------------------- endings
 
 
 class Ending(NamedTuple):
@@ -56,83 +331,9 @@ def _tell(folder: RunFolder, error: MusterError) -> None:
         write_json(folder.ending_json, {"ending": kind, **word})
 
 
-def leave_word(folder: RunFolder, gang: Gang, step: int, total_steps: int | None = None) -> None:
+def _tell_requeue(folder: RunFolder, gang: Gang, progress: Progress) -> None:
     """Tell the launcher that this was no failure and no end: the same command goes on."""
     if gang.is_first:
-        word = {"ending": "requeue", "step": step, "total_steps": total_steps}
-        write_json(folder.ending_json, {**word, "exit": EXIT_REQUEUE})
+        values = {"ending": "requeue", "step": progress.step, "total_steps": progress.total_steps}
+        write_json(folder.ending_json, {**values, "exit": EXIT_REQUEUE})
     gang.council.meet()
-
-
-def tell_finished(folder: RunFolder, gang: Gang) -> None:
-    """Everything is written: a signal that comes from now on has nothing to interrupt."""
-    if gang.is_first:
-        write_json(folder.ending_json, {"ending": "finished"})
-
-
-def forget_word(folder: RunFolder, gang: Gang) -> None:
-    """The word of a start that was ended and started again is not this one's."""
-    if gang.is_first:
-        folder.ending_json.unlink(missing_ok=True)
-
-
-#: A batch system signals all processes, and the launcher passes the same signal on.
-_ECHO_S = 3.0
-
-
-class StopFlag:
-    """A context: inside it SIGTERM, SIGUSR1, SIGINT and SIGHUP ask for a stop at the next step.
-
-    So does ``is_cancelled``, which is asked at every step.
-    """
-
-    def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        self.name = ""
-        self._is_set = False
-        self._is_cancelled = is_cancelled
-        self._since_s = 0.0
-        self._context = ExitStack()
-
-    def __enter__(self) -> Self:
-        # TERM and USR1 come from our launcher, whatever its own caller has ignored.
-        taken = handled(ENDING, self._on_signal, always=("SIGTERM", "SIGUSR1"))
-        self._context.enter_context(taken)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._context.close()
-
-    @property
-    def is_set(self) -> bool:
-        if not self._is_set and self._is_cancelled():
-            self._is_set, self.name = True, "muster cancel"
-        return self._is_set
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now_s = time.monotonic()
-        if self._is_set:
-            if number != getattr(signal, "SIGUSR1", None) and now_s - self._since_s > _ECHO_S:
-                os._exit(128 + number)
-            return
-        self._is_set, self._since_s = True, now_s
-        self.name = signal.Signals(number).name
-
-
-class Interval:
-    """When a checkpoint is due: every so many seconds (as rank 0 counts) or steps."""
-
-    def __init__(self, *, seconds: float | None, steps: int | None, is_first: bool) -> None:
-        self._seconds = seconds if is_first else None
-        self._steps = steps
-        self._due_s = math.inf if self._seconds is None else time.monotonic() + self._seconds
-
-    def is_due(self) -> bool:
-        """By the clock; only ever true on rank 0, whose clock counts for all."""
-        return time.monotonic() >= self._due_s
-
-    def is_due_at(self, step: int) -> bool:
-        return self._steps is not None and step % self._steps == 0
-
-    def done(self) -> None:
-        if self._seconds is not None:
-            self._due_s = time.monotonic() + self._seconds

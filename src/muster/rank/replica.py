@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -45,6 +46,16 @@ class Replica(ABC):
         self.gang = gang
         self.parameters = list(bare.parameters())
         self.buffers = list(bare.buffers())
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """What is called to evaluate: the bare model, unless a rank has only a part of it."""
+        return self.wrapped if self.is_sharded else self.bare
+
+    @property
+    def readers(self) -> dist.ProcessGroup | None:
+        """The ranks that read a checkpoint together; None where each reads all of it."""
+        return dist.group.WORLD if self.is_sharded else None
 
     @abstractmethod
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:

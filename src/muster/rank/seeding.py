@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from muster.gang.topology import set_default
+
 _MASK = (1 << 64) - 1
 #: Streams that never share a seed.
 MODEL, ORDER, DATA, STEP = 1, 2, 3, 4
@@ -59,6 +61,12 @@ def seed_all(seed: int, device: torch.device) -> None:
     """Seed every generator that a step may draw from."""
     seed_sample(seed)
     seed_torch(seed, device)
+
+
+def use_deterministic() -> None:
+    """Only deterministic kernels from here on; cuBLAS adds in one order when it is told so."""
+    set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def get_generators() -> dict[str, Any]:

@@ -1,43 +1,67 @@
-"""The training loop of an agent, from top to bottom."""
+"""Training an agent: one rollout and update from top to bottom, and what is saved of it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import torch
 
+from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.rank.life import Ending, Interval, StopFlag
+from muster.rank.life import Decision, Progress, Results, Trainer
 from muster.rank.seeding import STEP, mix, seed_everything
+from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
 from muster.rl.agreement import Agreed, agree
 from muster.rl.losses import normalise_advantages
 from muster.rl.progress import between
 from muster.rl.reporting import AgentReporter
+from muster.rl.results import headlines, sum_up
 from muster.rl.returns import gae
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun
 from muster.rl.snapshot import with_rank
-from muster.rl.trouble import end_for_nan
+from muster.rl.trouble import end_for_nan, no_room_error
 from muster.rl.update import Experience, update
 
 
-def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Interval) -> Ending:
-    """Train until the end, or until any rank is asked to stop; every rank returns the same.
+class AgentTrainer(Trainer):
+    """Trains a policy by acting: one rollout and update after the other.
 
-    Raises NonFinite when a loss, a reward or an observation is no longer a number; the last good
-    checkpoint is kept then.
+    ``step`` raises NonFinite when a loss, a reward or an observation is no longer a number; the
+    last good checkpoint is kept then.
     """
-    config, progress, limits, council = run.config, run.progress, run.limits, run.gang.council
-    reporter.begin(run)
-    if limits.is_over(progress) is None and progress.updates == 0:
-        check_identical(dict(run.policy.named_parameters()), council, "at the start")
 
-    while (over := limits.is_over(progress)) is None:
+    def __init__(self, run: AgentRun, reporter: AgentReporter) -> None:
+        self.run = run
+        self.gang = run.gang
+        self.checkpoints = run.checkpoints
+        self._reporter = reporter
+
+    def begin(self) -> None:
+        run = self.run
+        self._reporter.begin(run)
+        if run.limits.is_over(run.progress) is None and run.progress.updates == 0:
+            self._check_identical("at the start")
+
+    def progress(self) -> Progress:
+        limits, progress = self.run.limits, self.run.progress
+        return Progress(
+            step=progress.steps,
+            updates=progress.updates,
+            total_steps=None,
+            over=limits.is_over(progress),
+            wants_evaluation=limits.wants_evaluation(progress),
+        )
+
+    def step(self, stop: StopFlag, interval: Interval) -> Decision:
+        run = self.run
+        config, progress = run.config, run.progress
         began = time.perf_counter()
-        fraction = limits.fraction(progress)
+        fraction = run.limits.fraction(progress)
         lr = between(config.lr, 0.0 if config.lr_schedule == "linear" else None, fraction)
         entropy_coef = between(config.entropy_coef, config.entropy_coef_end, fraction)
         for group in run.optimizer.param_groups:
@@ -75,28 +99,35 @@ def learn(run: AgentRun, stop: StopFlag, reporter: AgentReporter, interval: Inte
         progress.updates += 1
         progress.steps += config.rollout_steps * run.num_envs
         progress.episodes += run.window.add(agreed.episode_sums)
-        check_identical(
-            dict(run.policy.named_parameters()), council, f"after update {progress.updates}"
-        )
+        self._check_identical(f"after update {progress.updates}")
         seconds = time.perf_counter() - began
-        reporter.update(run, agreed, learned, lr=lr, entropy_coef=entropy_coef, seconds=seconds)
+        self._reporter.update(
+            run, agreed, learned, lr=lr, entropy_coef=entropy_coef, seconds=seconds
+        )
+        return Decision(agreed.stop, agreed.save)
 
-        is_best = False
-        if limits.wants_evaluation(progress):
-            BEACON.phase = "evaluation"
-            is_best = reporter.evaluate(run)
-        if is_best or agreed.save or agreed.stop or interval.is_due_at(progress.updates):
-            reporter.flush()
-            save(run, is_best=is_best)
-            interval.done()
-        if agreed.stop:
-            run.checkpoints.wait()
-            return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+    def evaluate(self) -> bool:
+        return self._reporter.evaluate(self.run)
 
-    save(run, is_best=False)
-    run.checkpoints.wait()
-    council.meet()
-    return Ending("finished", over)
+    def save(self, *, is_best: bool, at_end: bool = False) -> None:
+        self._reporter.flush()
+        save(self.run, is_best=is_best)
+
+    def sum_up(self, why: str) -> Results:
+        return sum_up(self.run, why)
+
+    def headlines(self, results: Results) -> Iterable[str]:
+        return headlines(results)
+
+    def explain(self, error: BaseException) -> MusterError:
+        return no_room_error(self.run.config, self.gang.device, error)
+
+    def close(self) -> None:
+        self.run.env.close()
+        self._reporter.close()
+
+    def _check_identical(self, when: str) -> None:
+        check_identical(dict(self.run.policy.named_parameters()), self.gang.council, when)
 
 
 def save(run: AgentRun, *, is_best: bool) -> None:

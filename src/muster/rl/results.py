@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +12,7 @@ import torch
 
 from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
-from muster.rank.checkpoint import intact_best
-from muster.rank.checkpoint_files import load_state, step_folder
+from muster.rank.life import load_best
 from muster.rank.meter import peak_memory_mib
 from muster.rank.record import read_metrics
 from muster.rl.curves import draw_curves
@@ -23,7 +22,9 @@ from muster.rl.setup import AgentRun
 
 def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
     """Play the best policy on validation and test and write the results; same on every rank."""
-    chosen = _load_best(run)
+    chosen = load_best(run.gang, run.folder, run.say, run.policy)
+    if chosen is not None:
+        run.policy.normaliser.renew()
     metrics = {str(split): evaluate(run, split) for split in run.task.judged_on}
     memory = run.gang.council.gather(peak_memory_mib(run.gang.device))
     told: Mapping[str, Any] | None = None
@@ -67,6 +68,19 @@ def sum_up(run: AgentRun, why: str) -> dict[str, Any]:
     return results
 
 
+def headlines(results: Mapping[str, Any]) -> Iterator[str]:
+    """What a person is shown of the results."""
+    for split, metrics in results["metrics"].items():
+        yield f"{split:<10} {'  '.join(f'{k} {v:.4g}' for k, v in metrics.items())}"
+    measured = results["measured"]
+    if measured["steps_per_s"]:
+        shares = ", ".join(
+            f"{phase} {measured[f'{phase}_share']:.0%}"
+            for phase in ("acting", "stepping", "learning")
+        )
+        yield f"speed      {measured['steps_per_s']:,.0f} environment steps/s ({shares})"
+
+
 def _measured_or_before(run: AgentRun, memory: list[float | None]) -> dict[str, Any]:
     """Of this start; of the one before it where this one had nothing left to learn."""
     found = {**_measured(run), "peak_memory_mib": memory, "machine": platform.node()}
@@ -88,14 +102,3 @@ def _measured(run: AgentRun) -> dict[str, Any]:
     steps_per_s = run.measured["steps"] / seconds
     assert math.isfinite(steps_per_s)
     return {"steps_per_s": steps_per_s, **shares}
-
-
-def _load_best(run: AgentRun) -> int | None:
-    """Bring the policy to the best checkpoint, or leave it as it ended; returns the step."""
-    folder = run.folder.checkpoints
-    step = run.gang.council.share(intact_best(folder, run.say) if run.gang.is_first else None)
-    if step is None:
-        return None
-    load_state(step_folder(folder, step), run.policy, None, {}, None)
-    run.policy.normaliser.renew()
-    return int(step)

@@ -13,15 +13,13 @@ import torch
 
 from muster.base.code import Code
 from muster.base.errors import PlanMismatchError, UsageError
-from muster.gang.topology import set_default
-from muster.rank.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
-from muster.rank.checkpoint_files import load_state, read_extra, step_folder
+from muster.rank.checkpoint import CheckpointWriter
+from muster.rank.life import Start, newest_state, restore
 from muster.rank.meter import card_name
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, make_replica
-from muster.rank.seeding import MODEL, STEP, mix, seed_everything
-from muster.rank.task import check_code
+from muster.rank.seeding import MODEL, STEP, mix, seed_everything, use_deterministic
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
 from muster.rl.episodes import Running, Window
@@ -91,14 +89,12 @@ def place_of(config: PpoConfig, gang: Gang, split: Split, num_envs: int) -> Plac
     )
 
 
-def prepare(
-    task: AgentTask, config: PpoConfig, gang: Gang, folder: RunFolder, say: Say,
-    *, code: Code, allow_changed_code: bool,
-) -> AgentRun:  # fmt: skip
+def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     """Environments, policy, optimizer; then the state of the last intact checkpoint, if any.
 
     Raises UsageError for what cannot be meant, on every rank.
     """
+    gang, folder, say = start.gang, start.folder, start.say
     if config.num_steps is None and config.num_episodes is None:
         raise UsageError(
             "There is no end to this training.", hint="give --num-steps or --num-episodes."
@@ -111,14 +107,10 @@ def prepare(
             "--precision fp16: torch has no LSTM in fp16 for the CPU.", hint="use fp32 or bf16."
         )
     if config.deterministic:
-        set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds in one order then
-        torch.use_deterministic_algorithms(True)
+        use_deterministic()
     seed_everything(mix(config.seed, STEP, gang.rank))
-    resumed = _newest_checkpoint(folder, gang, say)
-    extra = {} if resumed is None else read_extra(resumed)
-    before = extra.get("code", {})
-    check_code(before, code, gang, folder, say, allow_changed=allow_changed_code)
-    if resumed is not None:
+    checkpoint, extra = newest_state(start)
+    if checkpoint is not None:
         _check_same_task(extra.get("task", {}), task.identity(), folder)
     place = place_of(config, gang, "train", config.num_envs)
     place = dataclasses.replace(place, seed=extra.get("env_seed", place.seed))
@@ -168,12 +160,12 @@ def prepare(
         ),
         clock=PhaseClock(device),
         num_parameters=sum(p.numel() for p in policy.parameters()),
-        code=code,
+        code=start.code,
     )
-    if resumed is None:
+    if checkpoint is None:
         run.carry.observation = env.reset()
     else:
-        _go_on(run, resumed, extra)
+        _go_on(run, checkpoint, extra, start)
     if run.limits.is_over(run.progress) is None:
         one = partial(place_of, config, gang, num_envs=1)
         rehearse(task, policy, env.spec, gang, config.seed, one, say)
@@ -190,15 +182,6 @@ def _check_same_task(before: Mapping[str, str], now: Mapping[str, str], folder: 
         )
 
 
-def _newest_checkpoint(folder: RunFolder, gang: Gang, say: Say) -> Path | None:
-    step = None
-    if gang.is_first:
-        put_back(folder.checkpoints)
-        step = newest_intact(folder.checkpoints, say)
-    step = gang.council.share(step)
-    return None if step is None else step_folder(folder.checkpoints, step)
-
-
 def _say_place(config: PpoConfig, gang: Gang, say: Say) -> None:
     if gang.device.type == "cuda":
         where = f"{gang.num_ranks} x {card_name(gang.device)}"
@@ -212,18 +195,14 @@ def _say_place(config: PpoConfig, gang: Gang, say: Say) -> None:
     )
 
 
-def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> None:
-    folder, council, say = run.folder, run.gang.council, run.say
-    load_state(checkpoint, run.policy, run.optimizer, extra["optimizer_scalars"], None)
+def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any], start: Start) -> None:
+    council, say = run.gang.council, run.say
+    restore(start, checkpoint, extra, run.policy, run.optimizer, run.scaler)
     run.policy.normaliser.renew()
-    if run.scaler is not None and extra.get("scaler"):
-        run.scaler.load_state_dict(extra["scaler"])
     scale = {k: torch.tensor(v, dtype=torch.float64) for k, v in extra["return_scale"].items()}
     run.return_scale.load_state_dict(scale)
     run.window.restore(extra["window"])
     run.progress = AgentProgress.from_record(extra["progress"])
-    if run.gang.is_first:
-        agree_on_best(folder.checkpoints, run.progress.best_step, run.progress.best)
     ends = [run.config.num_steps, run.config.num_episodes]
     has_schedule = run.config.lr_schedule != "constant" or run.config.entropy_coef_end is not None
     if has_schedule and extra.get("ends", ends) != ends:

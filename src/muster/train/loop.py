@@ -1,51 +1,75 @@
-"""The training loop, from top to bottom."""
+"""Training a model: one step from top to bottom, and what is saved of it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.rank.life import Ending, Interval, StopFlag
+from muster.rank.life import Decision, Progress, Results, StartAgain, Trainer
+from muster.rank.meter import remember_micro_batch
 from muster.rank.seeding import STEP, get_generators, mix
+from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
-from muster.train.diagnose import NonFinite, are_finite
+from muster.train.diagnose import NonFinite, are_finite, out_of_memory_error
 from muster.train.losses import LossTrail, StepLoss
 from muster.train.reporting import Reporter
+from muster.train.results import headlines, sum_up
 from muster.train.schedules import factor_at
 from muster.train.setup import Training
 from muster.train.shrink import rebalance, shrink
 from muster.train.step import Sums, accumulate, update
 
 
-def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -> Ending:
-    """Train until the end, or until any rank is asked to stop; every rank returns the same.
+class ModelTrainer(Trainer):
+    """Trains a model on data: one optimizer step after the other.
 
-    Raises NonFinite when the loss is no longer a number; the last good checkpoint is kept then.
+    ``step`` raises NonFinite when the loss is no longer a number; the last good checkpoint is kept
+    then.
     """
-    work, progress, limits, council = run.work, run.progress, run.limits, run.gang.council
-    rank, seed = run.gang.rank, run.config.seed
-    meter, trail = run.meter, LossTrail(run.gang.device)
-    work.replica.wrapped.train()
-    reporter.begin(run)
 
-    while (over := limits.is_over(progress)) is None:
+    def __init__(self, run: Training, reporter: Reporter) -> None:
+        self.run = run
+        self.gang = run.gang
+        self.checkpoints = run.checkpoints
+        self._reporter = reporter
+        self._trail = LossTrail(run.gang.device)
+
+    def begin(self) -> None:
+        self.run.work.replica.wrapped.train()
+        self._reporter.begin(self.run)
+
+    def progress(self) -> Progress:
+        limits, progress = self.run.limits, self.run.progress
+        return Progress(
+            step=progress.step,
+            updates=progress.step,
+            total_steps=limits.total_steps,
+            over=limits.is_over(progress),
+            wants_evaluation=limits.wants_evaluation(progress),
+        )
+
+    def step(self, stop: StopFlag, interval: Interval) -> Decision | None:
+        run, trail, reporter = self.run, self._trail, self._reporter
+        work, progress, meter = run.work, run.progress, run.meter
         meter.begin_step()
         BEACON.step = progress.step
         lr_factor = _set_lr(run)
         window = run.feed.window()
-        sums = accumulate(work, run.feed, window, meter, mix(seed, STEP, progress.attempts, rank))
+        seed = mix(run.config.seed, STEP, progress.attempts, run.gang.rank)
+        sums = accumulate(work, run.feed, window, meter, seed)
         verdict = _agree(run, sums, trail, wants_stop=stop.is_set, wants_save=interval.is_due())
         _check_finite(run, verdict.losses)
         if verdict.shortage:
             trail.drop()
             reporter.losses(run, verdict.losses)
-            shrink(run, window, sums.shortage)  # and the same step again
-            continue
+            shrink(run, window, sums.shortage)
+            return None
 
         BEACON.phase = "optimizer"
         norm, used = (None, False)
@@ -55,31 +79,52 @@ def fit(run: Training, stop: StopFlag, reporter: Reporter, interval: Interval) -
         progress.advance(run.feed.order.after(window.position, window.planned), window.planned,
                          applied=used)  # fmt: skip
         if progress.attempts == 1 and not work.replica.is_sharded:
-            check_identical(dict(work.replica.bare.named_parameters()), council, "after step 1")
+            named = dict(work.replica.bare.named_parameters())
+            check_identical(named, run.gang.council, "after step 1")
             run.checkpoints.prepare(_tensors(run))
         meter.end_step(window.planned)
         reporter.step(run, verdict.losses, lr_factor, norm, was_used=used)
         rebalance(run)
+        return Decision(verdict.stop, verdict.save)
 
-        is_best = False
-        if limits.wants_evaluation(progress):
-            BEACON.phase = "evaluation"
-            _flush(run, trail, reporter)
-            is_best = reporter.evaluate(run)
-        if is_best or verdict.save or verdict.stop or interval.is_due_at(progress.step):
-            _flush(run, trail, reporter)
-            reporter.flush()
-            meter.add_checkpoint(_save(run, is_best=is_best))
-            interval.done()
-        if verdict.stop:
-            run.checkpoints.wait()
-            return Ending("requeue", f"asked to stop ({stop.name or 'on another rank'})")
+    def evaluate(self) -> bool:
+        _flush(self.run, self._trail, self._reporter)
+        return self._reporter.evaluate(self.run)
 
-    _flush(run, trail, reporter)
-    _save(run, is_best=False)
-    run.checkpoints.wait()
-    council.meet()
-    return Ending("finished", over)
+    def save(self, *, is_best: bool, at_end: bool = False) -> None:
+        _flush(self.run, self._trail, self._reporter)
+        self._reporter.flush()
+        waited_s = _save(self.run, is_best=is_best)
+        if not at_end:  # no step waits for the last one
+            self.run.meter.add_checkpoint(waited_s)
+
+    def sum_up(self, why: str) -> Results:
+        return sum_up(self.run, why)
+
+    def headlines(self, results: Results) -> Iterable[str]:
+        return headlines(results)
+
+    def explain(self, error: BaseException) -> MusterError:
+        """All ranks start anew with half the micro-batch, where they cannot recover together.
+
+        That is so for a sharded model, whose collectives cannot be finished by a rank that has
+        lost its activations. The launcher starts the gang again, from the last checkpoint.
+        """
+        run = self.run
+        smaller = run.plan.halved()
+        if smaller is None:
+            return out_of_memory_error(run, error)
+        remember_micro_batch(
+            run.folder.memory_json, smaller.micro_batch, smaller.global_batch, smaller.num_ranks
+        )
+        return StartAgain(
+            f"memory     ran out with micro-batches of {run.plan.micro_batch}; starting again with "
+            f"{smaller} from the last checkpoint"
+        )
+
+    def close(self) -> None:
+        self.run.feed.close()
+        self._reporter.close()
 
 
 Losses = Sequence[StepLoss]

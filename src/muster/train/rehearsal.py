@@ -170,8 +170,7 @@ def rehearse_end(
             for evaluator in evaluators.values():
                 try:
                     with _not_compiled(replica.bare):
-                        model = replica.wrapped if replica.is_sharded else replica.bare
-                        metrics = evaluator.rehearse(model, _FEW)
+                        metrics = evaluator.rehearse(replica.evaluated, _FEW)
                     check_storable(name_of(task.summarise), metrics)
                     if evaluator is judge:
                         monitored(metrics, task)

@@ -92,10 +92,9 @@ class Reporter:
             return False
         task, progress = run.work.task, run.progress
         replica = run.work.replica
-        model = replica.wrapped if replica.is_sharded else replica.bare
         replica.settle()
         began = time.perf_counter()
-        metrics = evaluator(model, is_sharded=replica.is_sharded)
+        metrics = evaluator(replica.evaluated, is_sharded=replica.is_sharded)
         # Rank 0's, should a task's summary differ between ranks: one decision for all.
         value = run.gang.council.share(monitored(metrics, task))
         is_best = progress.judge(value, higher_is_better=task.better == "higher")

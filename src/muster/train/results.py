@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from muster.base.codec import write_json
-from muster.rank.checkpoint import intact_best
 from muster.rank.checkpoint_files import find_steps, load_state, step_folder
+from muster.rank.life import load_best
 from muster.rank.meter import peak_memory_mib
 from muster.rank.record import read_metrics
 from muster.train.curves import draw_curves
@@ -23,12 +24,13 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
     checkpoint has the names of the bare model, so it is read into that, whatever the strategy was.
     """
     reported = run.work.task.reported
-    chosen = _load_best(run) if reported == "best" else None
-    metrics = {}
-    for split, evaluator in run.evaluators.items():
-        replica = run.work.replica
-        model = replica.wrapped if replica.is_sharded else replica.bare
-        metrics[split] = evaluator(model, is_sharded=replica.is_sharded)
+    replica, chosen = run.work.replica, None
+    if reported == "best":
+        chosen = load_best(run.gang, run.folder, run.say, replica.bare, replica.readers)
+    metrics = {
+        split: evaluator(replica.evaluated, is_sharded=replica.is_sharded)
+        for split, evaluator in run.evaluators.items()
+    }
     memory = run.gang.council.gather(peak_memory_mib(run.gang.device))
     tally = run.meter.total
     results: dict[str, Any] = {
@@ -75,6 +77,19 @@ def sum_up(run: Training, why: str) -> dict[str, Any]:
     return results
 
 
+def headlines(results: Mapping[str, Any]) -> Iterator[str]:
+    """What a person is shown of the results."""
+    if results["reported"] == "last":
+        yield "model      the last one, not the best by the validation data"
+    for split, metrics in results["metrics"].items():
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if isinstance(v, int | float))
+        yield f"{split:<10} {shown}"
+    measured = results["measured"]
+    if measured["samples_per_s"]:
+        steps = f"{measured['steps']:,} step{'s' * (measured['steps'] != 1)}"
+        yield f"speed      {measured['samples_per_s']:,.0f} samples/s over {steps}"
+
+
 def _finish(run: Training, chosen: int | None) -> None:
     """The task's own last word, on rank 0, while the others wait."""
     if run.gang.is_first:
@@ -98,14 +113,3 @@ def _whole_model(run: Training, chosen: int | None) -> torch.nn.Module:
     model = run.work.task.model()
     load_state(step_folder(folder, step), model, None, {}, None)
     return model
-
-
-def _load_best(run: Training) -> int | None:
-    """Bring the model to the best checkpoint, or leave it as it ended; returns the step."""
-    folder = run.folder.checkpoints
-    step = run.gang.council.share(intact_best(folder, run.say) if run.gang.is_first else None)
-    if step is None:
-        return None
-    group = torch.distributed.group.WORLD if run.work.replica.is_sharded else None
-    load_state(step_folder(folder, step), run.work.replica.bare, None, {}, group)
-    return int(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +14,21 @@ from torch.utils.data import Dataset
 
 from muster.base.code import Code
 from muster.base.errors import TargetError, UsageError
-from muster.gang.topology import set_default
-from muster.rank.checkpoint import CheckpointWriter, agree_on_best, newest_intact, put_back
-from muster.rank.checkpoint_files import load_state, read_extra, step_folder
+from muster.rank.checkpoint import CheckpointWriter
+from muster.rank.life import Start, newest_state, restore
 from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import make_replica, resolve_strategy
-from muster.rank.seeding import MODEL, STEP, DataOrder, mix, seed_everything, set_generators
-from muster.rank.task import check_code
+from muster.rank.seeding import (
+    MODEL,
+    STEP,
+    DataOrder,
+    mix,
+    seed_everything,
+    set_generators,
+    use_deterministic,
+)
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
@@ -93,15 +100,13 @@ class Training:
         return self.flops.utilisation(tally.samples_per_s, self.gang.num_ranks)
 
 
-def prepare(
-    task: Task, config: TrainConfig, gang: Gang, folder: RunFolder, say: Say,
-    *, code: Code, allow_changed_code: bool,
-) -> Training:  # fmt: skip
+def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     """Data, model, strategy, optimizer; then the state of the last intact checkpoint, if any.
 
     Raises UsageError and TargetError for what cannot be meant, on every rank, and MusterError
     where the ranks would not do the same.
     """
+    gang, folder, say = start.gang, start.folder, start.say
     name = type(task).__name__
     council = gang.council
     strategy, why = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
@@ -115,17 +120,11 @@ def prepare(
             hint="use --strategy ddp.",
         )
     if config.deterministic:
-        set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds in one order then
-        torch.use_deterministic_algorithms(True)
+        use_deterministic()
 
     dataset, num_samples = _training_data(task, name, config.seed)
     council.check_same("the number of training samples", num_samples)
-    if gang.is_first:
-        put_back(folder.checkpoints)
-    resumed = council.share(newest_intact(folder.checkpoints, say) if gang.is_first else None)
-    extra = {} if resumed is None else read_extra(step_folder(folder.checkpoints, resumed))
-    before = extra.get("code", {})
-    check_code(before, code, gang, folder, say, allow_changed=allow_changed_code)
+    checkpoint, extra = newest_state(start)
     contract, plan = agree_on_contract(config, gang, strategy, num_samples, extra, folder, say)
     order = DataOrder(num_samples, config.seed)
 
@@ -164,7 +163,7 @@ def prepare(
         scaler=precision.scaler(),
         example=example,
     )
-    progress = _resume(work, extra, folder, resumed, say)
+    progress = Progress() if checkpoint is None else _resume(work, extra, checkpoint, start)
     if gang.num_ranks > 1:
         rehearse(work, council)
 
@@ -218,7 +217,7 @@ def prepare(
         flops=flops,
         kept_bytes=kept,
         num_parameters=sum(p.numel() for p in replica.bare.parameters()),
-        code=code,
+        code=start.code,
     )
 
 
@@ -314,23 +313,13 @@ def _drops(module: nn.Module) -> bool:
     return any(isinstance(each, float) and each > 0 for each in (chance, inside))
 
 
-def _resume(
-    work: Work, extra: Mapping[str, Any], folder: RunFolder, resumed: int | None, say: Say
-) -> Progress:
-    if resumed is None:
-        return Progress()
-    checkpoint = step_folder(folder.checkpoints, resumed)
-    group = torch.distributed.group.WORLD if work.replica.is_sharded else None
-    scalars = extra["optimizer_scalars"]
-    load_state(checkpoint, work.replica.bare, work.optimizer, scalars, group)
-    if work.scaler is not None and extra.get("scaler"):
-        work.scaler.load_state_dict(extra["scaler"])
-    for group_, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):
-        group_["initial_lr"] = values["initial_lr"]
+def _resume(work: Work, extra: Mapping[str, Any], checkpoint: Path, start: Start) -> Progress:
+    replica = work.replica
+    restore(start, checkpoint, extra, replica.bare, work.optimizer, work.scaler, replica.readers)
+    for group, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):
+        group["initial_lr"] = values["initial_lr"]
     progress = Progress.from_record(extra["progress"])
-    if work.replica.gang.is_first:
-        agree_on_best(folder.checkpoints, progress.best_step, progress.best)
-    say(
+    start.say(
         f"resume     from step {progress.step} (epoch {progress.epoch + 1}, "
         f"{progress.offset:,} samples into it)"
     )
