@@ -82,7 +82,7 @@ def part_of(workload: Workload, text: str) -> Workload:
         total=math.ceil(max(0, workload.total - first) / step),
         spec={**workload.spec, "part": text},
         fixed={**workload.fixed, "part": text},
-        settings=None,  # more of them would be cut into other parts
+        space=None,  # more of them would be cut into other parts
     )
 
 
@@ -171,7 +171,7 @@ def make_ready(
     if options.restart:
         move_aside(folder, "sweep")
     if plan.share.startswith(_PART) and folder.elements_json.exists():
-        workload = dataclasses.replace(workload, settings=None)
+        workload = dataclasses.replace(workload, space=None)
 
     def renew(before: RunRecord | None) -> RunRecord:
         _check_share(plan)  # under the lock: another may have sent an array just now

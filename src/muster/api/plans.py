@@ -103,20 +103,23 @@ def _check_code(
 def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:
     """Whether every setting that the run has is among the workload's.
 
-    The settings of a run are those in its ledger, once all of them have been listed there; a seed
-    from ``--seeds`` is no part of one.
+    The settings of a run are those in its ledger; where it was ended before all of them were listed
+    there, also those that its record tells of. A seed from ``--seeds`` is no part of one.
     """
-    if workload.settings is None or stored.fixed.get("target") != workload.fixed["target"]:
-        return False
-    if not folder.ledger.exists():
+    space = workload.space
+    if space is None or stored.fixed.get("target") != workload.fixed["target"]:
         return False
     axes = {*_axes(stored.fixed), *_axes(workload.fixed)}
     dropped = set() if SEED in axes else {SEED}
-    with LedgerReader(folder.ledger) as ledger:
-        if ledger.meta("enqueued") != plan_id_of(stored.spec):
-            return False
-        missing = {_setting(decode(payload), dropped) for payload in ledger.payloads()}
-    for params in workload.settings():
+    missing: set[bytes] = set()
+    is_whole = False
+    if folder.ledger.exists():
+        with LedgerReader(folder.ledger) as ledger:
+            is_whole = ledger.meta("enqueued") == plan_id_of(stored.spec)
+            missing = {_setting(decode(payload), dropped) for payload in ledger.payloads()}
+    if not is_whole and not space.holds(stored.fixed["space"]):
+        return False
+    for params in dataclasses.replace(space, seeds=None):
         missing.discard(_setting(params, dropped))
     return not missing
 

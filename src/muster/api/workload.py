@@ -35,8 +35,8 @@ class Workload:
     """``feed`` makes the tasks lazily; ``spec`` says in JSON what they are.
 
     ``fixed`` is the part of ``spec`` that names the run folder; the rest (seeds, and what a recipe
-    calls extendable) only adds tasks. ``settings``: what the tasks are without their seeds, where
-    more of them may be added to a run; None where ``fixed`` may not change at all.
+    calls extendable) only adds tasks. ``space``: of the tasks, where it may grow in its run; None
+    where ``fixed`` may not change at all.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Workload:
     total: int
     feed: Callable[[Numbers], Iterator[NewTask]]
     parameters: tuple[str, ...]
-    settings: Callable[[], Iterator[dict[str, Any]]] | None = None
+    space: Space | None = None
     recipe: Recipe | None = None
     config: Any = None
     warnings: tuple[str, ...] = field(default=())
@@ -195,7 +195,7 @@ def _over_space(name: str, spec: TargetSpec, space: Space, code: Code) -> Worklo
         total=len(space),
         feed=feed,
         parameters=space.names,
-        settings=lambda: iter(dataclasses.replace(space, seeds=None)),
+        space=space,
     )
 
 

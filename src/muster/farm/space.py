@@ -148,6 +148,27 @@ class Space:
                     if value is not MISSING
                 }
 
+    def holds(self, spec: Mapping[str, Any]) -> bool:
+        """Whether all settings of an earlier space are among these, by what `to_spec` said of it;
+        False where that does not tell, as for another list file. Seeds are no part of a setting.
+        """
+        grid, zipped = spec.get("grid", {}), spec.get("zip", {})
+        own = self.to_spec()
+        if (grid.keys(), zipped.keys(), spec.get("list")) != (
+            own.get("grid", {}).keys(), own.get("zip", {}).keys(), own.get("list"),
+        ):  # fmt: skip
+            return False
+        if zipped != own.get("zip", {}):
+            columns = [
+                (zipped[name], [show_value(v) for v in values]) for name, values in self.zipped
+            ]
+            if not all(isinstance(old, list) for old, _ in columns):
+                return False
+            before, now = (set(zip(*part, strict=True)) for part in zip(*columns, strict=True))
+            if not before <= now:
+                return False
+        return all(_holds(values, grid[name]) for name, values in self.grid)
+
     def to_spec(self) -> dict[str, Any]:
         """A small JSON description for ``run.json``: enough to say what differs, not to rebuild."""
         spec: dict[str, Any] = {}
@@ -165,6 +186,18 @@ class Space:
         if self.seeds is not None:
             spec["seeds"] = _shown_seeds(self.seeds)
         return spec
+
+
+def _holds(values: tuple[object, ...], shown: Any) -> bool:
+    """Whether all values that `_shown_values` describes are among ``values``."""
+    if isinstance(shown, list):
+        return set(shown) <= {show_value(value) for value in values}
+    # A longer axis is known by its hash alone: it must be a stretch of this one.
+    count = shown["count"]
+    return any(
+        show_value(value) == shown["first"] and _shown_values(values[at : at + count]) == shown
+        for at, value in enumerate(values[: len(values) - count + 1])
+    )
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -52,6 +52,10 @@ def workload(**space: Any) -> Workload:
     return of_target_text("t.py:f", Space.from_values(**space))
 
 
+def workload_space(space: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(Space.from_values(**space))
+
+
 def run(
     work: Workload, folder: Path, *, most: int | None = None, **options: Any
 ) -> list[dict[str, Any]]:
@@ -162,16 +166,54 @@ def test_a_seed_that_is_a_value_of_the_grid_cannot_be_taken_away(here: Path) -> 
     assert run(workload(grid={"seed": [1, 2, 3]}), here / "r") == [{"seed": 3}]
 
 
-def test_a_plan_that_was_killed_before_it_was_listed_does_not_grow(here: Path) -> None:
-    work = workload(grid={"x": [1, 2]})
-    run(work, here / "r")
-    with sqlite3.connect(here / "r/ledger.sqlite") as ledger:
+def _end_before_all_is_listed(folder: Path, num_listed: int) -> None:
+    """As a kill leaves it: the first tasks are in the ledger, and nothing says that it has all."""
+    with sqlite3.connect(folder / "ledger.sqlite") as ledger:
         ledger.execute("DELETE FROM meta WHERE name = 'enqueued'")
+        ledger.execute("DELETE FROM results WHERE task_id > ?", (num_listed,))
+        ledger.execute("DELETE FROM tasks WHERE task_id > ?", (num_listed,))
     ledger.close()
-    with pytest.raises(PlanMismatchError):
-        run(workload(grid={"x": [1, 2, 3]}), here / "r")
-    run(work, here / "r")
-    assert run(workload(grid={"x": [1, 2, 3]}), here / "r") == [{"x": 3}]
+
+
+@pytest.mark.parametrize(
+    ("old", "wider", "other"),
+    [
+        ({"grid": {"x": [1, 2, 3]}}, {"grid": {"x": [4, 3, 2, 1]}}, {"grid": {"x": [1, 2, 4]}}),
+        (
+            {"grid": {"x": range(400)}, "seeds": 2},
+            {"grid": {"x": range(-1, 401)}, "seeds": 2},
+            {"grid": {"x": [*range(399), 500, 501]}, "seeds": 2},
+        ),
+        (
+            {"zipped": {"x": [1, 2, 3], "y": [1, 2, 3]}},
+            {"zipped": {"y": [0, 1, 2, 3], "x": [0, 1, 2, 3]}},
+            {"zipped": {"x": [1, 2, 3], "y": [1, 2, 4]}},
+        ),
+        (
+            {"rows": [{"x": 1}, {"x": 2}], "grid": {"y": [1]}},
+            {"rows": [{"x": 1}, {"x": 2}], "grid": {"y": [1, 2]}},
+            {"rows": [{"x": 1}, {"x": 3}], "grid": {"y": [1]}},
+        ),
+    ],
+)
+@pytest.mark.parametrize("num_listed", [0, 1])
+def test_a_run_that_was_killed_before_it_was_listed_grows(
+    here: Path, old: dict[str, Any], wider: dict[str, Any], other: dict[str, Any], num_listed: int
+) -> None:
+    first = run(workload(**old), here / "r")[:num_listed]
+    _end_before_all_is_listed(here / "r", num_listed)
+    with pytest.raises(PlanMismatchError, match="another plan"):
+        run(workload(**other), here / "r")  # it lacks settings that were never listed
+    executed = run(workload(**wider), here / "r")
+    assert executed == [p for p in workload_space(wider) if p not in first]
+    with LedgerReader(here / "r/ledger.sqlite") as ledger:
+        assert ledger.counts()[TaskState.DONE] == len(workload_space(wider))
+
+
+def test_a_run_that_was_killed_before_it_had_a_ledger_grows(here: Path) -> None:
+    run(workload(grid={"x": [1]}), here / "r")
+    (here / "r/ledger.sqlite").unlink()
+    assert len(run(workload(grid={"x": [1, 2]}), here / "r")) == 2
 
 
 def test_parts_of_a_plan_do_not_grow(here: Path) -> None:
