@@ -118,7 +118,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]
     expected = {}
     for kind in ("Hash", "Later"):
         place = Place(tmp_path_factory.mktemp("quiet") / kind, 0)
-        assert place.start(kind).wait(60) == 1, place.said()  # rejects
+        assert place.start(kind).wait(300) == 1, place.said()  # rejects
         expected[kind] = place.output()
     return expected
 
@@ -224,12 +224,12 @@ def fill_up(tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int) ->
         place = Place(disk, size_kib)
         place.notes = tmp_path / f"notes{size_kib}"
         place.environment["CHAOS_NOTES"] = str(place.notes)
-        code = place.start("Hash").wait(60)
+        code = place.start("Hash").wait(300)
         if code != 1 or not (disk / "out.jsonl").exists():
             assert "Traceback" not in place.said(), place.said()
             remount = ["mount", "-o", "remount,size=64m", str(disk)]
             subprocess.run(remount, check=True)
-            assert place.start("Hash").wait(60) == 1, place.said()
+            assert place.start("Hash").wait(300) == 1, place.said()
         assert place.output() == quiet["Hash"]
 
 

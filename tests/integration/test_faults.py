@@ -241,7 +241,7 @@ def test_the_first_interrupt_drains_and_the_same_command_continues(place: Place)
     process = place.begin(*words)
     until(lambda: len(place.notes()) >= 2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(300) == 130
     notes = place.notes()
     begun = {n.split()[1] for n in notes if n.startswith("began")}
     ended = {n.split()[1] for n in notes if n.startswith("ended")}
@@ -263,7 +263,7 @@ def test_the_second_interrupt_stops_at_once_and_leaves_nothing(place: Place, fir
     time.sleep(0.3)
     assert process.poll() is None, "drains: its tasks still run"
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(300) == 130
     assert [pid for pid in pids if not is_gone(pid)] == []
     assert place.counts() == {"waiting": 2}
 
@@ -315,7 +315,7 @@ def test_a_killed_worker_costs_its_attempt_only(place: Place) -> None:
         p for p in psutil.Process(process.pid).children() if "worker" in " ".join(p.cmdline())
     ]
     workers[0].kill()
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     assert place.states() == dict.fromkeys("1234", "done")
     assert sorted(row["attempts"] for row in place.rows().values()) == ["1", "1", "1", "2"]
 
@@ -378,19 +378,17 @@ def test_two_coordinators_on_one_folder_are_refused(place: Place) -> None:
     until(lambda: len(place.notes()) >= 2)
     text = place.muster("sweep", *words, "--run-dir", "r", code=3)
     assert str(process.pid) in text
-    assert process.wait(20) == 0
+    assert process.wait(300) == 0
     assert place.counts() == {"done": 4}
     assert sum(n.startswith("began") for n in place.notes()) == 4
 
 
 def test_cancel_ends_a_running_sweep_and_keeps_what_is_done(place: Place) -> None:
-    process = place.begin("t.py:slow", "--grid", "x=1,2,3,4,5,6", "--devices", "cpu:1")
-    until(lambda: any(n.startswith("ended") for n in place.notes()))
+    process = place.begin("t.py:held", "--grid", "x=1,2,3,4,5,6", "--devices", "cpu:1")
+    until(lambda: sum(n.startswith("began") for n in place.notes()) >= 2)
     place.muster("cancel", "r")
-    assert process.wait(10) == 130
-    counts = place.counts()
-    assert counts["done"] >= 1
-    assert counts["done"] + counts["cancelled"] == 6
+    assert process.wait(300) == 130
+    assert place.counts() == {"done": 1, "cancelled": 5}
     assert tree_is_gone(process)
 
 

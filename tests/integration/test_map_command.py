@@ -203,7 +203,7 @@ def test_a_slow_function_is_not_held_up_by_its_batch(place: Path) -> None:
     with running("stages.py:unhurried", *words) as process:
         wait_for(lambda: len(notes(place)) > 200)
         os.kill(int(notes(place)[-1][1]), signal.SIGKILL)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(400))
     assert len(notes(place)) <= 400 + 20  # at 10 ms a row, a fifth of a second
 
@@ -364,7 +364,7 @@ def test_a_killed_worker_costs_at_most_the_rows_in_flight(place: Path) -> None:
     with running(*SLOW, "--output", "out.jsonl", "--chunk-rows", "150") as process:
         wait_for(lambda: len(notes(place)) > 150)
         os.kill(int(notes(place)[-1][1]), signal.SIGKILL)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(300))
     assert len(notes(place)) <= 300 + 4
 
@@ -391,7 +391,7 @@ def test_a_frozen_worker_does_not_stop_the_job(place: Path) -> None:
     with running(*words) as process:
         wait_for(lambda: len(notes(place)) > 60)
         os.kill(int(notes(place)[-1][1]), signal.SIGSTOP)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(200))
 
 
@@ -400,7 +400,7 @@ def test_ctrl_c_saves_and_resume_goes_on(place: Path) -> None:
     with running(*SLOW, "--output", "out.jsonl", "--chunk-rows", "20") as process:
         wait_for(lambda: len(notes(place)) > 50)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(300) == 130
     assert not (place / "out.jsonl").exists()
     command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
     again = subprocess.run(command, capture_output=True, text=True, timeout=300)

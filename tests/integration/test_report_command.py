@@ -360,7 +360,7 @@ def half_done(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
     finally:
         gate.touch()
-        process.wait(30)
+        process.wait(300)
 
 
 def test_a_run_under_way(half_done: Path) -> None:

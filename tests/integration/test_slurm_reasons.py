@@ -59,7 +59,7 @@ def test_why_it_waits_is_said_once_and_in_the_status(
         assert said.count("slurm/0 waits for SLURM: BeginTime (job ") == 1, said
     finally:
         sweep.terminate()
-        sweep.wait(60)
+        sweep.wait(300)
 
 
 @pytest.fixture

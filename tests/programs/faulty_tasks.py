@@ -32,6 +32,14 @@ def slow(x: int):
     return {"y": x}
 
 
+def held(x: int):
+    """The first one ends, the next one never does by itself."""
+    note(f"began {x}")
+    while x > 1:
+        time.sleep(0.1)
+    return {"y": x}
+
+
 def family(x: int):
     for start_new_session in (False, True):
         child = subprocess.Popen(

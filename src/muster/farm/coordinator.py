@@ -375,7 +375,8 @@ class Coordinator:
             counts=counts,
             paused=scheduler.paused,
             interrupted=self._interrupted and is_left,
-            cancelled=self._cancelling,
+            # Asked after the last task had ended, it has cancelled nothing: finished is finished.
+            cancelled=self._cancelling and bool(counts[TaskState.CANCELLED]),
             unusable=unusable,
             imbalance=imbalance_of_tasks(planned, counts, self._ledger.num_results()),
             notes=self._picture.notes,

@@ -157,7 +157,7 @@ def test_the_comparer_ends_with_a_worker_that_was_killed() -> None:
         assert worker.stdout is not None
         process = psutil.Process(int(worker.stdout.readline()))
         worker.kill()
-    _, alive = psutil.wait_procs([process], timeout=20)
+    _, alive = psutil.wait_procs([process], timeout=300)
     assert not alive
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import pickle
 import random
@@ -106,7 +107,8 @@ def last_weights(folder: RunFolder) -> dict[str, Any]:
 def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outcomes:
     """Train all ``jobs``, each on its first ranks; returns when all have ended.
 
-    One process imports what ranks need and is then forked into them.
+    One process imports what ranks need and is then forked into them. ``limit_s``: without a job
+    that ended for so long, they hang and are ended.
     """
     ports = _free_ports(len(jobs))
     mother = multiprocessing.get_context("spawn").Process(
@@ -136,11 +138,13 @@ def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) ->
         context.Process(target=_be_rank, args=(rank, root, jobs, ports))
         for rank in range(max(job.ranks for job in jobs))
     ]
-    deadline = time.monotonic() + limit_s
     for rank in ranks:
         rank.start()
-    for rank in ranks:
-        rank.join(max(0.0, deadline - time.monotonic()))
+    num_ended, deadline = 0, time.monotonic() + limit_s
+    while any(rank.is_alive() for rank in ranks) and time.monotonic() < deadline:
+        multiprocessing.connection.wait([r.sentinel for r in ranks if r.is_alive()], 0.5)
+        if (ended := len(list(root.glob("*.pickle")))) > num_ended:
+            num_ended, deadline = ended, time.monotonic() + limit_s
     for rank in ranks:
         if rank.is_alive():
             rank.kill()

@@ -160,7 +160,7 @@ def test_a_model_that_hangs_is_noticed(tiny: Path) -> None:
 
     def before(module: object, args: object) -> None:
         if isinstance(module, torch.nn.Embedding):
-            held.wait(20)
+            held.wait(300)
 
     async def scenario() -> None:
         engine = TransformersEngine(EngineSpec(model=str(tiny), timeout_s=0.3))
