@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +56,9 @@ def test_an_old_run_is_resumed(
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to five digits: kernels of another machine add in another order."""
+    """Floats to four places: kernels of another machine add in another order."""
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_rounded(each) for each in value]
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f"{value:.5g}")
-    return value
+    return round(value, 4) if isinstance(value, float) else value
