@@ -35,7 +35,7 @@ from muster.farm.events import Results
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import HELLO, Writer, pilot_box
 from muster.farm.executors.remote import pack_event, send_command
-from muster.farm.model import Finished, Outcome, SlotSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.slurm.commands import elements_of
 

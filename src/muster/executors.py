@@ -18,7 +18,7 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment, Executor
 from muster.farm.executors.table import make_executor
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 __all__ = [
     "Assignment",

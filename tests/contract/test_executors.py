@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.programs import read_program
 
-from muster.farm import codec
+from muster.farm import canonical
 from muster.farm.events import (
     Event,
     Progress,
@@ -28,7 +28,7 @@ from muster.farm.events import (
 from muster.farm.executors.base import Assignment, Executor
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS, EXECUTORS, make_executor
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
 SOURCE = read_program("executor_tasks.py")
@@ -72,7 +72,7 @@ class Bench:
     def task(self, x: int) -> Task:
         self._next += 1
         key = self._next.to_bytes(16, "big")
-        return Task(self._next, key, 1, codec.encode({"x": x}), 0, 3)
+        return Task(self._next, key, 1, canonical.encode({"x": x}), 0, 3)
 
     def until(self, ready: Callable[[], T], limit_s: float = 300.0) -> T:
         assert self.executor is not None
@@ -152,14 +152,14 @@ def test_results_come_back_whole_and_in_order(bench: Bench) -> None:
     bench.until(lambda: len(bench.results()) == 20)
     for task, result in zip(tasks, bench.results(), strict=True):
         assert (result.task_id, result.token, result.outcome) == (task.task_id, 3, Outcome.OK)
-        assert codec.decode(result.value) == {"x": task.task_id - 1}
+        assert canonical.decode(result.value) == {"x": task.task_id - 1}
         assert result.seconds >= 0
     assert bench.of(WorkerDied) == []
 
 
 @every
 def test_numbers_that_json_does_not_know_survive(bench: Bench) -> None:
-    value = codec.decode(bench.one("strange").value)
+    value = canonical.decode(bench.one("strange").value)
     assert str(value) == "{'nan': nan, 'up': inf, 'down': -inf, 'list': [1.5, nan]}"
 
 
@@ -193,7 +193,7 @@ def test_a_joint_call_runs_once_for_all_its_tasks(bench: Bench) -> None:
     bench.ready()
     executor.send(1, [bench.task(x) for x in (7, 8, 9)], together=True)
     bench.until(lambda: len(bench.results()) == 3)
-    values = [codec.decode(r.value) for r in bench.results()]
+    values = [canonical.decode(r.value) for r in bench.results()]
     assert values == [{"n": 3, "x": 7}, {"n": 3, "x": 8}, {"n": 3, "x": 9}]
 
 
@@ -223,7 +223,7 @@ def test_an_exception_among_the_results_of_a_joint_call_fails_its_task_only(benc
     assert "two has no result" in results[2].trace
     assert results[3].message == "three is wrong"
     for number in (1, 4):  # the call was not repeated in halves
-        assert codec.decode(results[number].value) == {"n": 4, "calls": 1}
+        assert canonical.decode(results[number].value) == {"n": 4, "calls": 1}
 
 
 @every

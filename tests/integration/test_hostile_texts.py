@@ -16,7 +16,7 @@ import pytest
 from tests.hostile_texts import HOSTILE, ORDERS, Terminal, orders_in
 
 import muster
-from muster.farm.codec import decode, escape_surrogates, unescape_surrogates
+from muster.farm.canonical import decode, escape_surrogates, unescape_surrogates
 
 pytestmark = pytest.mark.thorough  # tests/unit/cli/test_hostile_screens.py is quick
 PROGRAM = Path(__file__).parents[1] / "programs" / "hostile_task.py"

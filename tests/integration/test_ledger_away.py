@@ -18,8 +18,8 @@ import muster
 from muster.base.errors import LedgerError
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger
-from muster.farm.ledger.place import choose_place, file_system_of
-from muster.farm.model import TaskState
+from muster.farm.ledger.home import choose_place, file_system_of
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 
 TARGET = """

@@ -19,7 +19,7 @@ import pytest
 from muster.api.report.words import in_words
 from muster.api.runs import Run
 from muster.cli.main import main
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 
 MUSTER = (sys.executable, "-m", "muster")
 

@@ -33,7 +33,7 @@ from muster.farm.collect import (
     last_words,
 )
 from muster.farm.ledger.store import NewTask
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
 from muster.run.record import RunRecord

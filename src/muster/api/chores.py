@@ -17,7 +17,7 @@ from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
 from muster.farm.coordinator import Wish
 from muster.farm.events import Event
-from muster.farm.model import SlotSpec
+from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
 from muster.run.session import Session

@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.base.atomic_files import explain_os_error, sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
 from muster.run.record import KIND_NAMES, Kind, read_run

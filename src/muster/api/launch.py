@@ -31,8 +31,8 @@ from muster.farm.executors.table import EXECUTORS, is_executor, make_executor
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import TargetSpec
-from muster.farm.publish import publish_after_crash
+from muster.farm.results import publish_after_crash
+from muster.farm.task import TargetSpec
 from muster.farm.view import RunView
 from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder

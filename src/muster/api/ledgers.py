@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger, open_at_home
-from muster.farm.ledger.place import choose_place
+from muster.farm.ledger.home import choose_place
 from muster.farm.ledger.store import Ledger
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id

@@ -44,7 +44,7 @@ from muster.base.signals import Requests, listening
 from muster.base.target import refuse_while_imported
 from muster.devices.discovery import discover
 from muster.devices.placement import Placement
-from muster.farm.identity import name_with_hash
+from muster.farm.canonical import name_with_hash
 from muster.farm.view import RunView
 from muster.pipeline.sinks.spec import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard

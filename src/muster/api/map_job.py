@@ -14,10 +14,10 @@ from muster.base.code import code_of
 from muster.base.codec import to_json
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, PlanMismatchError
 from muster.base.signals import stop_code
-from muster.farm.identity import payload_and_key
+from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import Outcome, TargetSpec, TaskState
+from muster.farm.task import Outcome, TargetSpec, TaskState
 from muster.pipeline.sinks.spec import SinkSpec
 from muster.pipeline.sources.model import Selection, Source
 from muster.pipeline.sources.table import InputOptions, changes, identity, open_input

@@ -18,7 +18,7 @@ from muster.base.codec import read_record, write_json
 from muster.base.errors import SetupError, UsageError
 from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 from muster.farm.view import RunView
 from muster.pipeline.sinks.merge import merge
 from muster.pipeline.sinks.spec import Part, SinkSpec

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement
-from muster.farm.estimate import Interval, Rate
-from muster.farm.view import RunView
-from muster.plan.origin import Figure
+from muster.farm.view import Interval, Rate, RunView
 from muster.plan.prices import PriceList
-from muster.plan.units import Seconds
+from muster.plan.units import Figure, Seconds
 
 
 @dataclass

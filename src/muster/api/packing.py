@@ -9,7 +9,7 @@ from muster.base.settings import Settings
 from muster.devices.discovery import discover
 from muster.devices.packing import MemorySampler, workers_that_fit
 from muster.farm.events import Capacity, Event
-from muster.farm.model import SlotSpec
+from muster.farm.task import SlotSpec
 from muster.farm.view import RunView, WorkerLine
 
 

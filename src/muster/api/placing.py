@@ -20,7 +20,7 @@ from muster.devices.placement import (
 )
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
-from muster.farm.model import SlotSpec
+from muster.farm.task import SlotSpec
 from muster.slurm.site import with_defaults
 
 

@@ -21,9 +21,9 @@ from muster.base.settings import Settings
 from muster.devices.discovery import discover
 from muster.devices.inventory import Device
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 from muster.plan.calibrate import Calibration, Probe, calibrate
-from muster.plan.devices import Group, parse_devices
+from muster.plan.compute import Group, parse_devices
 from muster.plan.gather import (
     Known,
     compute_on,
@@ -33,15 +33,13 @@ from muster.plan.gather import (
     range_of,
     work_of,
 )
-from muster.plan.makespan import Makespan, makespans
 from muster.plan.memory import Footprint, Need, footprint, largest_micro_batch, remedies
-from muster.plan.mixed import Member, MixedPlan, plan_mixed
-from muster.plan.origin import Figure, assumed, from_table, given, measured
+from muster.plan.mixed import Makespan, Member, MixedPlan, makespans, plan_mixed
 from muster.plan.prices import PriceList
 from muster.plan.request import PlanRequest
 from muster.plan.scaling import Prediction, predict
 from muster.plan.transformer import read_transformer
-from muster.plan.units import Bytes, Seconds
+from muster.plan.units import Bytes, Figure, Seconds, assumed, from_table, given, measured
 
 _FORMAT = 1
 _ALL_ROWS = 8

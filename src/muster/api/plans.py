@@ -16,8 +16,7 @@ from muster.base.code import check_same_code
 from muster.base.codec import to_json
 from muster.base.errors import PlanMismatchError
 from muster.base.settings import job_place
-from muster.farm.codec import decode, encode_canonical
-from muster.farm.identity import name_with_hash
+from muster.farm.canonical import decode, encode_canonical, name_with_hash
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import SEED
 from muster.run.folder import RunFolder

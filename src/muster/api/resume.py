@@ -15,7 +15,7 @@ from muster.base.codec import decode
 from muster.base.errors import SetupError
 from muster.base.target import TargetRef
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.model import TargetSpec
+from muster.farm.task import TargetSpec
 from muster.run.record import RunRecord
 
 

@@ -20,7 +20,7 @@ from muster.api.gangs import (
 )
 from muster.base.code import Code, check_same_code, code_of_command
 from muster.base.errors import TargetError
-from muster.farm.identity import name_with_hash
+from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.run.folder import RunFolder
 from muster.run.record import read_run

@@ -17,7 +17,7 @@ from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
 from muster.farm.coordinator import Ending
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
 from muster.run.record import Kind, RunRecord, read_run

@@ -30,7 +30,7 @@ from muster.base.codec import read_json, read_record, to_json
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
-from muster.farm.identity import name_with_hash
+from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
@@ -185,7 +185,7 @@ def run_training(
             raise _Refused(word)
         results = _results(folder) if ending.exit_code == EXIT_OK else None
         if results is not None and folder.plan_json.is_file():
-            from muster.plan.stored import write_comparison
+            from muster.plan.compare import write_comparison
 
             write_comparison(folder)
     return Trained(folder=folder, exit_code=ending.exit_code, ending=ending, results=results)

@@ -15,14 +15,13 @@ from muster.base.code import Code, code_of, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.base.target import TargetRef, parse_target
-from muster.farm.codec import encode_canonical
-from muster.farm.identity import payload_and_key
+from muster.farm.canonical import encode_canonical, payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
-from muster.farm.model import TargetSpec, TaskState
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
+from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import check_places, names_in, shell_line
 from muster.run.folder import RunFolder
 

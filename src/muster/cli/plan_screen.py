@@ -8,9 +8,8 @@ from typing import Any
 from muster.api.plan import MemoryPlan, SweepPlan, TrainingPlan
 from muster.cli import output
 from muster.plan.compare import Comparison, Line
-from muster.plan.origin import Figure, weakest
 from muster.plan.scaling import Prediction
-from muster.plan.units import Seconds
+from muster.plan.units import Figure, Seconds, weakest
 
 _COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "step"),

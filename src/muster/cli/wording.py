@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 
 from muster.base.clock import human_duration
-from muster.farm.estimate import Interval
-from muster.farm.view import RunView
+from muster.farm.view import Interval, RunView
 
 
 def rate_text(rate: float | None) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 
 
 class ChunkCounts(NamedTuple):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.ledger.store import Ledger
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
-from muster.farm.publish import store_value
+from muster.farm.results import store_value
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.run.folder import RunFolder
 
 _TAIL_BYTES, _MAX_LINES = 4000, 4

@@ -22,9 +22,9 @@ from muster.farm.decisions import Decisions, Policy
 from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.model import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.picture import Picture
-from muster.farm.publish import INLINE_BYTES, publish, store_value
+from muster.farm.results import INLINE_BYTES, publish, store_value
+from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
 

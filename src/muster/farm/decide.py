@@ -13,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.farm.batching import take_group
+from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import Decisions, Division, Policy, Send
 from muster.farm.events import (
     Capacity,
@@ -28,13 +28,20 @@ from muster.farm.events import (
     WorkerLeaving,
     WorkerReady,
 )
-from muster.farm.failures import death_as_finished, fingerprint
-from muster.farm.health import Breaker, DeviceHealth
-from muster.farm.identity import payload_and_key
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
-from muster.farm.pace import Pace
-from muster.farm.roster import Roster, Slot, Worker
-from muster.farm.sharing import divisible, runs_divisible, whom_to_ask
+from muster.farm.lifecycle import death_as_finished, fingerprint
+from muster.farm.roster import (
+    Breaker,
+    DeviceHealth,
+    Pace,
+    Roster,
+    Slot,
+    Worker,
+    divisible,
+    runs_divisible,
+    take_group,
+    whom_to_ask,
+)
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
 
 
 class Scheduler:

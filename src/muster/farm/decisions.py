@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import AttemptRecord, Finished, Task
+from muster.farm.task import AttemptRecord, Finished, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from muster.farm.model import Finished, Outcome, Task
+from muster.farm.task import Finished, Outcome, Task
 
 
 class Fetched(NamedTuple):

@@ -22,10 +22,10 @@ from muster.base.atomic_files import replacing
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.reaper import die_with_parent
 from muster.base.shown_text import shown_line
-from muster.farm import codec
+from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS
-from muster.farm.model import Outcome, TaskState
+from muster.farm.task import Outcome, TaskState
 from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
 
@@ -75,7 +75,7 @@ def _numbers(folder: RunFolder) -> frozenset[str]:
     found: dict[str, bool] = {}
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
-            params = codec.decode(row.payload)
+            params = canonical.decode(row.payload)
             if not is_command_of(row.target, params):
                 continue
             for name, value in params.items():
@@ -85,7 +85,7 @@ def _numbers(folder: RunFolder) -> frozenset[str]:
 
 
 def _params(row: TaskRow, numbers: frozenset[str]) -> dict[str, Any]:
-    params = _flat(codec.decode(row.payload))
+    params = _flat(canonical.decode(row.payload))
     if not numbers or not is_command_of(row.target, params):
         return params
     return {
@@ -112,7 +112,7 @@ def _metrics(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
     value = row.value
     if value is None:
         value = folder.value(row.key.hex()).read_bytes()
-    metrics: dict[str, Any] = codec.decode(value)
+    metrics: dict[str, Any] = canonical.decode(value)
     return metrics
 
 
@@ -156,7 +156,7 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     for part in ("param", "metric"):
         for (owner, name), kind in seen.items():
             if owner == part:
-                column = codec.escape_surrogates(name)
+                column = canonical.escape_surrogates(name)
                 while column in table or column in SYSTEM:
                     column = f"{part}_{column}"
                 table[column] = (part, name, kind or pa.string())
@@ -229,10 +229,10 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
 def _text(value: Any) -> str:
     """A value in a column of texts: whole numbers beyond 64 bits in full, the rest as JSON."""
     if isinstance(value, str):
-        return codec.escape_surrogates(value)
+        return canonical.escape_surrogates(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
-    return codec.encode(value).decode()
+    return canonical.encode(value).decode()
 
 
 def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -290,7 +290,7 @@ def export_records(records: Sequence[Mapping[str, Any]], target: Path) -> int:
     schema = pa.schema([(name, kind or _TEXT) for name, kind in kinds.items()])
     with _writing(target), replacing(target) as beside:
         if suffix == ".jsonl":
-            beside.write_bytes(b"".join(codec.encode(dict(r)) + b"\n" for r in records))
+            beside.write_bytes(b"".join(canonical.encode(dict(r)) + b"\n" for r in records))
             return len(records)
         with _writer(beside, suffix, schema) as write:
             columns = [
@@ -366,7 +366,7 @@ def _export_lines(folder: RunFolder, target: Path) -> int:
     with replacing(target) as beside, beside.open("wb") as lines:
         for row in rows(folder):
             cells = {column: row[i][name] for column, i, name in sources if name in row[i]}
-            lines.write(codec.encode(cells) + b"\n")
+            lines.write(canonical.encode(cells) + b"\n")
             count += 1
         _check_whole(count, known, target)
     return count
@@ -382,7 +382,7 @@ def _writer(
         with path.open("wb") as file, pa_parquet.ParquetWriter(file, schema) as parquet:
             yield parquet.write_batch
         return
-    flat = pa.schema([(codec.csv_cell(field.name), _flat_type(field.type)) for field in schema])
+    flat = pa.schema([(canonical.csv_cell(field.name), _flat_type(field.type)) for field in schema])
     options = pa_csv.WriteOptions(quoting_style="needed")
     with path.open("wb") as file, pa_csv.CSVWriter(file, flat, write_options=options) as csv:
         yield lambda batch: csv.write_batch(_flatten(batch, flat))
@@ -399,10 +399,11 @@ def _flatten(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if field.type != column.type:
             values = column.to_pylist()
             column = pa.array(
-                [None if v is None else codec.encode(v).decode() for v in values], type=field.type
+                [None if v is None else canonical.encode(v).decode() for v in values],
+                type=field.type,
             )
         elif field.type == _TEXT and pc.any(pc.match_substring_regex(column, _FORMULA)).as_py():
-            cells = [None if v is None else codec.csv_cell(v) for v in column.to_pylist()]
+            cells = [None if v is None else canonical.csv_cell(v) for v in column.to_pylist()]
             column = pa.array(cells, type=field.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -32,7 +32,7 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from muster.farm.codec import plain_scalar, unwrap_scalar
+from muster.farm.canonical import plain_scalar, unwrap_scalar
 from muster.farm.values import Text, show_value
 
 _TRUE = frozenset({"true", "yes", "on", "1"})

@@ -29,8 +29,8 @@ from muster.farm.executors.mailbox import (
 )
 from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.ledger.store import Ledger
-from muster.farm.model import AttemptRecord, HeldWorker, Outcome, SlotSpec, TargetSpec, Task
-from muster.farm.publish import publish, store_value
+from muster.farm.results import publish, store_value
+from muster.farm.task import AttemptRecord, HeldWorker, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
 

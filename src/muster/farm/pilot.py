@@ -44,7 +44,7 @@ from muster.farm.executors.mailbox import (
     read_beat,
 )
 from muster.farm.executors.remote import CommandReader, pack_event
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 from muster.slurm.commands import requeue, show_job
 from muster.slurm.states import why_warned

@@ -12,22 +12,28 @@ None                             none
 A field holds a number, text, boolean, None, or a list of those. Dates and paths become text. What
 is none of it (a tensor with dimensions, a set, an object) goes into a file beside the row, and
 the field holds that file's name.
+
+Files of an attempt are private until its result is accepted; `publish` renames them into place.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from datetime import date, time
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
+from muster.base.atomic_files import write_atomic
 from muster.base.errors import TargetError
-from muster.farm.codec import (
+from muster.farm.canonical import (
     MAX_DEPTH,
     PLAIN,
     plain_scalar,
@@ -35,6 +41,7 @@ from muster.farm.codec import (
     too_deep,
     unwrap_scalar,
 )
+from muster.run.folder import RunFolder
 
 #: Field name to value.
 Result = dict[str, Any]
@@ -49,7 +56,7 @@ _BESIDE = re.compile(
 
 
 def check_result(value: object, keep: Keep | None = None) -> Result:
-    """The fields of what a task returned, as `codec.encode` takes them.
+    """The fields of what a task returned, as `canonical.encode` takes them.
 
     Without ``keep`` a value that has no column is a TargetError that names the field. Always one:
     a generator, and two fields of the same name. A dict that needs no change is returned itself.
@@ -198,3 +205,55 @@ def _remedy(value: object) -> str:
     if isinstance(value, complex):
         return "return its .real and .imag as two fields."
     return "return numbers, strings, or lists of them; save anything else under ctx.folder."
+
+
+#: Results up to this size live in the ledger itself.
+INLINE_BYTES = 4096
+
+
+def store_value(folder: RunFolder, key: str, value: bytes) -> tuple[bytes | None, str | None]:
+    """What goes into the ledger: the value, or None and the hash of the file that now holds it."""
+    if len(value) <= INLINE_BYTES:
+        return value, None
+    path = folder.value(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, value)
+    return None, hashlib.sha256(value).hexdigest()
+
+
+def publish(folder: RunFolder, key: str, token: int) -> None:
+    """Make the folder of an accepted attempt the task's artifact, and drop its checkpoint.
+
+    Does nothing for what is not there, so that doing it again is no harm.
+    """
+    source, target = folder.attempt(key, token), folder.artifact(key)
+    if source.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(source, target)
+    folder.checkpoint(key).unlink(missing_ok=True)
+
+
+def publish_after_crash(
+    folder: RunFolder, accepted_token: Callable[[str], tuple[str, int | None]]
+) -> int:
+    """Finish what a coordinator that died between commit and rename left; returns how many.
+
+    ``accepted_token(key)`` answers with the task's state ("done", "failed", "claimed", "open" or
+    "unknown") and the token of its accepted result. Folders of attempts that were cut short are
+    removed; those of failed tasks are kept for the user to look at, and those of claimed ones
+    belong to workers that go on.
+    """
+    if not folder.attempts.exists():
+        return 0
+    published = 0
+    for path in folder.attempts.iterdir():
+        key, _, token = path.name.rpartition(".")
+        state, accepted = accepted_token(key)
+        if state == "done" and str(accepted) == token:
+            publish(folder, key, int(token))
+            published += 1
+        elif state in ("done", "open"):
+            shutil.rmtree(path, ignore_errors=True)
+    return published

@@ -1,11 +1,18 @@
-"""Slots and the workers in them, as the scheduler knows them."""
+"""Slots and the workers in them, as the scheduler knows them, and what it asks of them. Pure.
+
+Which tasks share a call, how many a worker is given ahead, which divisible task is asked to give
+away a part (when a worker has nothing to do and no task waits, so that a run does not end with one
+busy worker), and when to stop believing a device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.farm.model import HeldWorker, Outcome, SlotSpec, Task
+from muster.farm.task import HeldWorker, Outcome, SlotSpec, TargetSpec, Task
 
 
 @dataclass
@@ -163,3 +170,138 @@ class Roster:
 
     def _workers_on(self, device_key: str) -> list[Worker]:
         return [w for w in self.workers.values() if w.slot.spec.device_key == device_key]
+
+
+def take_group(
+    queue: deque[Task], first: Task, max_batch: int, num_workers: int
+) -> tuple[list[Task], deque[Task]]:
+    """Tasks of the same shape as ``first``, and the queue without them.
+
+    No more than an even share for all workers, so that none is idle while one has them all.
+    """
+    limit = first.batch_limit or max_batch
+    same = [
+        task
+        for task in queue
+        if task.group == first.group
+        and task.target_id == first.target_id
+        and task.batch_limit == first.batch_limit
+    ]
+    if not first.batch_limit:
+        limit = min(limit, math.ceil(len(same) / max(1, num_workers)))
+    taken = same[: max(1, limit)]
+    ids = {task.task_id for task in taken}
+    return taken, deque(task for task in queue if task.task_id not in ids)
+
+
+#: From this length on a task hides its own commit, and handing out ahead would cost balance.
+_LONG_S = 1.0
+_WEIGHT = 0.1
+
+
+class Pace:
+    """An exponential mean of task lengths per target, and the lead that follows from it."""
+
+    def __init__(self, lead_s: float, max_lead: int) -> None:
+        self._lead_s = lead_s
+        self._max_lead = max_lead
+        self._mean_s: dict[int, float] = {}
+
+    def learn(self, target_id: int, seconds: float) -> None:
+        mean = self._mean_s.get(target_id)
+        self._mean_s[target_id] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+
+    def lead(self, target_id: int) -> int:
+        """Tasks kept in a worker: one when unknown or long, enough to hide a commit when short."""
+        mean = self._mean_s.get(target_id)
+        if mean is None or mean >= _LONG_S:
+            return 1
+        return min(self._max_lead, max(2, math.ceil(self._lead_s / max(mean, 1e-6))))
+
+    def longest_lead(self) -> int:
+        """The largest lead of any target seen so far."""
+        return max((self.lead(target_id) for target_id in self._mean_s), default=1)
+
+
+#: A task that has run for less is not asked: it may be over any moment.
+SHARE_AFTER_S = 0.5
+
+
+def runs_divisible(worker: Worker, targets: Mapping[int, TargetSpec]) -> bool:
+    head = next(iter(worker.in_flight.values()), None)
+    return head is not None and targets[head.target_id].is_divisible
+
+
+def divisible(
+    workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
+) -> list[Worker]:
+    """Workers whose running task could be shared, by what is known of it."""
+    return [
+        worker
+        for worker in workers
+        if runs_divisible(worker, targets)
+        and worker.ready
+        and not (worker.has_declined or worker.killing or worker.poisoned)
+        and now - worker.head_since > SHARE_AFTER_S
+    ]
+
+
+def whom_to_ask(
+    workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
+) -> Worker | None:
+    """The one with the most before it; None while another has not answered yet."""
+    known = list(workers)
+    if any(worker.is_asked for worker in known):
+        return None
+    able = divisible(known, targets, now)
+    return max(able, key=lambda worker: worker.left) if able else None
+
+
+#: Far more than it takes to find a device at fault; bounds the memory when tasks are.
+_MAX_KEPT = 1000
+
+
+@dataclass
+class DeviceHealth:
+    """The failures of a device since it was last seen to work.
+
+    ``tasks`` are those that failed there for good; they get another chance elsewhere when the
+    device is found to be at fault. ``marks`` are the causes ever seen on it.
+    """
+
+    count: int = 0
+    tasks: list[Task] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
+    has_worked: bool = False
+
+    def succeeded(self) -> None:
+        self.has_worked = True
+        self.count = 0
+        self.tasks.clear()
+
+    def failed(self, mark: str, *, is_severe: bool) -> None:
+        """``is_severe``: the worker was lost with it, which an error in the task rarely does."""
+        if len(self.marks) < _MAX_KEPT:
+            self.marks.add(mark)
+        if is_severe or not self.has_worked:  # once it has worked, plain errors are the tasks'
+            self.count += 1
+
+    def lost(self, task: Task) -> None:
+        """A task has failed there for good."""
+        if self.count and len(self.tasks) < _MAX_KEPT:
+            self.tasks.append(task)
+
+
+class Breaker:
+    """Counts failures that are the same from the very first one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._mark = ""
+        self._count = 0
+
+    def failed(self, mark: str) -> int:
+        """How many when the limit is reached, else 0."""
+        self._count = self._count + 1 if mark == self._mark else 1
+        self._mark = mark
+        return self._count if self._count >= self._limit else 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import UsageError
-from muster.farm.codec import unwrap_scalar
+from muster.farm.canonical import unwrap_scalar
 from muster.farm.space_texts import (
     ListRows,
     as_columns,

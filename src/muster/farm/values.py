@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Final
 
 from muster.base.errors import TargetError, UsageError
-from muster.farm.codec import encode_canonical
+from muster.farm.canonical import encode_canonical
 
 _NAME = re.compile(r"[A-Za-z_][\w./-]*\Z")
 

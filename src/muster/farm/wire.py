@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from muster.farm.model import Finished, Outcome
+from muster.farm.task import Finished, Outcome
 
 _PREFIX = struct.Struct("<IH")
 _MAX_HEADER = 0xFFFF

@@ -26,9 +26,8 @@ from muster.base.codec import read_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, SetupError, UsageError
 from muster.base.settings import child_environment
 from muster.plan.compute import ComputeTime, Timing, from_timings
-from muster.plan.origin import Figure, measured
-from muster.plan.stragglers import Crowding
-from muster.plan.units import Bytes, Flops, Seconds
+from muster.plan.scaling import Crowding
+from muster.plan.units import Bytes, Figure, Flops, Seconds, measured
 from muster.run.folder import RunFolder
 
 #: ``muster`` as a child that ends when the plan is killed.

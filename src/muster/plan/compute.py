@@ -3,16 +3,28 @@
 The model of a forward and backward is a line: ``fixed + samples x per_sample``. The fixed part is
 what a step costs whatever its batch is (starting kernels, the optimizer, Python); it is why the
 same global batch on more devices does not divide the time by their number.
+
+``--devices`` of a plan means a number of a named card, of the cards here, or CPU ranks.
+
+>>> [(g.name, g.count) for g in parse_devices("H100 SXM x8", here=())]
+[('H100 SXM', 8)]
+>>> [(g.name, g.count) for g in parse_devices("RTX 4090 x1, RTX 3090", here=())]
+[('RTX 4090', 1), ('RTX 3090', 1)]
+>>> [(g.name, g.count) for g in parse_devices("cpu:2", here=())]
+[('cpu', 2)]
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from muster.plan.origin import Figure, weakest
-from muster.plan.units import Flops, FlopsPerSecond, Seconds
+from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.devices.cards import CARDS, Card, find_card
+from muster.devices.inventory import Device
+from muster.plan.units import Figure, Flops, FlopsPerSecond, Seconds, weakest
 
 
 class Timing(NamedTuple):
@@ -86,3 +98,84 @@ def from_flops(
             value=seconds, origin=weakest([per_sample, peak, utilisation]), source=source
         ),
     )
+
+
+_MOST = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """``count`` devices of one kind; ``card`` is None for CPU ranks and for unknown GPUs.
+
+    ``memory_mib``: what the driver reports of each; None where they are not those of this machine.
+    """
+
+    name: str
+    count: int
+    card: Card | None = None
+    memory_mib: int | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+def parse_devices(text: str, here: Sequence[Device]) -> tuple[Group, ...]:
+    """The groups in ``text``; ``here``: the GPUs of this machine.
+
+    Raises UsageError for what cannot be meant, UnknownNameError for a card that is not in the
+    table, and SetupError for a bare number where there is no GPU to multiply.
+    """
+    groups = [_group(part.strip(), text, here) for part in text.split(",")]
+    if len({group.is_cpu for group in groups}) > 1:
+        raise UsageError(f"--devices {text}: CPU ranks and GPUs do not form one gang.")
+    names = [group.name for group in groups]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--devices {text} names a card twice.", hint="write its whole number.")
+    return tuple(groups)
+
+
+def card_of(name: str) -> Card | None:
+    """A card by its name in the table, in any case, or by what its driver calls it."""
+    exact = next((card for card in CARDS if card.name.lower() == name.lower()), None)
+    return exact or find_card(name)
+
+
+def _group(part: str, text: str, here: Sequence[Device]) -> Group:
+    if found := re.fullmatch(r"cpu(?::(\d+))?", part, re.I):
+        return Group(name="cpu", count=_count(found[1] or "1", text))
+    if part.isdigit():
+        return _of_this_machine(_count(part, text), here)
+    named = re.fullmatch(r"(.+?)(?:\s+[x×]\s*|\s*[×]\s*|\s+x)(\d+)", part)
+    name, count = (named[1], named[2]) if named else (part, "1")
+    card = card_of(name)
+    if card is None:
+        raise UnknownNameError("card", name, [card.name for card in CARDS])
+    return Group(name=card.name, count=_count(count, text), card=card)
+
+
+def _of_this_machine(count: int, here: Sequence[Device]) -> Group:
+    if not here:
+        raise SetupError(
+            f"--devices {count}: this machine has no GPU, so it is not known of which card.",
+            hint=f'name the card: --devices "H100 SXM x{count}"; or plan CPU ranks: cpu:{count}.',
+        )
+    names = sorted({device.name for device in here})
+    if len(names) > 1:
+        raise UsageError(
+            f"--devices {count}: this machine has unlike GPUs ({', '.join(names)}).",
+            hint='name each: --devices "RTX 4090 x1, RTX 3090 x1".',
+        )
+    reported = [d.memory_total_mib for d in here if d.memory_total_mib is not None]
+    memory_mib = min(reported, default=None)
+    card = find_card(names[0], memory_mib)
+    return Group(
+        name=card.name if card else names[0], count=count, card=card, memory_mib=memory_mib
+    )
+
+
+def _count(digits: str, text: str) -> int:
+    count = int(digits)
+    if not 1 <= count <= _MOST:
+        raise UsageError(f"--devices {text}: between 1 and {_MOST} devices, not {count}.")
+    return count

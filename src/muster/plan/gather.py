@@ -12,11 +12,8 @@ from typing import Any
 from muster.base.errors import UsageError
 from muster.devices.cards import Card
 from muster.plan.calibrate import Calibration
-from muster.plan.communication import Fabric
-from muster.plan.compute import ComputeTime, from_flops
-from muster.plan.devices import Group, card_of
-from muster.plan.links import find_link, given_link, presumed, usual_link
-from muster.plan.origin import Figure, assumed, from_table, given, weakest
+from muster.plan.communication import Fabric, find_link, given_link, presumed, usual_link
+from muster.plan.compute import ComputeTime, Group, card_of, from_flops
 from muster.plan.prices import PriceList
 from muster.plan.request import (
     KindOfWork,
@@ -27,7 +24,18 @@ from muster.plan.request import (
 )
 from muster.plan.scaling import Machine, Work
 from muster.plan.transformer import Transformer
-from muster.plan.units import Bytes, Flops, FlopsPerSecond, Seconds, Watts
+from muster.plan.units import (
+    Bytes,
+    Figure,
+    Flops,
+    FlopsPerSecond,
+    Seconds,
+    Watts,
+    assumed,
+    from_table,
+    given,
+    weakest,
+)
 
 _RESNET = (
     "ResNet-50 as published by the card's maker: 6,000 to 7,000 images/s on 8 V100, about 20,000 "

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from muster.devices.cards import CARDS, Precision
-from muster.plan.origin import Figure, assumed, weakest
-from muster.plan.units import Bytes
+from muster.plan.units import Bytes, Figure, assumed, weakest
 
 Strategy = Literal["single", "ddp", "fsdp"]
 Optimizer = Literal["adamw", "sgd", "sgd-momentum"]

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import SetupError, UsageError
-from muster.plan.origin import Figure, Origin, weakest
-from muster.plan.units import Joules, Money, Seconds
+from muster.plan.units import Figure, Joules, Money, Origin, Seconds, weakest
 
 FILE_NAME = "prices.toml"
 #: The end of a source that nobody has looked at.

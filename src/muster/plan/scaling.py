@@ -6,21 +6,121 @@
 Every device takes an equal share of the global batch, the largest share being rounded up. What the
 model leaves out: start-up, evaluation, checkpoints, clocks that fall when a card gets hot, and
 cores that run out when many ranks load data.
+
+Gradients are sent while the backward still runs, bucket by bucket, as DistributedDataParallel does
+(Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training"). They
+become ready from the last layer to the first; a bucket is sent when it is full and the one before
+it has gone. What is not yet sent when the backward ends is *exposed*: the step waits for it.
+
+Devices wait for the slowest: synchronous reinforcement learning for the longest episode, a gang
+for its slowest rank. Times are taken as independent and normal around their mean, with a relative
+spread. What one device has alone, several of a host share (`Crowding`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.base.errors import UsageError
 from muster.plan.communication import Fabric, agreement, gradient_sum, sharded_sum
 from muster.plan.compute import ComputeTime
-from muster.plan.origin import Figure, assumed, measured, weakest
-from muster.plan.overlap import buckets_of, exposed
 from muster.plan.prices import Price
-from muster.plan.stragglers import Crowding, straggler_factor
-from muster.plan.units import Bytes, Joules, Money, Seconds, Watts
+from muster.plan.units import (
+    Bytes,
+    Figure,
+    Joules,
+    Money,
+    Seconds,
+    Watts,
+    assumed,
+    measured,
+    weakest,
+)
+
+_LIMIT = 9.0
+_POINTS = 1801
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crowding:
+    """Devices that slow each other by sharing something, as cores share memory and caches.
+
+    ``factor``: how much longer each takes when ``num_devices`` of them are at work, measured
+    without communication. In between it is taken to grow evenly.
+    """
+
+    factor: Figure[float]
+    num_devices: int
+
+    def at(self, num_devices: int) -> float:
+        """The factor of ``num_devices``; 1 for one."""
+        return 1.0 + (self.factor.value - 1.0) * (num_devices - 1) / (self.num_devices - 1)
+
+
+def expected_largest(count: int) -> float:
+    """The expected largest of ``count`` standard normal values, in standard deviations.
+
+    The integral of x n φ(x) Φ(x)^(n-1) by Simpson's rule; 1/√π for two. David & Nagaraja 2003,
+    "Order Statistics", table of expected values.
+
+    >>> round(expected_largest(1), 6) + 0.0, round(expected_largest(2), 4)
+    (0.0, 0.5642)
+    """
+    step = 2 * _LIMIT / (_POINTS - 1)
+    total = 0.0
+    for index in range(_POINTS):
+        x = -_LIMIT + index * step
+        density = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        below = 0.5 * math.erfc(-x / math.sqrt(2))
+        weight = 1 if index in (0, _POINTS - 1) else 4 if index % 2 else 2
+        total += weight * x * count * density * below ** (count - 1)
+    return max(0.0, total * step / 3)
+
+
+def straggler_factor(count: int, spread: float) -> float:
+    """How much longer the slowest of ``count`` takes than the mean, as a factor of at least 1.
+
+    ``spread``: standard deviation over mean of one device's time.
+    """
+    return 1.0 + spread * expected_largest(count)
+
+
+#: torch's defaults: 1 MiB first, so that sending starts early, then 25 MiB.
+FIRST_BUCKET = Bytes(2**20)
+BUCKET = Bytes(25 * 2**20)
+
+
+def buckets_of(
+    size: Bytes, first: Bytes = FIRST_BUCKET, bucket: Bytes = BUCKET
+) -> tuple[Bytes, ...]:
+    """The sizes of the buckets, in the order in which they are sent; they add up to ``size``."""
+    if size <= first:
+        return (size,)
+    rest = size - first
+    whole = int(rest / bucket)
+    last = rest - bucket * whole
+    return (first, *[bucket] * whole, *([last] if last.value > 0 else []))
+
+
+def exposed(
+    buckets: Sequence[Bytes], backward: Seconds, send: Callable[[Bytes], Seconds]
+) -> Seconds:
+    """How long the step waits for gradients after a backward that takes ``backward``.
+
+    Gradients are taken to become ready evenly. ``send``: the time of an all-reduce. Never less
+    than the last bucket's own time, never more than that of all of them.
+    """
+    total = sum(bucket.value for bucket in buckets)
+    ready, line_free = 0.0, Seconds(0.0)
+    for bucket in buckets:
+        ready += bucket.value
+        is_full_at = backward * (ready / total if total > 0 else 1.0)
+        line_free = max(is_full_at, line_free) + send(bucket)
+    return max(line_free - backward, Seconds(0.0))
+
 
 Strategy = Literal["ddp", "fsdp"]
 

@@ -21,7 +21,7 @@ from muster.cli.commands import look
 from muster.farm.executors.mailbox import has_assigned, read_beat
 from muster.monitor.sample import tasks_by_pid
 from muster.pipeline.sinks.spec import spec_of
-from muster.plan.stored import compare_run
+from muster.plan.compare import compare_run
 from muster.rank.checkpoint import best_step, find_damage
 from muster.rank.meter import remembered_micro_batch
 from muster.rank.record import read_metrics

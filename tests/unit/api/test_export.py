@@ -15,7 +15,7 @@ import pytest
 
 import muster
 from muster.base.errors import UsageError
-from muster.farm.codec import decode, escape_surrogates, unescape_surrogates
+from muster.farm.canonical import decode, escape_surrogates, unescape_surrogates
 
 TARGET = """
 import math

@@ -10,7 +10,7 @@ import pytest
 from muster.api.map_publish import check_balance
 from muster.base.errors import EXIT_SETUP, SetupError
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
 

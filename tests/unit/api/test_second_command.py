@@ -26,11 +26,11 @@ from muster.api.workload import Workload, of_command, of_target_text
 from muster.base.code import code_id
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import read_settings
-from muster.farm.codec import decode
+from muster.farm.canonical import decode
 from muster.farm.export import batches, export
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.farm.space import Space
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold
 from muster.run.record import read_run, write_run

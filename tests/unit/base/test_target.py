@@ -23,8 +23,8 @@ from muster.base.target import (
     parse_target,
     ref_of,
 )
+from muster.farm.look import inspect_file, inspect_source, static_signature
 from muster.farm.parameters import signature_of
-from muster.farm.static_look import inspect_file, inspect_source, static_signature
 
 #: Subprocesses start in other folders, where a relative PYTHONPATH would not find the package.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(errors.__file__).parents[2])}
@@ -274,7 +274,7 @@ def test_the_static_look_imports_nothing(tmp_path: Path) -> None:
         import sys
         from muster.base.code import code_of
         from muster.base.target import parse_target
-        from muster.farm.static_look import static_signature
+        from muster.farm.look import static_signature
         ref = parse_target("t.py:f")
         assert static_signature(ref).names == ("lr", "seed")
         code_of([ref])

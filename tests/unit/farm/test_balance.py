@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from muster.farm.balance import ChunkCounts, imbalance_of_rows, imbalance_of_tasks
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.base.errors import TargetError
-from muster.farm.codec import (
+from muster.farm.canonical import (
     decode,
     encode,
     encode_canonical,

@@ -18,7 +18,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 PLAIN = TargetSpec(name="f", location="f.py", attribute="f")
 BATCHED = TargetSpec(name="g", location="g.py", attribute="g", max_batch=64)

@@ -8,8 +8,8 @@ from tests.unit.farm.test_decide import Rig, cpus, finished, tasks
 from muster.farm.decisions import Decisions, Policy
 from muster.farm.events import Fetched, Results, Returned, WorkerDied, WorkerLeaving
 from muster.farm.lifecycle import REASONS, RetryPolicy
-from muster.farm.model import HeldWorker, Outcome
 from muster.farm.roster import Roster
+from muster.farm.task import HeldWorker, Outcome
 
 BLAMELESS = [Outcome.PREEMPTED, Outcome.JOB_TIMEOUT, Outcome.LOST]
 

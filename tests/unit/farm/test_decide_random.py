@@ -32,7 +32,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 
 TARGETS = {
     1: TargetSpec(name="f", location="f.py", attribute="f"),

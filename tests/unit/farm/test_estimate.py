@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.farm.estimate import Durations, Rate, remaining
+from muster.farm.view import Durations, Rate, remaining
 
 SHAPES: dict[str, Callable[[random.Random], float]] = {
     "equal": lambda r: 10.0,

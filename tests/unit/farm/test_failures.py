@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.farm.events import WorkerDied
-from muster.farm.failures import (
+from muster.farm.lifecycle import (
+    MAY_FOLLOW,
+    REASONS,
+    RetryPolicy,
     death_as_finished,
     ends_in_device_oom,
     fingerprint,
+    may_follow,
     signal_name,
 )
-from muster.farm.lifecycle import MAY_FOLLOW, REASONS, RetryPolicy, may_follow
-from muster.farm.model import Finished, Outcome, TaskState
+from muster.farm.task import Finished, Outcome, TaskState
 
 TRACE = 'Traceback:\n  File "a.py", line {line}, in f\n    g({arg})\nValueError: loss {value}\n'
 

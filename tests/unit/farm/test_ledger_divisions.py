@@ -17,7 +17,7 @@ from muster.base.errors import LedgerError
 from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 
 ROWS, CHUNK = 40, 20
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())

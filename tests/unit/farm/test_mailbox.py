@@ -27,7 +27,7 @@ from muster.farm.executors.mailbox import (
     why_leaving,
     write_beat,
 )
-from muster.farm.model import Outcome
+from muster.farm.task import Outcome
 from muster.run.folder import RunFolder
 
 FRAMES = st.lists(st.tuples(st.lists(st.integers() | st.text(max_size=9), min_size=1, max_size=4)

@@ -6,10 +6,9 @@ import pytest
 from tests.unit.farm.test_decide import Rig, cpus, tasks
 
 from muster.cli.wording import eta_text, left_text
-from muster.farm.estimate import Interval
 from muster.farm.events import WorkerReady
 from muster.farm.picture import Picture
-from muster.farm.view import RunView, WorkerLine
+from muster.farm.view import Interval, RunView, WorkerLine
 
 
 @pytest.mark.parametrize(

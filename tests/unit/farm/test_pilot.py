@@ -14,7 +14,7 @@ from typing import TypeVar
 import orjson
 import pytest
 
-from muster.farm import codec, wire
+from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
     Event,
@@ -41,7 +41,7 @@ from muster.farm.executors.mailbox import (
 )
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.leftover import settle, survey
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
 SOURCE = """
@@ -132,7 +132,7 @@ class Yard:
 
 
 def task(number: int, token: int = 1) -> Task:
-    return Task(number, number.to_bytes(16, "big"), 1, codec.encode({"x": number}), 0, token)
+    return Task(number, number.to_bytes(16, "big"), 1, canonical.encode({"x": number}), 0, token)
 
 
 @pytest.fixture

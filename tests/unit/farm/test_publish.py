@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.model import AttemptRecord, Finished, Outcome
-from muster.farm.publish import INLINE_BYTES, publish, publish_after_crash, store_value
+from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
+from muster.farm.task import AttemptRecord, Finished, Outcome
 from muster.run.folder import RunFolder
 
 KEY = "ab" * 16

@@ -22,7 +22,7 @@ from muster.farm.events import (
 )
 from muster.farm.executors import remote
 from muster.farm.executors.remote import CommandReader, EventReader, pack_event
-from muster.farm.model import Finished, Outcome, SlotSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, Task
 
 IDS = st.integers(1, 2**40)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)

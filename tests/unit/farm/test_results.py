@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from muster.base.errors import TargetError
-from muster.farm.codec import decode, encode
+from muster.farm.canonical import decode, encode
 from muster.farm.results import check_result, keep_beside, note_on, plain
 
 

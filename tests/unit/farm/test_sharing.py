@@ -8,6 +8,7 @@ import orjson
 
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
+from muster.farm.canonical import payload_and_key
 from muster.farm.coordinator import Coordinator, Hooks, Plan
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
@@ -22,12 +23,11 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.local import LocalExecutor
-from muster.farm.identity import payload_and_key
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
-from muster.farm.sharing import SHARE_AFTER_S
+from muster.farm.roster import SHARE_AFTER_S
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task, TaskState
 from muster.run.folder import RunFolder
 
 LONG = TargetSpec(name="long", location="long.py", attribute="count", is_divisible=True)

@@ -28,7 +28,7 @@ from muster.farm.executors.shipping import (
     pack_log,
     write_log,
 )
-from muster.farm.model import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
 KEY = "ab" * 16

@@ -23,7 +23,7 @@ from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import BYE, HELLO, LEAVING, PilotBox, pilot_box, read_beat
 from muster.farm.executors.slurm import SlurmExecutor, may_serve
-from muster.farm.model import Outcome, SlotSpec
+from muster.farm.task import Outcome, SlotSpec
 from muster.run.folder import RunFolder
 from muster.slurm.script import array_script
 from muster.slurm.states import JobStatus, never_starts

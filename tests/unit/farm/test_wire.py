@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.farm import wire
-from muster.farm.model import Finished, Outcome
+from muster.farm.task import Finished, Outcome
 
 TEXT = st.text(st.characters(), max_size=40)  # lone surrogates included
 HEADERS = st.lists(

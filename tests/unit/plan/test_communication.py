@@ -7,18 +7,23 @@ from hypothesis import strategies as st
 from muster.base.errors import UnknownNameError, UsageError
 from muster.plan.communication import (
     Fabric,
+    Link,
     agreement,
     all_reduce,
+    find_link,
+    given_link,
     gradient_sum,
     half_ring,
+    link_names,
+    presumed,
     ring_all_reduce,
     ring_volume,
     sharded_sum,
     tree_all_reduce,
+    usual_link,
 )
-from muster.plan.links import Link, find_link, given_link, link_names, presumed, usual_link
-from muster.plan.origin import given as as_given
 from muster.plan.units import Bytes, BytesPerSecond, Seconds
+from muster.plan.units import given as as_given
 
 RANKS = st.integers(2, 512)
 SIZES = st.floats(1.0, 1e12).map(Bytes)

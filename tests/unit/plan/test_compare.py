@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from muster.base.errors import SetupError
-from muster.plan.compare import MeasuredRun, compare
-from muster.plan.stored import compare_run, store_plan, write_comparison
+from muster.plan.compare import MeasuredRun, compare, compare_run, store_plan, write_comparison
 from muster.plan.units import Seconds
 from muster.run.folder import RunFolder
 

@@ -8,15 +8,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from muster.base.errors import UsageError
-from muster.plan.communication import Fabric
+from muster.plan.communication import Fabric, Link, find_link
 from muster.plan.compute import ComputeTime, Timing, from_flops, from_timings
-from muster.plan.links import Link, find_link
-from muster.plan.origin import Figure, assumed, from_table, measured, weakest
-from muster.plan.origin import given as as_given
 from muster.plan.prices import Price
-from muster.plan.scaling import Machine, Work, predict
-from muster.plan.stragglers import Crowding
-from muster.plan.units import Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds, Watts
+from muster.plan.scaling import Crowding, Machine, Work, predict
+from muster.plan.units import (
+    Bytes,
+    BytesPerSecond,
+    Figure,
+    Flops,
+    FlopsPerSecond,
+    Seconds,
+    Watts,
+    assumed,
+    from_table,
+    measured,
+    weakest,
+)
+from muster.plan.units import given as as_given
 
 
 def compute(fixed_s: float, per_sample_s: float) -> ComputeTime:

@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.plan.compute import ComputeTime
-from muster.plan.makespan import least_makespan, list_schedule, makespans
-from muster.plan.mixed import Member, balanced_shares, plan_mixed
-from muster.plan.origin import assumed, measured
-from muster.plan.units import Seconds
+from muster.plan.mixed import (
+    Member,
+    balanced_shares,
+    least_makespan,
+    list_schedule,
+    makespans,
+    plan_mixed,
+)
+from muster.plan.units import Seconds, assumed, measured
 
 TIMES = st.lists(st.floats(0.01, 100).map(Seconds), min_size=1, max_size=40)
 

@@ -18,10 +18,9 @@ from muster.plan.memory import (
     remedies,
     smallest_card,
 )
-from muster.plan.origin import given as as_given
-from muster.plan.origin import measured
 from muster.plan.transformer import Transformer, read_transformer
-from muster.plan.units import Bytes
+from muster.plan.units import Bytes, measured
+from muster.plan.units import given as as_given
 
 GIB = 2.0**30
 GB80 = Bytes(80 * GIB)

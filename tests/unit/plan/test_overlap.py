@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.plan.overlap import BUCKET, FIRST_BUCKET, buckets_of, exposed
-from muster.plan.stragglers import expected_largest, straggler_factor
+from muster.plan.scaling import (
+    BUCKET,
+    FIRST_BUCKET,
+    buckets_of,
+    expected_largest,
+    exposed,
+    straggler_factor,
+)
 from muster.plan.units import Bytes, Seconds
 
 MIB = 2**20

@@ -8,11 +8,10 @@ import pytest
 from muster.base.errors import MusterError, SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS
 from muster.devices.inventory import Device
-from muster.plan.devices import card_of, parse_devices
-from muster.plan.origin import measured
+from muster.plan.compute import card_of, parse_devices
 from muster.plan.prices import DEFAULT_PRICES, parse_prices, read_prices, write_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
-from muster.plan.units import Seconds, Watts
+from muster.plan.units import Seconds, Watts, measured
 
 MINE = """
 currency = "EUR"

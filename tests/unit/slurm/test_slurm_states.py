@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from muster.farm.model import Outcome
+from muster.farm.task import Outcome
 from muster.slurm.script import _ranges
 from muster.slurm.states import (
     JobStatus,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from muster.api.report.words import Given, Spread
-from muster.farm.codec import encode_canonical
+from muster.farm.canonical import encode_canonical
 
 SEED = "seed"
 

@@ -28,7 +28,7 @@ from muster.api.runs import Run
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json
 from muster.base.shown_text import HIDDEN, is_secret_name
-from muster.farm.codec import csv_cell, escape_surrogates
+from muster.farm.canonical import csv_cell, escape_surrogates
 from muster.run.folder import RunFolder
 
 NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"

@@ -18,7 +18,7 @@ from muster.base.errors import MusterError, SetupError, UsageError
 from muster.cli import output
 from muster.cli.flags import Positional, Switch
 from muster.cli.parse import parse
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 from muster.run.state import Word, has_saved, state_of_array
 
 if TYPE_CHECKING:

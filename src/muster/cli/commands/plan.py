@@ -17,10 +17,10 @@ from muster.cli import output, plan_screen
 from muster.cli.flags import Switch
 from muster.cli.parse import parse
 from muster.cli.recipes import AGENTS, TASKS
+from muster.plan.compare import compare_run, has_plan, store_plan
 from muster.plan.gather import Known
 from muster.plan.prices import FILE_NAME, read_prices, write_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
-from muster.plan.stored import compare_run, has_plan, store_plan
 from muster.run.folder import RunFolder
 
 _HELP = f"""Predict step time, speed-up, wall time, energy and money for 1 to N devices.

@@ -33,7 +33,7 @@ from muster.cli.parse import bundle, parse
 from muster.cli.recipes import with_seeds_as_stored
 from muster.cli.repeating import flag_name, without
 from muster.cli.train_flags import task_first
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 
 _DEVICE_FLAGS = {
     "devices", "gpus", "gpu_ids", "num_gpus", "world_size", "max_gpus", "no_multi_gpu",

@@ -40,7 +40,7 @@ from muster.cli.parse import bundle, parse, split_command
 from muster.cli.programs import as_program, is_script
 from muster.cli.recipes import RECIPES, is_recipe, names_of, sweep_recipe, with_seeds
 from muster.cli.wording import summary_line
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 
 if TYPE_CHECKING:
     from muster.cli.array import SlurmArray

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from muster.farm.events import Event
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.model import HeldWorker, SlotSpec, TargetSpec, Task
+from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
 #: MiB that these processes hold on these devices (by UUID), None when that cannot be known.

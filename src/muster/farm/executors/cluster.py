@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.base.errors import UsageError
-from muster.farm.model import TargetSpec
+from muster.farm.task import TargetSpec
 from muster.slurm.request import CORES_PER_GPU, JobRequest
 
 #: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.

@@ -27,7 +27,7 @@ from muster.farm.executors.mailbox import (
     why_leaving,
 )
 from muster.farm.executors.remote import EventReader, Frame
-from muster.farm.model import Outcome, SlotSpec
+from muster.farm.task import Outcome, SlotSpec
 from muster.run.folder import RunFolder
 
 _SEEK_MOST_S = 2.0

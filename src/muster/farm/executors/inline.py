@@ -24,7 +24,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.model import Finished, SlotSpec, Task
+from muster.farm.task import Finished, SlotSpec, Task
 from muster.farm.worker.perform import Order, Performer, describe
 
 

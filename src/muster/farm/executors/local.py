@@ -18,7 +18,7 @@ from typing import Any
 from muster.base import processes
 from muster.base.reaper import Reaper
 from muster.base.settings import RUN_MARKER, child_environment
-from muster.farm import codec, wire
+from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
     Event,
@@ -31,8 +31,8 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.channel import Channel
-from muster.farm.failures import signal_name
-from muster.farm.model import SlotSpec, Task
+from muster.farm.lifecycle import signal_name
+from muster.farm.task import SlotSpec, Task
 
 #: How long a worker that is to be killed may take after TERM.
 GRACE_S = 2.0
@@ -120,7 +120,7 @@ class LocalExecutor:
             "device": "cuda:0" if slot.kind == "cuda" else "cpu",
             "is_piloted": self._assignment.is_piloted,
         }
-        worker.channel.send(wire.pack([wire.SETUP], codec.encode(setup)))
+        worker.channel.send(wire.pack([wire.SETUP], canonical.encode(setup)))
         return log.name
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
@@ -280,7 +280,7 @@ class LocalExecutor:
                 case wire.PROGRESS:
                     events.append(Progress(worker.worker_id, *header[1:]))
                 case wire.DIVIDED:
-                    kept, given = codec.decode(body)
+                    kept, given = canonical.decode(body)
                     events.append(Divided(worker.worker_id, header[1], header[2], kept, given))
                 case wire.RETURNED:
                     if finished:

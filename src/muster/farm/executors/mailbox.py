@@ -25,7 +25,7 @@ import orjson
 from muster.base.atomic_files import write_atomic
 from muster.farm import wire
 from muster.farm.executors.remote import Frame
-from muster.farm.model import Outcome
+from muster.farm.task import Outcome
 from muster.run.folder import RunFolder
 
 #: What a pilot says of itself, besides the events of its worker.

@@ -39,7 +39,7 @@ from muster.farm.executors.ray_sending import (
 )
 from muster.farm.executors.ray_session import RaySession, needs
 from muster.farm.executors.shipping import LOG, Unpacker, is_shipped, pack_file, write_log
-from muster.farm.model import Outcome, SlotSpec, Task
+from muster.farm.task import Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 
 _TELL_AFTER_S = 3.0

@@ -38,7 +38,7 @@ from muster.farm.executors.shipping import (
     pack_folder,
     pack_log,
 )
-from muster.farm.model import Finished, Outcome, TargetSpec
+from muster.farm.task import Finished, Outcome, TargetSpec
 from muster.run.folder import RunFolder
 
 #: What one answer to ``poll`` holds at most, but for the last frame in it.

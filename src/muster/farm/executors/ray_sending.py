@@ -18,7 +18,7 @@ from muster.farm import wire
 from muster.farm.events import Event, Results, TargetBroken, WorkerDied
 from muster.farm.executors.ray_pilot import CODE, RUNS, digest_of, moved_path
 from muster.farm.executors.shipping import FILE, pack_code, pack_file
-from muster.farm.model import Finished, Outcome, TargetSpec
+from muster.farm.task import Finished, Outcome, TargetSpec
 
 #: All code of a run together.
 LIMIT_BYTES = 100 << 20

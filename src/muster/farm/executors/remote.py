@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from muster.farm import codec, wire
+from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
     Event,
@@ -24,7 +24,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Executor
-from muster.farm.model import Outcome, SlotSpec, Task
+from muster.farm.task import Outcome, SlotSpec, Task
 
 Frame = tuple[list[Any], bytes]
 
@@ -129,7 +129,7 @@ def pack_event(event: Event) -> bytes:
         case Progress(worker_id, task_id, text, numbers):
             return wire.pack([wire.PROGRESS, worker_id, task_id, wire.clean(text), dict(numbers)])
         case Divided(worker_id, task_id, token, kept, given):
-            body = codec.encode([dict(kept), [dict(params) for params in given]])
+            body = canonical.encode([dict(kept), [dict(params) for params in given]])
             return wire.pack([wire.DIVIDED, worker_id, task_id, token], body)
         case WorkerDied():
             texts = {"reason", "trace", "stuck"}
@@ -172,7 +172,7 @@ class EventReader:
             case wire.PROGRESS:
                 return Progress(*header[1:])
             case wire.DIVIDED:
-                kept, given = codec.decode(body)
+                kept, given = canonical.decode(body)
                 return Divided(header[1], header[2], header[3], kept, given)
             case "died":
                 record = orjson.loads(body)

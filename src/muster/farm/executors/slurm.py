@@ -22,7 +22,7 @@ from muster.farm.executors.base import Assignment
 from muster.farm.executors.cluster import look_every_s, needs_of_pilots
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import PilotBox, boxes_of, has_assigned, read_beat, write_beat
-from muster.farm.model import Outcome, SlotSpec, Task
+from muster.farm.task import Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.slurm.commands import cancel, elements_of, show_job, submit_array
 from muster.slurm.follow import JobWatch, end_all

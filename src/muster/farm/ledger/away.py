@@ -44,7 +44,7 @@ from muster.farm.ledger.ship import (
     read_segment,
 )
 from muster.farm.ledger.store import Ledger
-from muster.farm.model import AttemptRecord, SlotSpec, Task
+from muster.farm.task import AttemptRecord, SlotSpec, Task
 
 
 class _AtHome(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.farm.codec import task_label
+from muster.farm.canonical import task_label
 from muster.farm.ledger.away import open_whole
 from muster.farm.ledger.connect import explained, has_worker_code
-from muster.farm.model import TaskState
+from muster.farm.task import TaskState
 
 _FETCH = 2000
 _STATES = {state.value: state for state in TaskState}

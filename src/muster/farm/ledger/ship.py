@@ -25,7 +25,7 @@ import orjson
 from muster.base.atomic_files import replacing, sync_folder
 from muster.farm.ledger.connect import explained
 from muster.farm.ledger.home import Mark, Shipment
-from muster.farm.model import AttemptRecord, Finished, Outcome, SlotSpec
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
 
 DONE, FAILED, TRIED, DIVIDED, WORKER = "done", "failed", "tried", "divided", "worker"
 _SHIPMENT = "shipment"

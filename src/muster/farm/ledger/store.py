@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.farm.failures import fingerprint
 from muster.farm.ledger.connect import create, explained, open_writer
-from muster.farm.model import AttemptRecord, Finished, SlotSpec, Task, TaskState
+from muster.farm.lifecycle import fingerprint
+from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED = (state.value for state in TaskState)
 

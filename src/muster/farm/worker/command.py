@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.settings import child_environment
-from muster.farm import codec
-from muster.farm.failures import signal_name
-from muster.farm.model import TargetSpec
+from muster.farm import canonical
+from muster.farm.lifecycle import signal_name
 from muster.farm.results import check_result
+from muster.farm.task import TargetSpec
 from muster.farm.template import fill, names_in
 from muster.farm.worker.context import Context
 from muster.farm.worker.memory import wait_for
@@ -111,4 +111,4 @@ def _read_metrics(path: Path) -> bytes:
         value = json.loads(text)
     except ValueError as error:
         raise CommandFailed(f"the command wrote {path.name}, but it is not JSON: {error}") from None
-    return codec.encode(check_result(value))
+    return canonical.encode(check_result(value))

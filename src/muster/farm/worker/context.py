@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
-from muster.farm import codec
+from muster.farm import canonical
 from muster.farm.results import plain
-from muster.farm.worker.line import Line
+from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import task_logger
 from muster.run.folder import RunFolder
 
@@ -183,7 +183,7 @@ class Context:
             torch.save(dict(state), buffer)
             write_atomic(path, _TORCH + buffer.getvalue())
         else:
-            write_atomic(path, _JSON + codec.encode(plain(state, "state")))
+            write_atomic(path, _JSON + canonical.encode(plain(state, "state")))
         if self.should_stop:
             raise MadeRoom
 
@@ -195,7 +195,7 @@ class Context:
         except FileNotFoundError:
             return None
         if data[:1] == _JSON:
-            state: dict[str, Any] = codec.decode(data[1:])
+            state: dict[str, Any] = canonical.decode(data[1:])
             return state
         torch = sys.modules.get("torch")
         if torch is None:

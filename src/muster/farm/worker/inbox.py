@@ -1,4 +1,8 @@
-"""Receives orders in a thread, so that a busy worker still answers a revoke and sees an end."""
+"""What a worker hears and says while a task runs.
+
+Orders are received in a thread, so that a busy worker still answers a revoke and sees an end; a
+running task speaks to the coordinator through its line.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ import socket
 import sys
 import threading
 from collections import deque
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from muster.farm import wire
+from muster.farm import canonical, wire
 
 _CHUNK = 1 << 18
 
@@ -106,3 +111,53 @@ def end_with_coordinator() -> None:
     if sys.platform != "win32" and os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(70)
+
+
+_MAX_TEXT = 500
+
+
+class Line(Protocol):
+    def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None: ...
+
+    def wanted(self, task_id: int) -> int:
+        """How many other workers wait for a part of this task."""
+
+    def should_stop(self) -> bool:
+        """Whether this worker's place will soon be taken from it."""
+
+    def divide(
+        self,
+        task_id: int,
+        token: int,
+        kept: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """The task does only ``kept`` from now on; ``given`` are the parameters of new tasks."""
+
+
+class InboxLine:
+    """Over the worker's connection; frames arrive in the order in which they are sent."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
+        shown = wire.clean(text)[:_MAX_TEXT]
+        self._inbox.send(wire.pack([wire.PROGRESS, task_id, shown, dict(numbers)]))
+
+    def wanted(self, task_id: int) -> int:
+        return self._inbox.wanted(task_id)
+
+    def should_stop(self) -> bool:
+        return self._inbox.is_warned
+
+    def divide(
+        self,
+        task_id: int,
+        token: int,
+        kept: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._inbox.answered()
+        body = canonical.encode([dict(kept), [dict(params) for params in given]])
+        self._inbox.send(wire.pack([wire.DIVIDED, task_id, token], body))

@@ -17,11 +17,10 @@ from pathlib import Path
 from muster.base.codec import decode
 from muster.base.errors import MusterError
 from muster.base.reaper import die_with_parent, end_group_with
-from muster.farm import codec, wire
-from muster.farm.model import TargetSpec
+from muster.farm import canonical, wire
+from muster.farm.task import TargetSpec
 from muster.farm.wire import clean
-from muster.farm.worker.inbox import Inbox
-from muster.farm.worker.line import InboxLine
+from muster.farm.worker.inbox import Inbox, InboxLine
 from muster.farm.worker.perform import Order, Performer, describe
 from muster.run.folder import RunFolder
 
@@ -38,7 +37,7 @@ def main(argv: list[str]) -> int:
     inbox = Inbox(_connect(argv[0]))
     inbox.start()
     [(_, body)] = inbox.take()
-    setup = codec.decode(body)
+    setup = canonical.decode(body)
     if setup["is_piloted"]:
         _leave_signals_to_the_pilot()
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from muster.base.errors import TargetError
 from muster.base.target import TargetRef, load
-from muster.farm import codec
+from muster.farm import canonical
 from muster.farm.batched import batch_spec_of
-from muster.farm.failures import ends_in_device_oom
-from muster.farm.model import Finished, Outcome, TargetSpec
+from muster.farm.lifecycle import ends_in_device_oom
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.results import check_result, keep_beside
+from muster.farm.task import Finished, Outcome, TargetSpec
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
-from muster.farm.worker.line import Line
+from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import Place, TaskLog
 from muster.farm.worker.memory import begin_peak, peak_mib
 from muster.run.folder import RunFolder
@@ -82,7 +82,7 @@ class Performer:
         loaded = self._targets[order.target_id]
         is_command = loaded.function is None
         try:
-            params = codec.decode(order.payload)
+            params = canonical.decode(order.payload)
             _seed_everything(order.key)
             context = self._context(order, params)
             if loaded.function is None:
@@ -123,7 +123,7 @@ class Performer:
         log_start = self._log.begin()
         begin_peak()
         try:
-            params = [codec.decode(order.payload) for order in orders]
+            params = [canonical.decode(order.payload) for order in orders]
             _seed_everything(orders[0].key)
             context = self._context(orders[0], params[0])
             call = {"ctx": context} if loaded.wants_context else {}
@@ -207,11 +207,11 @@ def _store(returned: object, context: Context, log: TaskLog) -> bytes:
 
     def keep(name: str, value: object) -> str:
         file = keep_beside(context.folder, name, value)
-        log.say(f"muster: {codec.shown_type(value)} has no column: {name} is the file {file}")
+        log.say(f"muster: {canonical.shown_type(value)} has no column: {name} is the file {file}")
         return file
 
     try:
-        return codec.encode(check_result(returned, keep))
+        return canonical.encode(check_result(returned, keep))
     except TargetError as error:
         if isinstance(returned, Generator | Coroutine):
             raise

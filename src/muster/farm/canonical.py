@@ -13,12 +13,18 @@ with ``$``:
 
 Not promised: tuples come back as lists, subclasses of plain types as the plain type, members of
 an Enum as their values, and all NaN are one NaN.
+
+A task is a hash of its content (`payload_and_key`), so that resuming never depends on position. The
+seed is the parameter ``seed`` and nothing special. The version of the code is not part of the key:
+it is recorded beside the run and compared there.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -259,3 +265,39 @@ def too_deep(path: str) -> TargetError:
         "or it contains itself.",
         hint="return a flatter value, or save it under ctx.folder.",
     )
+
+
+#: 16 bytes.
+TaskKey = bytes
+
+KEY_BYTES = 16
+_HASH_DIGITS = 6
+#: File systems allow 255 bytes; the rest is left to whatever is put after the name.
+_MAX_NAME = 80
+
+
+def payload_and_key(target: str) -> Callable[[dict[str, object]], tuple[bytes, TaskKey]]:
+    """A function from parameters to (stored payload, key), for enqueuing many tasks.
+
+    The payload is the canonical encoding, the key a hash of the target with it: equal content gives
+    equal keys.
+    """
+    prefix = b"[" + encode_canonical(target) + b","
+    size = KEY_BYTES
+
+    def make(params: dict[str, object]) -> tuple[bytes, TaskKey]:
+        payload = encode_canonical(params)
+        return payload, blake2b(prefix + payload + b"]", digest_size=size).digest()
+
+    return make
+
+
+def name_with_hash(name: str, digest: str) -> str:
+    """``<name>-<6 digits of digest>``, safe as a file name on every system.
+
+    Anything but ASCII letters, digits, ``.``, ``_`` and ``-`` becomes ``-``; an empty name
+    becomes ``run``.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    safe = re.sub(r"-{2,}", "-", safe)[:_MAX_NAME].strip("-.")
+    return f"{safe or 'run'}-{digest[:_HASH_DIGITS]}"
