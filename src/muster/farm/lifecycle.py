@@ -1,4 +1,4 @@
-"""Which state may follow which, how an attempt's outcome decides it, and what failures mean. Pure."""
+"""Which state may follow which, how an attempt decides it, and what failures mean. Pure."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ Traceback (most recent call last):
 TypeError: Seconds and Bytes cannot be added
 
 Nothing that ``muster plan`` prints is without where it comes from: a `Figure` is a quantity with
-its `Origin`. A prediction is as good as the worst of what went into it, so its origin is the weakest
-of its inputs' origins.
+its `Origin`. A prediction is as good as the worst of what went into it, so its origin is the
+weakest of its inputs' origins.
 """
 
 from __future__ import annotations
