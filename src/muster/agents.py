@@ -11,11 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from muster.rl import streams
-from muster.rl.actor_critic import ActorCritic, orthogonal_lstm
-from muster.rl.batched import BatchedEnv, Change
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import (
     ACTION_MASK,
+    BatchedEnv,
+    Change,
     Continuous,
     Discrete,
     Entry,
@@ -28,8 +28,14 @@ from muster.rl.environment import (
 )
 from muster.rl.evaluation import Episodes, play, summary
 from muster.rl.intervals import Interval, interval, median_interval
-from muster.rl.policy import Policy, PolicyOutput, State
-from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.policy import (
+    ActorCritic,
+    Policy,
+    PolicyOutput,
+    RecurrentPolicy,
+    State,
+    orthogonal_lstm,
+)
 from muster.rl.sequences import SequencePlan, lstm_outputs, plan_sequences, run_lstm, step_lstm
 from muster.rl.statistics import Normaliser
 from muster.rl.task import AgentTask

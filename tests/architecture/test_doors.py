@@ -36,7 +36,7 @@ DOORS = {
         "muster/monitor/figure.py",
         "muster/api/report/figures.py",
     ),
-    "gymnasium": ("muster/rl/gymnasium_import.py", "muster_recipes/"),
+    "gymnasium": ("muster/rl/gymnasium_spaces.py", "muster_recipes/"),
     "muster.gang": (
         "muster/gang/",
         "muster/supervisor/",

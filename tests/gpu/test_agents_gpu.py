@@ -14,7 +14,7 @@ from muster.rank.precision import resolve_precision
 from muster.rl.config import PpoConfig
 from muster.rl.entry import train_agent
 from muster.rl.environment import Place
-from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.policy import RecurrentPolicy
 from muster.rl.rollout import Actor
 from muster.run.folder import RunFolder
 

@@ -7,9 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from muster.rl.episodes import count_episodes
-from muster.rl.losses import advantage_sums, squared_deviations
-from muster.rl.returns import Returns, discounted_running, explained_variance_sums
+from muster.rl.losses import (
+    Returns,
+    advantage_sums,
+    discounted_running,
+    explained_variance_sums,
+    squared_deviations,
+)
+from muster.rl.progress import count_episodes
 from muster.rl.rollout import Rollout
 from muster.rl.setup import AgentRun
 
@@ -18,7 +23,7 @@ class Agreed(NamedTuple):
     """Sums over all ranks, on the CPU.
 
     Attributes
-        episode_sums: see ``episodes.count_episodes``.
+        episode_sums: see ``progress.count_episodes``.
         advantage_sums: count and sum of the advantages; ``advantage_squares``: about their mean.
         variance_sums: of values and targets, for the explained variance.
         observation_deltas, return_deltas: for the running statistics.

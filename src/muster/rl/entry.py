@@ -14,7 +14,7 @@ from muster.rl.loop import AgentTrainer
 from muster.rl.reporting import AgentReporter
 from muster.rl.setup import prepare
 from muster.rl.task import AgentTask, make_agent_task
-from muster.rl.trouble import no_room_error
+from muster.rl.update import no_room_error
 from muster.run.folder import RunFolder
 
 

@@ -15,8 +15,7 @@ from typing import Any, Literal
 from muster.base.errors import SetupError, UsageError
 from muster.base.reaper import die_with_parent
 from muster.rl.environment import Place
-from muster.rl.gymnasium_import import AutoresetMode, gymnasium
-from muster.rl.gymnasium_spaces import ActionWriter, Reader
+from muster.rl.gymnasium_spaces import ActionWriter, AutoresetMode, Reader, gymnasium
 from muster.rl.gymnasium_vector import GymnasiumEnvs
 
 __all__ = ["GymnasiumEnvs", "Vectorization", "make_gymnasium"]

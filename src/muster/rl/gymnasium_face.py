@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from muster.base.errors import UsageError
-from muster.rl.batched import BatchedEnv
-from muster.rl.environment import ACTION_MASK, Discrete, EnvSpec, Observation, Outcome, Place
-from muster.rl.gymnasium_import import AutoresetMode, gymnasium
+from muster.rl.environment import (
+    ACTION_MASK,
+    BatchedEnv,
+    Discrete,
+    EnvSpec,
+    Observation,
+    Outcome,
+    Place,
+)
+from muster.rl.gymnasium_spaces import AutoresetMode, gymnasium
 
 #: Makes the environments of a place. It is called at every ``reset`` with a seed, so what does
 #: not depend on the place (data, a market) is better kept outside.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,11 +21,18 @@ from muster.rl.environment import (
     Outcome,
     Place,
 )
-from muster.rl.gymnasium_closing import abandon, close
-from muster.rl.gymnasium_import import AutoresetMode, gymnasium
 from muster.rl.gymnasium_replay import History
-from muster.rl.gymnasium_seen import OBSERVATION, Look, Seen
-from muster.rl.gymnasium_spaces import ActionWriter, Bools, Floats, Reader
+from muster.rl.gymnasium_spaces import (
+    OBSERVATION,
+    ActionWriter,
+    AutoresetMode,
+    Bools,
+    Floats,
+    Look,
+    Reader,
+    Seen,
+    gymnasium,
+)
 from muster.rl.streams import EPISODE
 
 _VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
@@ -327,3 +335,28 @@ def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:
         "episode.",
         hint=f"metadata['autoreset_mode'] has to be one of {known}.",
     )
+
+
+def close(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+    """The ordinary way; by force where a process of theirs has died."""
+    try:
+        envs.close()
+    except (OSError, EOFError):
+        abandon(envs)
+
+
+def abandon(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+    """After an error. Processes are not asked: they may be dead, or in the middle of a step."""
+    inner = envs.unwrapped
+    if not isinstance(inner, gymnasium.vector.AsyncVectorEnv):
+        envs.close()
+        return
+    for process in inner.processes:
+        if process.is_alive():
+            process.terminate()
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")  # that a call was pending is known
+        envs.close(terminate=True)
+    for process in inner.processes:
+        process.join()
+    inner.closed = True

@@ -16,16 +16,12 @@ from muster.rank.seeding import STEP, mix, seed_everything
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
 from muster.rl.agreement import Agreed, agree
-from muster.rl.losses import normalise_advantages
+from muster.rl.losses import gae, normalise_advantages
 from muster.rl.progress import between
-from muster.rl.reporting import AgentReporter
-from muster.rl.results import headlines, sum_up
-from muster.rl.returns import gae
+from muster.rl.reporting import AgentReporter, headlines, sum_up
 from muster.rl.rollout import Rollout, collect
-from muster.rl.setup import AgentRun
-from muster.rl.snapshot import with_rank
-from muster.rl.trouble import end_for_nan, no_room_error
-from muster.rl.update import Experience, update
+from muster.rl.setup import AgentRun, with_rank
+from muster.rl.update import Experience, end_for_nan, no_room_error, update
 
 
 class AgentTrainer(Trainer):

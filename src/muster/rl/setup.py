@@ -1,4 +1,14 @@
-"""Everything that is decided before the first step of an agent, said as it is decided."""
+"""Everything that is decided before the first step of an agent, said as it is decided.
+
+A checkpoint of an agent also works on another number of ranks. Weights, optimizer and statistics
+are the same on all ranks. What belongs to single environments (their state, the memory, the returns
+under way) is written by the rank that has them, as rows:
+
+``rank<r>/env/<name>``, ``rank<r>/memory/<name>``, ``rank<r>/running/<name>``, ``rank<r>/starts``
+
+Rows are numbered over all ranks, and everything random is a function of that number. So a training
+goes on exactly where as many environments are wanted as before, whatever the ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from muster.base.code import Code
-from muster.base.errors import PlanMismatchError, UsageError
+from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
+from muster.rank.checkpoint_files import read_shapes, read_tensors
 from muster.rank.life import Start, newest_state, restore
 from muster.rank.meter import card_name
 from muster.rank.precision import Precision, resolve_precision
@@ -22,13 +34,10 @@ from muster.rank.replica import Replica, make_replica
 from muster.rank.seeding import MODEL, STEP, mix, seed_everything, use_deterministic
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
-from muster.rl.episodes import Running, Window
-from muster.rl.phases import PhaseClock
+from muster.rl.evaluation import rehearse
 from muster.rl.policy import Policy
-from muster.rl.progress import AgentLimits, AgentProgress
-from muster.rl.rehearsal import rehearse
-from muster.rl.rollout import Actor, Carry
-from muster.rl.snapshot import group, read_rows
+from muster.rl.progress import AgentLimits, AgentProgress, Running, Window
+from muster.rl.rollout import Actor, Carry, PhaseClock
 from muster.rl.statistics import ReturnScale
 from muster.rl.task import AgentTask
 from muster.run.folder import RunFolder
@@ -251,3 +260,58 @@ def _begin_anew(run: AgentRun) -> None:
     )
     run.running = Running.fresh(run.place.num_envs, device)
     run.discounted = torch.zeros(run.place.num_envs, dtype=torch.float64, device=device)
+
+
+Rows = dict[str, Tensor]
+
+
+def with_rank(rows: Mapping[str, Tensor], rank: int) -> Rows:
+    """Names of one rank's rows in a checkpoint."""
+    return {f"rank{rank}/{name}": value for name, value in rows.items()}
+
+
+def read_rows(checkpoint: Path, counts: list[int], place: Place) -> Rows:
+    """The rows of ``place`` out of those that ranks with ``counts`` environments have written.
+
+    The caller sees to it that the number of environments over all ranks is the same. Raises
+    SetupError where a rank's rows are not whole.
+    """
+    shapes = read_shapes(checkpoint)
+    room = {
+        name: torch.zeros(shape, dtype=dtype)
+        for name, (shape, dtype) in shapes.items()
+        if name.startswith("rank")
+    }
+    read_tensors(checkpoint, room, process_group=None)
+    names = sorted(name.partition("/")[2] for name in room if name.startswith("rank0/"))
+    rows = {}
+    for name in names:
+        pieces = []
+        for rank, count in enumerate(counts):
+            piece = room.get(f"rank{rank}/{name}")
+            if piece is None or len(piece) != count:
+                raise SetupError(
+                    f"The checkpoint {checkpoint.name} has no whole {name} of rank {rank}.",
+                    hint="it was written by another version; use another --run-dir.",
+                )
+            pieces.append(piece)
+        whole = _joined(pieces)
+        rows[name] = whole[place.first_env : place.first_env + place.num_envs]
+    return rows
+
+
+def group(rows: Mapping[str, Tensor], prefix: str) -> Rows:
+    """The rows called ``prefix/…``, without it."""
+    start = f"{prefix}/"
+    return {name[len(start) :]: v for name, v in rows.items() if name.startswith(start)}
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """Rows of all ranks; further dimensions are padded with zeros to the largest."""
+    sizes = [max(piece.shape[d] for piece in pieces) for d in range(1, pieces[0].dim())]
+    padded = []
+    for piece in pieces:
+        room = piece.new_zeros((len(piece), *sizes))
+        room[tuple(slice(0, size) for size in piece.shape)] = piece
+        padded.append(room)
+    return torch.cat(padded)

@@ -158,7 +158,7 @@ class ReturnScale(nn.Module):
 
     As in Engstrom et al. 2020 (arXiv 2005.12729): rewards are not centred, which would change what
     is best. Identity until returns that differ were absorbed. ``deltas`` takes what
-    ``returns.discounted_running`` gives.
+    ``losses.discounted_running`` gives.
     """
 
     def __init__(self, clip: float = 10.0) -> None:

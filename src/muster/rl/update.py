@@ -1,23 +1,60 @@
-"""One update of the policy from a rollout: minibatches of whole sequences, in several passes."""
+"""One update of the policy from a rollout: minibatches of whole sequences, in several passes.
+
+What can go wrong in it, and when there is no room for it, is named here too.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from muster.base.errors import EXIT_SOME_FAILED, MusterError
 from muster.gang.beacon import BEACON
+from muster.rank.meter import memory_sentence
 from muster.rl import streams
+from muster.rl.config import PpoConfig
 from muster.rl.distributions import distribution
 from muster.rl.environment import ACTION_MASK
 from muster.rl.losses import PpoTerms, ppo_terms, total
 from muster.rl.rollout import Rollout
 from muster.rl.sequences import SequencePlan, plan_sequences
 from muster.rl.setup import AgentRun
-from muster.rl.trouble import end_for_nan
+
+
+class NonFinite(MusterError):
+    """A loss, a gradient, a reward, an observation or a value is infinite or not a number."""
+
+    exit_code = EXIT_SOME_FAILED
+
+
+def end_for_nan(run: AgentRun, what: str, look: str) -> NoReturn:
+    """Raise NonFinite, after the last good checkpoint is whole on all ranks, which come here
+    together. ``what`` is no number; ``look``: what helps, after a lower learning rate."""
+    run.checkpoints.wait()
+    run.gang.council.meet()
+    raise NonFinite(
+        f"{what} is no longer a number in update {run.progress.updates + 1}, after step "
+        f"{run.progress.steps:,}.",
+        hint=f"a lower --lr helps most often; then {look}. The same command goes on from the last "
+        "checkpoint.",
+    )
+
+
+def no_room_error(config: PpoConfig, device: torch.device, error: BaseException) -> MusterError:
+    """The error for memory that ran out, with the settings that take it."""
+    free = memory_sentence(device)
+    return MusterError(
+        f"Memory ran out with {config.num_envs} environments x {config.rollout_steps} steps per "
+        f"rank and minibatches of {config.batch_size} sequences ({str(error).splitlines()[0]})."
+        + (f" {free}." if free else ""),
+        hint="a larger --grad-accum-steps or a smaller --batch-size takes less in learning; fewer "
+        "--num-envs or --rollout-steps in collecting.",
+    )
+
 
 #: An update ends when the policy has moved further than this times --target-kl.
 _KL_MARGIN = 1.5

@@ -16,13 +16,10 @@ from muster.rank.meter import remember_micro_batch
 from muster.rank.seeding import STEP, get_generators, mix
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
-from muster.train.diagnose import NonFinite, are_finite, out_of_memory_error
-from muster.train.losses import LossTrail, StepLoss
-from muster.train.reporting import Reporter
-from muster.train.results import headlines, sum_up
-from muster.train.schedules import factor_at
+from muster.train.diagnose import NonFinite, are_finite, out_of_memory_error, rebalance, shrink
+from muster.train.progress import LossTrail, StepLoss, factor_at
+from muster.train.reporting import Reporter, headlines, sum_up
 from muster.train.setup import Training
-from muster.train.shrink import rebalance, shrink
 from muster.train.step import Sums, accumulate, update
 
 

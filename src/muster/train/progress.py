@@ -1,14 +1,85 @@
-"""Where a training is: every counter in one record, which is what a checkpoint keeps."""
+"""Where a training is: its counters, which a checkpoint keeps, its losses and learning rate."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from muster.rank.seeding import Position
-from muster.train.losses import StepLoss
+from muster.train.config import ScheduleName
+
+
+class StepLoss(NamedTuple):
+    """Sum of losses and of their weights in one attempt at a step, of one rank or of all."""
+
+    attempt: int
+    epoch: int
+    total: float
+    weight: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight
+
+
+class _Waiting(NamedTuple):
+    attempt: int
+    epoch: int
+    total: Tensor | float
+    weight: float
+    event: torch.cuda.Event | None
+
+
+class LossTrail:
+    """Takes sums as tensors and gives them as numbers: at once on a CPU, two steps later on a GPU.
+
+    By then the copy is there, so that nothing waits. ``flush`` gives the rest.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.lag = 2 if device.type == "cuda" else 0
+        self._waiting: deque[_Waiting] = deque()
+
+    def push(
+        self, attempt: int, epoch: int, total: Tensor | float, weight: float
+    ) -> StepLoss | None:
+        """The loss that is ``lag`` attempts old; None while there is none.
+
+        Every rank pushes once per attempt, with or without samples, so that what the ranks get
+        back is of the same attempt.
+        """
+        if self.lag == 0:
+            return StepLoss(attempt, epoch, float(total), weight)
+        if isinstance(total, Tensor):
+            host = torch.empty((), dtype=total.dtype, pin_memory=True)
+            host.copy_(total, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._waiting.append(_Waiting(attempt, epoch, host, weight, event))
+        else:
+            self._waiting.append(_Waiting(attempt, epoch, total, weight, None))
+        return self._pop() if len(self._waiting) > self.lag else None
+
+    def drop(self) -> None:
+        """Forget the newest: its step is made again."""
+        if self._waiting:
+            self._waiting.pop()
+
+    def flush(self) -> list[StepLoss]:
+        return [self._pop() for _ in range(len(self._waiting))]
+
+    def _pop(self) -> StepLoss:
+        attempt, epoch, total, weight, event = self._waiting.popleft()
+        if event is not None:
+            event.synchronize()
+        return StepLoss(attempt, epoch, float(total), weight)
 
 
 @dataclass(kw_only=True)
@@ -108,3 +179,22 @@ class Limits:
             return True
         every = self.eval_frequency
         return at_end and every > 0 and progress.epoch % every == 0
+
+
+def factor_at(
+    step: int, *, schedule: ScheduleName, warmup_steps: int, total_steps: int, floor: float
+) -> float:
+    """What the learning rate is multiplied by in optimizer step ``step`` (from 0).
+
+    It rises linearly to 1 over ``warmup_steps``, where the first step already has 1/(warmup + 1)
+    of it, then falls to ``floor`` at ``total_steps`` (cosine: Loshchilov and Hutter 2017,
+    arXiv:1608.03983, equation 5 without restarts).
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if schedule == "constant":
+        return 1.0
+    span = max(1, total_steps - warmup_steps)
+    done = min(1.0, (step - warmup_steps) / span)
+    shape = 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return floor + (1 - floor) * shape

@@ -23,8 +23,8 @@ from muster_recipes.reasoning.referee import Referee
 
 
 def gymnasium() -> object:
-    sys.modules.pop("muster.rl.gymnasium_import", None)
-    return importlib.import_module("muster.rl.gymnasium_import")
+    sys.modules.pop("muster.rl.gymnasium_spaces", None)
+    return importlib.import_module("muster.rl.gymnasium_spaces")
 
 
 EXTRAS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][

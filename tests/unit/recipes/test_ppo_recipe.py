@@ -11,8 +11,7 @@ import torch
 from muster import UsageError
 from muster.rl.config import PpoConfig
 from muster.rl.environment import Continuous, Discrete, Observation, Place
-from muster.rl.policy import PolicyOutput, State
-from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.policy import PolicyOutput, RecurrentPolicy, State
 from muster_recipes.ppo.config import DEFAULTS, PpoRecipeConfig, parse_env_kwargs
 from muster_recipes.ppo.task import PpoTask
 

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from muster.rl.batched import BatchedEnv, Change
-from muster.rl.environment import Discrete, Entry, EnvSpec, Observation, Place
+from muster.rl.environment import BatchedEnv, Change, Discrete, Entry, EnvSpec, Observation, Place
 from muster.rl.streams import EPISODE, uniform
 
 GRAVITY, CART_KG, POLE_KG, HALF_POLE_M = 9.8, 1.0, 0.1, 0.5

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cli.flags import DeviceFlags, chosen_devices
-from muster.rl.episodes import Running, Window, count_episodes
-from muster.rl.progress import AgentLimits, AgentProgress
+from muster.rl.progress import AgentLimits, AgentProgress, Running, Window, count_episodes
 
 LIMITS = AgentLimits(num_steps=None, num_episodes=5000, patience=500, eval_frequency=2)
 

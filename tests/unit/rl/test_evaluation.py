@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from muster.base.errors import UsageError
-from muster.rl.actor_critic import at_least_float32
-from muster.rl.batched import BatchedEnv, Change
 from muster.rl.environment import (
     ACTION_MASK,
     Actions,
+    BatchedEnv,
+    Change,
     Continuous,
     Discrete,
     Entry,
@@ -23,8 +23,7 @@ from muster.rl.environment import (
     Place,
 )
 from muster.rl.evaluation import Episodes, play, summary
-from muster.rl.policy import Policy, PolicyOutput, State
-from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.policy import Policy, PolicyOutput, RecurrentPolicy, State, at_least_float32
 from muster.rl.sequences import SequencePlan
 from muster.rl.statistics import Normaliser
 

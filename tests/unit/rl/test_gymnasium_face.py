@@ -12,9 +12,10 @@ from tests.unit.rl.batched_cartpole import BatchedCartPole
 from torch import Tensor
 
 from muster.base.errors import UsageError
-from muster.rl.batched import BatchedEnv, Change
 from muster.rl.environment import (
     ACTION_MASK,
+    BatchedEnv,
+    Change,
     Continuous,
     Discrete,
     Entry,

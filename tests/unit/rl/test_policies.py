@@ -13,11 +13,9 @@ from tests.examples import examples
 from torch import Tensor
 
 from muster.base.errors import UsageError
-from muster.rl.actor_critic import ActorCritic
 from muster.rl.distributions import distribution, draw
 from muster.rl.environment import ACTION_MASK, Actions, Continuous, Discrete, Entry, EnvSpec
-from muster.rl.policy import Policy, State
-from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.policy import ActorCritic, Policy, RecurrentPolicy, State
 from muster.rl.sequences import plan_sequences
 
 DISCRETE, CONTINUOUS = Discrete(4), Continuous((-1.0, -1.0), (1.0, 1.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from torch import Tensor
 
-from muster.rl.returns import (
+from muster.rl.losses import (
     discounted_running,
     explained_variance,
     explained_variance_sums,

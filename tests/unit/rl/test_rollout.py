@@ -11,10 +11,8 @@ from muster.rank.precision import resolve_precision
 from muster.rank.process_group import joined
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place
-from muster.rl.phases import PhaseClock
-from muster.rl.policy import Policy
-from muster.rl.recurrent_policy import RecurrentPolicy
-from muster.rl.rollout import Actor, Carry, Finals, Rollout, collect
+from muster.rl.policy import Policy, RecurrentPolicy
+from muster.rl.rollout import Actor, Carry, Finals, PhaseClock, Rollout, collect
 from muster.rl.setup import place_of
 
 NUM_ENVS, STEPS, LIMIT = 6, 23, 7

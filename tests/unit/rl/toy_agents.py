@@ -15,8 +15,7 @@ from torch import Tensor
 
 from muster.rl.environment import EnvSpec, Observation, Outcome, Place, Split, VectorEnv
 from muster.rl.gymnasium_envs import make_gymnasium
-from muster.rl.policy import Policy, PolicyOutput
-from muster.rl.recurrent_policy import RecurrentPolicy
+from muster.rl.policy import Policy, PolicyOutput, RecurrentPolicy
 from muster.rl.task import AgentTask
 
 

@@ -13,7 +13,7 @@ from muster.base.errors import UsageError
 from muster.rank.seeding import DataOrder, Position
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
-from muster.train.schedules import factor_at
+from muster.train.progress import factor_at
 
 RANKS = st.integers(1, 9)
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8)

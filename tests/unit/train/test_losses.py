@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from muster.train.losses import LossTrail, StepLoss
-from muster.train.progress import Progress
+from muster.train.progress import LossTrail, Progress, StepLoss
 
 
 def test_on_a_cpu_a_loss_is_there_at_once() -> None:
