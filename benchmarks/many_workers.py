@@ -44,54 +44,57 @@ PAYLOAD = b'{"lr":0.001,"width":64,"seed":7}'
 VALUE = b'{"loss":0.123456,"accuracy":0.98}'
 
 
-def seats_with_pilots(folder: RunFolder, count: int) -> tuple[list[ClusterSlot], list[Writer]]:
-    seats, outboxes = [], []
+def slots_with_pilots(folder: RunFolder, count: int) -> tuple[list[ClusterSlot], list[Writer]]:
+    cluster_slots, outboxes = [], []
     for slot in range(count):
         box = pilot_box(folder, slot, 1, 0)
         box.folder.mkdir(parents=True)
         outbox = Writer(box.outbox, durable=False)
         outbox.add(wire.pack([HELLO, "host", 1]))
         outbox.flush()
-        seat = ClusterSlot(folder, slot, 1, 0.0)
-        seat.start(slot + 1, SlotSpec(slot_id=slot, label=f"slurm/{slot}", devices=()))
-        seat.look(time.monotonic() + 1)
-        seats.append(seat)
+        cluster_slot = ClusterSlot(folder, slot, 1, 0.0)
+        cluster_slot.start(slot + 1, SlotSpec(slot_id=slot, label=f"slurm/{slot}", devices=()))
+        cluster_slot.look(time.monotonic() + 1)
+        cluster_slots.append(cluster_slot)
         outboxes.append(outbox)
-    return seats, outboxes
+    return cluster_slots, outboxes
 
 
-def per_seat_us(seats: list[ClusterSlot], act: Callable[[ClusterSlot], Any]) -> float:
+def per_slot_us(cluster_slots: list[ClusterSlot], act: Callable[[ClusterSlot], Any]) -> float:
     begin = time.perf_counter()
-    for seat in seats:
-        act(seat)
-    return (time.perf_counter() - begin) / len(seats) * 1e6
+    for cluster_slot in cluster_slots:
+        act(cluster_slot)
+    return (time.perf_counter() - begin) / len(cluster_slots) * 1e6
 
 
 def measure(count: int, repeats: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"idle": [], "orders": [], "results": []}
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as path:
-        seats, outboxes = seats_with_pilots(RunFolder(Path(path)), count)
+        cluster_slots, outboxes = slots_with_pilots(RunFolder(Path(path)), count)
         tasks = [Task(i, b"k" * 16, 1, PAYLOAD, 0, 1) for i in range(BATCH)]
         finished = [Finished(i, 1, Outcome.OK, 0.0, 0.1, 0, 0, None, VALUE) for i in range(BATCH)]
 
         later = itertools.count(time.monotonic() + 1000, 1000)
 
-        def look(seat: ClusterSlot) -> list[Any]:
-            return seat.look(next(later))  # so late that it is always due
+        def look(cluster_slot: ClusterSlot) -> list[Any]:
+            return cluster_slot.look(next(later))  # so late that it is always due
 
-        def order(seat: ClusterSlot) -> None:
-            seat.order(seat.slot_id + 1, send_command(seat.slot_id + 1, tasks, together=False))
-            look(seat)
+        def order(cluster_slot: ClusterSlot) -> None:
+            cluster_slot.order(
+                cluster_slot.slot_id + 1,
+                send_command(cluster_slot.slot_id + 1, tasks, together=False),
+            )
+            look(cluster_slot)
 
         heard: list[Any] = []
         for _ in range(repeats):
-            found["idle"].append(per_seat_us(seats, look))
-            found["orders"].append(per_seat_us(seats, order))
+            found["idle"].append(per_slot_us(cluster_slots, look))
+            found["orders"].append(per_slot_us(cluster_slots, order))
             for slot, outbox in enumerate(outboxes):
                 outbox.add(pack_event(Results(slot + 1, finished)))
                 outbox.flush()
             heard.clear()
-            found["results"].append(per_seat_us(seats, lambda seat: heard.extend(look(seat))))
+            found["results"].append(per_slot_us(cluster_slots, lambda at: heard.extend(look(at))))
             got = sum(len(event.finished) for event in heard if isinstance(event, Results))
             if got != BATCH * count:
                 sys.exit(f"{got} results were heard of {BATCH * count}")

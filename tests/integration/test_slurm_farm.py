@@ -22,7 +22,7 @@ import muster
 from muster.api.runs import Run
 from muster.base.journal import read_journal
 from muster.farm.executors.cluster import ClusterRequest
-from muster.farm.executors.mailbox import read_beat
+from muster.farm.executors.mailbox import read_heartbeat
 from muster.run.folder import RunFolder
 
 pytestmark = pytest.mark.slurm
@@ -227,7 +227,7 @@ def test_an_older_coordinator_that_wakes_up_ends_and_the_run_goes_on(
         os.killpg(older.pid, signal.SIGSTOP)
         RunFolder(run).lock.unlink()
         with started(tmp_path, "resume", str(run)) as newer:
-            until(lambda: read_beat(RunFolder(run)).session == 2, "the newer one is at work")
+            until(lambda: read_heartbeat(RunFolder(run)).session == 2, "the newer one is at work")
             os.killpg(older.pid, signal.SIGCONT)
             out, _ = older.communicate(timeout=_LIMIT_S)
             assert older.returncode == 3 and "Another coordinator has gone on" in out, out

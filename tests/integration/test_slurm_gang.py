@@ -94,6 +94,33 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
     assert again.returncode == 0 and again.stdout.strip() != job, again.stderr
 
 
+def test_an_agent_on_two_nodes_and_begun_anew_by_a_job_that_is_left_alone(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    agent = (
+        "train", "ppo", "--env", "CartPole-v1", "--num-steps", "512", "--num-envs", "4",
+        "--rollout-steps", "32", "--hidden", "8", "--eval-episodes", "1", "--no-tensorboard",
+    )  # fmt: skip
+    done = muster_cli(*agent, *ON_SLURM, "--run-dir", "run", timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has ended well" in done.stderr
+    first = json.loads((tmp_path / "run" / "training_results.json").read_text())
+    assert (first["num_ranks"], first["steps"]) == (2, 512)
+
+    anew = (*agent, *ON_SLURM, "--run-dir", "run", "--restart", "--no-wait")
+    left = muster_cli(*anew, timeout_s=300)
+    assert left.returncode == 0, left.stderr
+    [aside] = tmp_path.glob("run.before-*")
+    assert f"the run so far is kept in {aside}" in left.stderr
+    assert json.loads((aside / "training_results.json").read_text()) == first
+    job = left.stdout.strip()
+    assert "--restart" not in (tmp_path / "run" / "slurm" / "job.sh").read_text()
+    slurm.await_state(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert slurm.state(job) == "COMPLETED", (tmp_path / f"run/slurm/job-{job}.log").read_text()
+    check_same_weights(tmp_path / "run", aside)
+    assert len(list(tmp_path.glob("run.before-*"))) == 1, "the job itself moved nothing aside"
+
+
 def test_a_partition_that_is_not_there(slurm: SlurmCluster, muster_cli: MusterCli) -> None:
     done = muster_cli(*DIGITS, *ON_SLURM, "--partition", "gpu")
     assert done.returncode == 3 and "Traceback" not in done.stderr

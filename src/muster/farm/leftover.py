@@ -19,13 +19,13 @@ from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
     LEAVING,
-    Beat,
+    Heartbeat,
     PilotBox,
     Reader,
     all_boxes,
     has_assigned,
-    read_beat,
-    write_beat,
+    read_heartbeat,
+    write_heartbeat,
 )
 from muster.farm.executors.remote import EventReader, Frame
 from muster.farm.ledger.store import Ledger
@@ -76,9 +76,9 @@ def settle(
 
 def dismiss(folder: RunFolder) -> None:
     """Tell pilots that may be alive to end: the run goes on without them."""
-    beat = read_beat(folder)
-    if beat.session and not beat.is_closed:
-        write_beat(folder, Beat(beat.session + 1, 0, is_closed=True))
+    heartbeat = read_heartbeat(folder)
+    if heartbeat.session and not heartbeat.is_closed:
+        write_heartbeat(folder, Heartbeat(heartbeat.session + 1, 0, is_closed=True))
 
 
 def survey(folder: RunFolder) -> Leftover:

@@ -36,12 +36,12 @@ from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
     LEAVING,
-    Beat,
+    Heartbeat,
     PilotBox,
     Reader,
     Writer,
     pilot_box,
-    read_beat,
+    read_heartbeat,
 )
 from muster.farm.executors.remote import CommandReader, pack_event
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
@@ -49,7 +49,7 @@ from muster.run.folder import RunFolder
 from muster.slurm.commands import requeue, show_job
 from muster.slurm.states import why_warned
 
-_BEAT_EVERY_S = 1.0
+_HEARTBEAT_EVERY_S = 1.0
 _WRITE_LIMIT_S = 60.0  # how long the shared folder may refuse our words
 _KILL_MARGIN_S = 10.0  # before SLURM kills: time to say how it went
 _ASK_LIMIT_S = 10.0
@@ -76,10 +76,10 @@ class Pilot:
         self._patience_s = patience_s
         self._lead_s = lead_s
         self._out = Writer(box.outbox, durable=True)
-        self._beat = Beat()
+        self._heartbeat = Heartbeat()
         now = time.monotonic()
-        self._beat_seen_s = now
-        self._beat_due_s = now
+        self._heartbeat_seen_s = now
+        self._heartbeat_due_s = now
         self._rhythm = Rhythm(now, least_s=look_every_s)
         self._inbox: Reader | None = None
         self._gate = _Gate(executor)
@@ -122,9 +122,9 @@ class Pilot:
     # ------------------------------------------------------------------ hearing
 
     def _hear(self, now: float) -> None:
-        if now >= self._beat_due_s:
-            self._beat_due_s = now + _BEAT_EVERY_S
-            self._hear_beat(now)
+        if now >= self._heartbeat_due_s:
+            self._heartbeat_due_s = now + _HEARTBEAT_EVERY_S
+            self._hear_coordinator(now)
         if self._inbox is None or now < self._rhythm.due_s:
             return
         frames = self._inbox.receive()
@@ -135,31 +135,31 @@ class Pilot:
                 self._tell(event)
         self._rhythm.looked(now)
 
-    def _hear_beat(self, now: float) -> None:
-        beat = read_beat(self._folder)
-        # An older coordinator that beats again, after a pause of its host, is none: its inbox has
-        # been read, and going back to it would mean to read the present one's twice.
-        if beat == self._beat or beat.session < self._beat.session:
-            if now - self._beat_seen_s > self._patience_s and not self._is_deserted:
+    def _hear_coordinator(self, now: float) -> None:
+        heartbeat = read_heartbeat(self._folder)
+        # An older coordinator that wakes up after a pause of its host is none: its inbox has been
+        # read, and going back to it would mean to read the present one's twice.
+        if heartbeat == self._heartbeat or heartbeat.session < self._heartbeat.session:
+            if now - self._heartbeat_seen_s > self._patience_s and not self._is_deserted:
                 self._is_deserted = True
                 self._end_workers()
             return
-        if beat.session != self._beat.session:
+        if heartbeat.session != self._heartbeat.session:
             if self._inbox is not None:
                 self._commands.apply(self._inbox.receive())  # the last words of the one before
-            self._inbox = Reader(self._box.inbox(beat.session))
+            self._inbox = Reader(self._box.inbox(heartbeat.session))
             self._commands = CommandReader(self._gate)
             self._rhythm.happened(now)
-        self._beat, self._beat_seen_s, self._is_deserted = beat, now, False
+        self._heartbeat, self._heartbeat_seen_s, self._is_deserted = heartbeat, now, False
 
     def _patience(self, now: float) -> float:
-        due_s = self._beat_due_s
+        due_s = self._heartbeat_due_s
         if self._inbox is not None:
             due_s = min(due_s, self._rhythm.due_s)
         return max(0.0, due_s - now)
 
     def _is_over(self, now: float) -> bool:
-        if self._beat.is_closed or self._commands.is_closed:
+        if self._heartbeat.is_closed or self._commands.is_closed:
             return True
         if self._leaving is not None:
             if self._kill_at_s and now > self._kill_at_s:

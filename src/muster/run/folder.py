@@ -39,7 +39,7 @@ runs/<name>/
   memory.json         the micro-batch that was found to fit, after an out-of-memory
   pilots/             on a cluster: what the coordinator and the workers' hosts write to each other
   pilots/token        by which a worker's host knows that it sees this very folder (Ray)
-  pilots/beat         which coordinator is alive; pilots/assignment.json what every pilot is told
+  pilots/beat         the coordinator's heartbeat; pilots/assignment.json what every pilot is told
   pilots/jobs.json    the jobs that were submitted and have not been seen to end
   pilots/7/812.0/     the files of slot 7's pilot in job 812: outbox, inbox-1 of coordinator 1, …
   pilots/jobs/        the scripts that were submitted and what the jobs printed
@@ -185,7 +185,7 @@ class RunFolder:
         return self.path / "pilots"
 
     @property
-    def pilot_beat(self) -> Path:
+    def pilot_heartbeat(self) -> Path:
         return self.pilots / "beat"
 
     @property

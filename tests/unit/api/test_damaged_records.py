@@ -18,7 +18,7 @@ from muster.api.runs import Run
 from muster.api.train import _last_word, _Refused
 from muster.base.errors import MusterError
 from muster.cli.commands import look
-from muster.farm.executors.mailbox import has_assigned, read_beat
+from muster.farm.executors.mailbox import has_assigned, read_heartbeat
 from muster.monitor.sample import tasks_by_pid
 from muster.pipeline.sinks.spec import spec_of
 from muster.plan.compare import compare_run
@@ -99,7 +99,7 @@ READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
         [lambda f: find_damage(f.checkpoints / "step-1")],
     ),
     "pilots/assignment.json": ({"a": 1}, [lambda f: has_assigned(f, {"a": 1})]),
-    "pilots/beat": ("1 2 open", [read_beat]),
+    "pilots/beat": ("1 2 open", [read_heartbeat]),
 }
 
 JSON = st.recursive(

@@ -16,16 +16,16 @@ from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
     LEAVING,
-    Beat,
+    Heartbeat,
     Reader,
     Writer,
     all_boxes,
     boxes_of,
     has_assigned,
     pilot_box,
-    read_beat,
+    read_heartbeat,
     why_leaving,
-    write_beat,
+    write_heartbeat,
 )
 from muster.farm.task import Outcome
 from muster.run.folder import RunFolder
@@ -148,13 +148,13 @@ def test_what_pilots_were_asked_for_with_is_compared_by_value(tmp_path: Path) ->
     assert not has_assigned(folder, {"request": {"args": ("b",)}})
 
 
-@pytest.mark.parametrize("beat", [Beat(1, 5), Beat(3, 0, is_closed=True)])
-def test_a_beat_is_read_as_it_was_written(tmp_path: Path, beat: Beat) -> None:
+@pytest.mark.parametrize("beat", [Heartbeat(1, 5), Heartbeat(3, 0, is_closed=True)])
+def test_a_beat_is_read_as_it_was_written(tmp_path: Path, beat: Heartbeat) -> None:
     folder = RunFolder(tmp_path)
-    assert read_beat(folder) == Beat()
+    assert read_heartbeat(folder) == Heartbeat()
     folder.pilots.mkdir()
-    write_beat(folder, beat)
-    assert read_beat(folder) == beat
+    write_heartbeat(folder, beat)
+    assert read_heartbeat(folder) == beat
 
 
 def test_looks_are_seldom_after_a_long_silence_and_frequent_after_news() -> None:

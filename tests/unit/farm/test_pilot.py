@@ -32,12 +32,12 @@ from muster.farm.executors.mailbox import (
     BYE,
     HELLO,
     LEAVING,
-    Beat,
+    Heartbeat,
     PilotBox,
     Reader,
     Writer,
     pilot_box,
-    write_beat,
+    write_heartbeat,
 )
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.leftover import settle, survey
@@ -70,7 +70,7 @@ _LIMIT_S = 300.0
 
 
 class Yard:
-    """A run folder, pilots of its slot 0, and the seat that talks to them."""
+    """A run folder, pilots of its slot 0, and the slot that talks to them."""
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path / "run")
@@ -80,8 +80,9 @@ class Yard:
         self.source.write_text(SOURCE)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.events: list[Event] = []
-        self.seat = ClusterSlot(self.folder, 0, session=1, least_s=0.004)
+        self.slot = ClusterSlot(self.folder, 0, session=1, least_s=0.004)
         self.targets: dict[int, TargetSpec] = {}
+        self.is_beating = False  # the coordinator is there while something is waited for
 
     def assign(self, attribute: str, patience_s: float = 60.0, lead_s: float = 60.0) -> None:
         spec = TargetSpec(
@@ -94,10 +95,10 @@ class Yard:
             **needs_of_pilots(REQUEST, self.targets),
         }  # fmt: skip
         self.folder.pilot_assignment.write_bytes(orjson.dumps(record))
-        self.beat(Beat(1, 1))
+        self.beat(Heartbeat(1, 1))
 
-    def beat(self, beat: Beat) -> None:
-        write_beat(self.folder, beat)
+    def beat(self, beat: Heartbeat) -> None:
+        write_heartbeat(self.folder, beat)
 
     def pilot(self, job: int = 1, restart: int = 0) -> subprocess.Popen[bytes]:
         words = [str(self.folder.path), "0", str(job), str(restart)]
@@ -112,7 +113,9 @@ class Yard:
         deadline = time.monotonic() + _LIMIT_S
         while not (value := found()):
             assert time.monotonic() < deadline, f"not within {_LIMIT_S} s: {self.events}"
-            self.events += self.seat.look(time.monotonic())
+            self.events += self.slot.look(time.monotonic())
+            if self.is_beating:
+                self.beat(Heartbeat(1, int(10 * time.monotonic())))
             time.sleep(0.005)
         return value
 
@@ -120,12 +123,12 @@ class Yard:
         return [event for event in self.events if isinstance(event, kind)]
 
     def ready(self, worker_id: int = 1) -> None:
-        self.seat.start(worker_id, SLOT)
+        self.slot.start(worker_id, SLOT)
         self.until(lambda: any(e.worker_id == worker_id for e in self.of(WorkerReady)))
 
     def send(self, *tasks: Task) -> None:
-        self.seat.order(1, remote.send_command(1, tasks, together=False))
-        self.events += self.seat.look(time.monotonic())
+        self.slot.order(1, remote.send_command(1, tasks, together=False))
+        self.events += self.slot.look(time.monotonic())
 
     def began(self) -> None:
         self.until((self.folder.path / "began").exists)
@@ -140,7 +143,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     yard = Yard(tmp_path)
     yield yard
     if yard.folder.pilots.exists():
-        yard.beat(Beat(99, 0, is_closed=True))
+        yard.beat(Heartbeat(99, 0, is_closed=True))
     for process in yard.processes:
         try:
             process.wait(timeout=_LIMIT_S)
@@ -153,11 +156,11 @@ def test_a_worker_that_is_asked_for_before_there_is_a_pilot_starts_when_one_come
     yard: Yard,
 ) -> None:
     yard.assign("echo")
-    yard.seat.start(1, SLOT)
-    assert yard.seat.has_waiting
+    yard.slot.start(1, SLOT)
+    assert yard.slot.has_waiting
     yard.pilot()
     yard.until(lambda: yard.of(WorkerReady))
-    assert not yard.seat.has_waiting
+    assert not yard.slot.has_waiting
     yard.send(task(1), task(2))
     yard.until(lambda: sum(len(e.finished) for e in yard.of(Results)) == 2)
 
@@ -214,9 +217,11 @@ def test_a_task_that_does_not_save_is_ended_in_time(yard: Yard) -> None:
 def test_a_pilot_without_a_coordinator_finishes_what_it_holds_and_ends(yard: Yard) -> None:
     yard.assign("patient", patience_s=0.5)
     process = yard.pilot()
+    yard.is_beating = True
     yard.ready()
     yard.send(task(1))
     yard.began()
+    yard.is_beating = False
     time.sleep(2.5)  # nobody beats any more
     assert process.poll() is None, "it holds a task"
     (yard.folder.path / "go").touch()
@@ -231,7 +236,7 @@ def test_a_pilot_ends_with_its_run_folder(yard: Yard) -> None:
     process = yard.pilot()
     yard.ready()
     yard.folder.pilots.rename(yard.folder.path / "elsewhere")
-    yard.seat = ClusterSlot(yard.folder, 0, session=1, least_s=0.004)
+    yard.slot = ClusterSlot(yard.folder, 0, session=1, least_s=0.004)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(timeout=_LIMIT_S) != 0
 
@@ -249,12 +254,12 @@ def test_a_second_coordinator_goes_on_with_what_the_first_has_sent(yard: Yard) -
     last.flush()
     [left] = survey(yard.folder).pilots
     assert left.worker == HeldWorker(1, [task(1), task(2)])
-    yard.beat(Beat(2, 1))
+    yard.beat(Heartbeat(2, 1))
     time.sleep(1.5)  # it will see the new beat and its old inbox in one look
     pilot.send_signal(signal.SIGCONT)
     yard.events.clear()
-    yard.seat = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
-    yard.seat.adopt(left)
+    yard.slot = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
+    yard.slot.adopt(left)
     (yard.folder.path / "go").touch()
     yard.send(task(3))
     yard.until(lambda: sum(len(e.finished) for e in yard.of(Results)) == 3)
@@ -264,14 +269,14 @@ def test_a_second_coordinator_goes_on_with_what_the_first_has_sent(yard: Yard) -
 
 def test_an_older_coordinator_that_beats_again_is_not_heard(yard: Yard) -> None:
     yard.assign("patient")
-    yard.beat(Beat(2, 1))
-    yard.seat = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
+    yard.beat(Heartbeat(2, 1))
+    yard.slot = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
     yard.pilot()
     yard.ready()
     yard.send(task(1))
     (yard.folder.path / "go").touch()
     yard.until(lambda: yard.of(Results))
-    for beat in (Beat(1, 99), Beat(1, 100), Beat(2, 2)):
+    for beat in (Heartbeat(1, 99), Heartbeat(1, 100), Heartbeat(2, 2)):
         yard.beat(beat)
         time.sleep(1.5)  # it looks every second
     yard.send(task(2))
@@ -287,7 +292,7 @@ def test_a_newer_pilot_takes_the_place_of_one_that_is_lost(yard: Yard) -> None:
     yard.send(task(1))
     yard.began()
     first.kill()
-    yard.events += yard.seat.lost(Outcome.LOST, "its job 1_0 lost its node")
+    yard.events += yard.slot.lost(Outcome.LOST, "its job 1_0 lost its node")
     [death] = yard.of(WorkerDied)
     assert (death.outcome, death.reason) == (Outcome.LOST, "its job 1_0 lost its node")
     yard.pilot(job=2)
@@ -443,16 +448,16 @@ def test_a_pilot_that_only_began_to_leave_is_gone_on_with(yard: Yard, ledger: Le
     last.flush()
     assert settled(yard, ledger) == [HeldWorker(1, [task(1)], is_ending=True)]
     [left] = survey(yard.folder).pilots
-    yard.seat.adopt(left)
-    assert yard.seat.leaving is not None
-    assert yard.seat.leaving[0] is Outcome.PREEMPTED
-    events = yard.seat.lost(Outcome.LOST, "its job is gone")
+    yard.slot.adopt(left)
+    assert yard.slot.leaving is not None
+    assert yard.slot.leaving[0] is Outcome.PREEMPTED
+    events = yard.slot.lost(Outcome.LOST, "its job is gone")
     [death] = [event for event in events if isinstance(event, WorkerDied)]
     assert death.outcome is Outcome.PREEMPTED
-    yard.seat.start(2, SLOT)
-    assert yard.seat.has_waiting
-    yard.seat.look(time.monotonic())
-    assert yard.seat.has_waiting, "it does not enter the same mailbox again"
+    yard.slot.start(2, SLOT)
+    assert yard.slot.has_waiting
+    yard.slot.look(time.monotonic())
+    assert yard.slot.has_waiting, "it does not enter the same mailbox again"
 
 
 def test_a_new_worker_is_not_given_to_a_pilot_that_leaves(yard: Yard) -> None:
@@ -462,14 +467,14 @@ def test_a_new_worker_is_not_given_to_a_pilot_that_leaves(yard: Yard) -> None:
     last.add(wire.pack([LEAVING, Outcome.PREEMPTED]))
     last.flush()
     [left] = survey(yard.folder).pilots
-    yard.seat = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
-    yard.seat.adopt(left)
-    yard.seat.start(2, SLOT)
-    yard.seat.look(time.monotonic())
+    yard.slot = ClusterSlot(yard.folder, 0, session=2, least_s=0.004)
+    yard.slot.adopt(left)
+    yard.slot.start(2, SLOT)
+    yard.slot.look(time.monotonic())
     assert not yard.box().inbox(2).exists()
     last.add(wire.pack([BYE, Outcome.PREEMPTED]))
     last.flush()
-    yard.until(lambda: yard.seat.has_waiting)
+    yard.until(lambda: yard.slot.has_waiting)
     assert yard.of(WorkerDied) == [], "it waits for the next pilot"
 
 
@@ -490,6 +495,6 @@ def test_results_of_which_a_part_is_visible_are_heard_whole_later(yard: Yard, vi
     assert left.worker is not None
     assert [t.task_id for t in left.worker.tasks] == [1, 2]
     outbox.write_bytes(before + whole)
-    yard.seat.adopt(left)
+    yard.slot.adopt(left)
     yard.until(lambda: yard.of(Results))
     assert yard.of(Results) == [Results(1, [finished(1), finished(2)])]

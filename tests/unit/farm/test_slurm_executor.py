@@ -21,7 +21,7 @@ from muster.farm.events import Event, Progress, WorkerDied
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
 from muster.farm.executors.cluster_slot import ClusterSlot
-from muster.farm.executors.mailbox import BYE, HELLO, LEAVING, PilotBox, pilot_box, read_beat
+from muster.farm.executors.mailbox import BYE, HELLO, LEAVING, PilotBox, pilot_box, read_heartbeat
 from muster.farm.executors.slurm import SlurmExecutor, may_serve
 from muster.farm.task import Outcome, SlotSpec
 from muster.run.folder import RunFolder
@@ -325,12 +325,12 @@ def test_an_older_coordinator_that_wakes_up_ends_and_leaves_the_jobs_to_the_newe
     older.start(1, SLOT)
     until(older, lambda event: event == Progress(1, 0, ""))
     newer = executor(folder)
-    beat, orders = read_beat(folder), box.inbox(1).read_bytes()
+    beat, orders = read_heartbeat(folder), box.inbox(1).read_bytes()
     with pytest.raises(SetupError, match="Another coordinator has gone on with") as caught:
         until(older, lambda event: False)
     assert "The jobs go on with the other." in str(caught.value)
     older.close()
-    assert queue.cancelled == [] and read_beat(folder) == beat, "the newer one's are untouched"
+    assert queue.cancelled == [] and read_heartbeat(folder) == beat, "the newer one's are untouched"
     assert box.inbox(1).read_bytes() == orders, "the pilot was not told to end"
     close(newer, queue)
 

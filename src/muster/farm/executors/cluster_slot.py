@@ -37,6 +37,8 @@ class ClusterSlot:
     def __init__(self, folder: RunFolder, slot_id: int, session: int, least_s: float) -> None:
         """``least_s``: looked at no more often than that."""
         self.slot_id = slot_id
+        self.array: int | None = None  # the array whose element serves it, or will
+        self.cancelled = ""  # what is to be said of its last job, which somebody has cancelled
         self.worker_id: int | None = None
         self.box: PilotBox | None = None
         self.leaving: tuple[Outcome, str] | None = None
@@ -44,6 +46,7 @@ class ClusterSlot:
         self._folder = folder
         self._session = session
         self._least_s = least_s
+        self._reason_told = ""  # why its worker waits, as last told
         self._is_placed = False  # the pilot there was told of the worker
         self._orders = bytearray()  # for the worker, from its start on, until a pilot takes them
         now = time.monotonic()
@@ -58,6 +61,7 @@ class ClusterSlot:
     def adopt(self, left: PilotLeft) -> None:
         """Go on with the pilot of an earlier coordinator, and know it when that one leaves."""
         box = pilot_box(self._folder, left.slot_id, left.job_id, left.restart)
+        self.array = left.job_id
         self._enter(box, left.heard)
         outcome = why_leaving(box)
         self.leaving = None if outcome is None else _leaving_for(outcome)
@@ -73,6 +77,7 @@ class ClusterSlot:
     def start(self, worker_id: int, slot: SlotSpec) -> None:
         self.worker_id, self._is_placed = worker_id, False
         self._orders = bytearray(remote.start_command(worker_id, slot))
+        self._reason_told = ""
         self._seeking.happened(time.monotonic())
 
     def order(self, worker_id: int, frames: bytes) -> None:
@@ -104,6 +109,18 @@ class ClusterSlot:
             return 0.0
         seek_s = float("inf") if is_served else self._seeking.due_s
         return min(self._listening.due_s, seek_s)
+
+    @property
+    def job(self) -> str:
+        """As SLURM calls it."""
+        return f"{self.array}_{self.slot_id}"
+
+    def tell(self, text: str) -> list[Event]:
+        """Why its worker waits; nothing when it was told that already."""
+        if self.worker_id is None or self._reason_told == text:
+            return []
+        self._reason_told = text
+        return [Progress(self.worker_id, 0, text)]
 
     # ------------------------------------------------------------------ looking
 

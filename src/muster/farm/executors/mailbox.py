@@ -4,7 +4,7 @@ Each file has one writer, which only appends, and is complete up to its last who
 takes what is whole and finds the torn rest completed the next time it looks, or never, when its
 writer was killed. So nobody appends to a file that another process has written: a pilot has an
 outbox of its own, and every coordinator an inbox of its own to each pilot. No locks are relied
-upon, and clocks of two hosts are never compared: a beat is a number that changes.
+upon, and clocks of two hosts are never compared: a heartbeat is a number that changes.
 
 Guaranteed: frames arrive whole, once, in order. An outbox is on the server before ``flush``
 returns, so results survive the death of the pilot's host.
@@ -188,23 +188,24 @@ def has_assigned(folder: RunFolder, needs: Mapping[str, Any]) -> bool:
     )
 
 
-class Beat(NamedTuple):
-    """Which coordinator is the present one, a number that it raises, and whether it is closing."""
+class Heartbeat(NamedTuple):
+    """The coordinator's: session number, a counter that it raises, and whether it is closing."""
 
     session: int = 0
     number: int = 0
     is_closed: bool = False
 
 
-def read_beat(folder: RunFolder) -> Beat:
-    """The coordinator's last; a beat of session 0 when there has been none."""
+def read_heartbeat(folder: RunFolder) -> Heartbeat:
+    """The last one written; one of session 0 when there has been none."""
     try:
-        session, number, closed = folder.pilot_beat.read_text().split()
-        return Beat(int(session), int(number), closed == "closed")
+        session, number, closed = folder.pilot_heartbeat.read_text().split()
+        return Heartbeat(int(session), int(number), closed == "closed")
     except (FileNotFoundError, ValueError):
-        return Beat()
+        return Heartbeat()
 
 
-def write_beat(folder: RunFolder, beat: Beat) -> None:
-    state = "closed" if beat.is_closed else "open"
-    write_atomic(folder.pilot_beat, f"{beat.session} {beat.number} {state}\n".encode())
+def write_heartbeat(folder: RunFolder, heartbeat: Heartbeat) -> None:
+    state = "closed" if heartbeat.is_closed else "open"
+    text = f"{heartbeat.session} {heartbeat.number} {state}\n"
+    write_atomic(folder.pilot_heartbeat, text.encode())
