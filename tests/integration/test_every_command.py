@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -49,8 +50,8 @@ LOOKERS: dict[str, tuple[str, ...]] = {
 #: Commands that change a run, where there is something to change.
 CHANGERS = {"cancel", "retry", "resume"}
 
-KINDS = ("sweep", "map", "train", "fit", "agent", "run")
-FARMS = ("sweep", "map")
+KINDS = ("sweep", "element", "map", "train", "fit", "agent", "run")
+FARMS = ("sweep", "element", "map")
 
 
 def test_no_command_is_missing_here() -> None:
@@ -76,6 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         flags = ("--devices", "cpu:1", "--quiet", "--monitor-interval", "0", "--run-dir")
         main(["sweep", *flags, "runs/sweep", "f.py:f", "--grid", "x=1,2,3"])
+        main(["sweep", *flags, "runs/element", "f.py:f", "--grid", "x=1,2,3", "--part", "0/1"])
         main(
             ["map", *flags, "runs/map", "s.py:stage", "--input", "in.jsonl", "--output", "o.jsonl"]
         )
@@ -138,8 +140,21 @@ def _sql(path: Path, *commands: str) -> None:
     database.close()
 
 
+def copied_while_running(path: Path) -> None:
+    """A copy brings along who worked on the original, what it was asked and its last picture."""
+    stopped(path)
+    (path / "run.lock").touch()
+    (path / "run.pid").write_text(f"{os.getpid()} {socket.gethostname()}")
+    (path / "requests").mkdir(exist_ok=True)
+    (path / "requests" / "session").write_text("0123abc")
+    (path / "requests" / "cancel-0123abc").write_text("cancel")
+    (path / "status.json").write_text(json.dumps({"num_running": 1, "workers": [], "step": 1}))
+    (path / "identity.json").write_text(json.dumps({"id": "ab12", "inodes": [1, 2]}))
+
+
 STATES: dict[str, Callable[[Path], None]] = {
     "finished": lambda path: None,
+    "copied while running": copied_while_running,
     "not begun": not_begun,
     "stopped": stopped,
     "half listed": half_listed,
@@ -163,9 +178,16 @@ def _damage(path: Path, size: int) -> None:
 
 
 def copy_of(finished: Path, kind: str, state: str, place: Path) -> Path:
+    """The folder ``runs/it``; of an element its own below that of its array."""
     for name in ("f.py", "s.py", "t.py", "in.jsonl"):
         shutil.copy(finished / name, place / name)
     run = place / "runs" / "it"
+    if kind == "element":
+        shutil.copytree(finished / "runs" / "sweep", run)
+        record = {"elements": 1, "share": '--part "$SLURM_ARRAY_TASK_ID/1"', "job_id": None}
+        (run / "elements").mkdir()
+        (run / "elements" / "array.json").write_text(json.dumps(record))
+        run = run / "elements" / "0"
     shutil.copytree(finished / "runs" / kind, run)
     STATES[state](run)
     return run
@@ -192,7 +214,7 @@ def check_answer(done: CompletedProcess[str]) -> None:
 # ---------------------------------------------------------------------- looking
 
 #: Those that differ for every kind; the others are damage, which the same readers meet.
-_QUICK = ("finished", "not begun", "half listed", "odd run.json")
+_QUICK = ("finished", "not begun", "half listed", "copied while running", "odd run.json")
 
 
 @pytest.mark.parametrize(
@@ -208,14 +230,15 @@ def test_who_looks_answers_and_changes_nothing(
     for command, words in LOOKERS.items():
         if command == "report" and state not in ("not begun", "odd journal", "empty run.json"):
             continue  # it draws, which takes seconds; it has tests of its own
-        done = muster_main(command, *(() if command == "list" else ("runs/it",)), *words)
+        done = muster_main(command, *(() if command == "list" else (str(run),)), *words)
         check_answer(done)
         assert tree(run) == before, command
 
 
 #: What `status` and `list` call it; None: damaged, in which case `status` refuses.
 WORDS = {
-    "finished": {"sweep": "failed", "map": "done", **dict.fromkeys(KINDS[2:], "done")},
+    "finished": {**dict.fromkeys(KINDS, "done"), "sweep": "failed", "element": "failed"},
+    "copied while running": dict.fromkeys(KINDS, "stopped"),
     "not begun": dict.fromkeys(KINDS, "not begun"),
     "stopped": dict.fromkeys(KINDS, "stopped"),
     "half listed": dict.fromkeys(KINDS, "stopped"),
@@ -227,16 +250,18 @@ WORDS = {
 def test_one_word_for_how_it_stands(
     finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
 ) -> None:
-    copy_of(finished, kind, state, tmp_path)
-    status = json.loads(muster_main("status", "runs/it", "--json").stdout)
-    (listed,) = json.loads(muster_main("list", "--json").stdout)
+    run = copy_of(finished, kind, state, tmp_path)
+    status = json.loads(muster_main("status", str(run), "--json").stdout)
+    (listed,) = json.loads(muster_main("list", "--json", "--root", str(run.parent)).stdout)
     assert status["state"] == listed["state"] == WORDS[state][kind]
-    assert muster_main("status", "runs/it").stdout.startswith(f"it: {WORDS[state][kind]}\n")
+    assert muster_main("status", str(run)).stdout.startswith(f"{run.name}: {WORDS[state][kind]}\n")
     if state == "finished":
-        done = {"sweep": (2, 3), "map": (1, 1), "run": (None, None)}.get(kind, (4, 4))
+        done = {"sweep": (2, 3), "element": (2, 3), "map": (1, 1), "run": (None, None)}.get(
+            kind, (4, 4)
+        )
         assert (status["num_done"], status["num_total"]) == done
     elif state == "half listed" and kind in FARMS:
-        assert status["num_total"] == {"sweep": 3, "map": 1}[kind]  # as planned, not as listed
+        assert status["num_total"] == {"map": 1}.get(kind, 3)  # as planned, not as listed
 
 
 def test_a_damaged_run_does_not_hide_the_others(
@@ -319,8 +344,8 @@ def test_a_cancel_reaches_who_works_on_it_and_nobody_later(
     run = copy_of(finished, kind, "stopped", tmp_path)
     heard: list[bool] = []
     with at_work(run, heard):
-        assert muster_main("status", "runs/it").stdout.startswith("it: running\n")
-        done = muster_main("cancel", "runs/it")
+        assert muster_main("status", str(run)).stdout.startswith(f"{run.name}: running\n")
+        done = muster_main("cancel", str(run))
         assert done.returncode == 0 and "asked its" in done.stdout
     assert heard == [True]
     (run / "requests" / "cancel-0123").write_text("cancel")  # for a session that has ended
@@ -338,7 +363,7 @@ def test_where_nothing_is_left_to_cancel_nothing_changes(
 ) -> None:
     run = copy_of(finished, kind, state, tmp_path)
     before = tree(run)
-    done = muster_main("cancel", "runs/it")
+    done = muster_main("cancel", str(run))
     check_answer(done)
     assert "nothing to cancel" in done.stdout or done.returncode == 3
     assert tree(run) == before
@@ -361,13 +386,15 @@ def test_cancel_of_an_array_asks_its_elements(
     assert tree(run) == before
 
 
+@pytest.mark.parametrize("state", ["stopped", "copied while running"])
 @pytest.mark.parametrize("kind", FARMS)
 def test_open_tasks_of_a_stopped_run_are_cancelled(
-    finished: Path, kind: str, muster_main: Main, tmp_path: Path
+    finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
 ) -> None:
-    copy_of(finished, kind, "stopped", tmp_path)
-    assert "cancelled what had not ended" in muster_main("cancel", "runs/it").stdout
-    assert json.loads(muster_main("status", "runs/it", "--json").stdout)["state"] == "cancelled"
+    """Of a copy its own: the process that works on the original is not asked."""
+    run = copy_of(finished, kind, state, tmp_path)
+    assert "cancelled what had not ended" in muster_main("cancel", str(run)).stdout
+    assert json.loads(muster_main("status", str(run), "--json").stdout)["state"] == "cancelled"
 
 
 def test_a_cancelled_map_goes_on(finished: Path, muster_main: Main, tmp_path: Path) -> None:
@@ -398,7 +425,7 @@ def test_what_was_ended_before_its_first_save_is_not_called_saved(
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "odd run.json"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sweep"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("sweep", "element")])
 def test_retry_is_for_sweeps(
     finished: Path, kind: str, state: str, muster_main: Main, tmp_path: Path
 ) -> None:
@@ -437,12 +464,13 @@ def test_what_cannot_be_resumed_says_what_to_do(
     assert tree(run) == before
 
 
+@pytest.mark.parametrize("kind", ["sweep", "element"])
 def test_flags_may_stand_before_the_target_and_before_the_run(
-    finished: Path, muster_main: Main, tmp_path: Path
+    finished: Path, kind: str, muster_main: Main, tmp_path: Path
 ) -> None:
     """The command line of this fixture has its flags first, as many people write it."""
-    copy_of(finished, "sweep", "finished", tmp_path)
-    done = muster_main("resume", "--dry-run", "--retries", "2", "runs/it")
+    run = copy_of(finished, kind, "finished", tmp_path)
+    done = muster_main("resume", "--dry-run", "--retries", "2", str(run))
     assert done.returncode == 0, done.stderr
     assert "f.py:f" in done.stdout and "(continued)" in done.stdout
 
@@ -468,15 +496,15 @@ def test_a_folder_that_one_may_only_read(
         words: Any
         for command, words in LOOKERS.items():
             if command not in ("report", "export"):
-                run_word = () if command == "list" else ("runs/it",)
+                run_word = () if command == "list" else (str(run),)
                 done = muster_main(command, *run_word, *words, folder=others_see)
                 check_answer(done)
         for command in ("cancel", "retry"):
-            check_answer(muster_main(command, "runs/it", folder=others_see))
-        state = muster_main("status", "runs/it", folder=others_see).stdout.splitlines()[0]
+            check_answer(muster_main(command, str(run), folder=others_see))
+        state = muster_main("status", str(run), folder=others_see).stdout.splitlines()[0]
     finally:
         os.seteuid(0)
-    assert state == f"it: {WORDS['finished'][kind]}"
+    assert state == f"{run.name}: {WORDS['finished'][kind]}"
     assert tree(run) == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 
 import pytest
 from tests.conftest import MusterCli
+from tests.programs import read_program
 
 import muster
 from muster.api.gangs import GangOptions
-from muster.api.train import check_job, job_of_target, train_here
+from muster.api.train import check_job, job_of_target, plan_training, train_here
 from muster.base.code import code_of
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.target import parse_target
 from muster.gang.topology import Topology
+from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 from muster.train.entry import train
 from muster.train.task import make_task
@@ -87,6 +90,34 @@ def test_a_training_of_an_older_muster_goes_on(here: Path) -> None:
     (here / "r/run.json").write_text(json.dumps({**record, "code": {}}))
     path.unlink()  # damaged as well: nothing is known of the code
     fit(here)
+
+
+def test_the_code_of_an_agent_is_checked_as_well(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHAOS_PIDS", str(here))
+    (here / "recall.py").write_text("import slope_helper\n" + read_program("recall_agent.py"))
+    defaults = {"num_envs": 8, "rollout_steps": 8, "batch_size": 4, "tensorboard": False}
+    job = job_of_target(
+        "recall.py:Recaller", {}, PpoConfig.of(defaults, num_steps=64), run_dir=here / "r"
+    )
+    assert train_here(job, None, print).exit_code == 0
+    assert sorted(checkpoint(here)["code"]) == ["recall.py", "slope_helper.py"]
+    results = (here / "r/training_results.json").read_bytes()
+    (here / "slope_helper.py").write_text("SLOPE = -2.0\n")
+    job = dataclasses.replace(job)  # which has read its files before
+    with pytest.raises(PlanMismatchError, match=r"slope_helper\.py") as error:
+        train_here(job, None, print)
+    assert "recall.py" not in str(error.value)
+    with pytest.raises(PlanMismatchError, match=r"slope_helper\.py"):
+        plan_training(job, GangOptions())
+    assert (here / "r/training_results.json").read_bytes() == results
+    said: list[str] = []
+    train_here(job, None, said.append, GangOptions(allow_changed_code=True))
+    assert "note       going on with changed code: slope_helper.py" in said
+    assert train_here(job, None, print, GangOptions(restart=True)).exit_code == 0
+    assert train_here(job, None, print).exit_code == 0
+    assert len(list(here.glob("r.before-*"))) == 1
 
 
 def test_restart_under_another_launcher_is_refused(here: Path) -> None:
