@@ -1,4 +1,6 @@
-"""What a stage needs to ask a language model; see docs/engines.md.
+"""What a stage needs to ask a language model, and to load from the Hugging Face hub.
+
+See docs/engines.md.
 
 lent = await generation.shared(EngineSpec(model="..."), device)
 completion = await lent.engine.generate(Request(prompt="...", seed=1))
@@ -18,6 +20,7 @@ from muster.pipeline.engines.engine import (
     Sampling,
     shared,
 )
+from muster.pipeline.sources.hub import is_hub_reachable, use_cache_if_unreachable
 from muster.pipeline.stages import METER
 
 __all__ = [
@@ -31,5 +34,7 @@ __all__ = [
     "Request",
     "RequestError",
     "Sampling",
+    "is_hub_reachable",
     "shared",
+    "use_cache_if_unreachable",
 ]

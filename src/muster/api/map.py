@@ -247,6 +247,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
             published = publish(
                 folder, with_metadata(job.output, source), after,
                 keep_parts=job.settings.keep_parts,
+                has_ids=job.settings.keeps_ids and "id" in source.describe()["columns"],
                 appender=None if growing is None else growing.appender,
             )  # fmt: skip
     if growing is not None:

@@ -20,7 +20,7 @@ from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.farm.view import RunView
-from muster.pipeline.sinks.merge import merge
+from muster.pipeline.sinks.merge import merge, repeated_ids
 from muster.pipeline.sinks.spec import Part, SinkSpec
 from muster.pipeline.sinks.unordered import Appender, check_growable
 from muster.pipeline.sources.files import find_files
@@ -138,9 +138,13 @@ def publish(
     counts: Tally,
     *,
     keep_parts: bool,
+    has_ids: bool = False,
     appender: Appender | None = None,
 ) -> Published:
-    """Write the output, note what it is, and only then remove the chunks' files."""
+    """Write the output, note what it is, and only then remove the chunks' files.
+
+    ``has_ids``: its records have ids of their own, so that several may have the same.
+    """
     parts = parts_of(folder)
     allow_output(folder, sink)
     if appender is None:
@@ -149,6 +153,8 @@ def publish(
         for part in parts:
             appender.add(part)
         merged = appender.finish(parts, errors=folder.errors_jsonl)
+        parts = appender.in_order(parts)
+    repeated = repeated_ids(parts) if has_ids else None
     stat = sink.path.stat()
     published = Published(
         output=str(sink.path.absolute()),
@@ -158,7 +164,7 @@ def publish(
         rejected=merged.num_errors,
         dropped=counts.num_dropped,
         rows_in=counts.num_in,
-        notes=tuple(merged.notes),
+        notes=(*merged.notes, *([repeated] if repeated else [])),
     )
     write_json(folder.published_json, published)
     folder.publishing_json.unlink()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster import MissingPackageError, SetupError
-from muster.generation import METER
+from muster.generation import METER, use_cache_if_unreachable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,8 @@ class Encoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
+        if not Path(model).exists():
+            use_cache_if_unreachable()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
             self._model: Any = AutoModel.from_pretrained(model)

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from muster import MissingPackageError, SetupError
+from muster.generation import is_hub_reachable
 from muster_recipes.reasoning.config import ReasoningConfig
 from muster_recipes.reasoning.datasets_table import DATA_SETS
 from muster_recipes.reasoning.sources import source_of
@@ -33,6 +34,8 @@ def _refresh_data(config: ReasoningConfig) -> str:
     _need("datasets", "datasets")
     import datasets  # type: ignore[import-untyped]
 
+    if not Path(name).exists():
+        _need_hub(f"the data set {name}")
     for one in configs:
         try:
             builder = datasets.load_dataset_builder(
@@ -58,6 +61,7 @@ def _refresh_model(config: ReasoningConfig) -> str:
     _need("huggingface_hub", "transformers")
     import huggingface_hub
 
+    _need_hub(f"the model {name}")
     try:
         huggingface_hub.snapshot_download(name, force_download=True)
     except (OSError, ValueError) as error:
@@ -71,3 +75,12 @@ def _refresh_model(config: ReasoningConfig) -> str:
 def _need(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise MissingPackageError("--force-download", package, extra)
+
+
+def _need_hub(what: str) -> None:
+    """Offline, the libraries would take the cached copy and say nothing."""
+    if not is_hub_reachable():
+        raise SetupError(
+            f"Cannot fetch {what}: the Hugging Face hub cannot be reached.",
+            hint="check the network; without --force-download the cached copy is used.",
+        )

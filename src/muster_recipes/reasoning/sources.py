@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muster import MissingPackageError, SetupError, UnknownNameError, UsageError
+from muster.generation import use_cache_if_unreachable
 from muster_recipes.arith.config import MAX_DIFFICULTY
 from muster_recipes.arith.problems import make
 from muster_recipes.reasoning.config import ReasoningConfig
@@ -128,7 +128,13 @@ def _joined(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
     """The rows of all configurations, each one with its name in the column ``subject``."""
     if importlib.util.find_spec("datasets") is None:
         raise MissingPackageError(f"Reading {item.key} from the hub", "datasets", "datasets")
-    return itertools.chain.from_iterable(_rows(item.hub, name, split) for name in item.configs)
+    return _all_rows(item, split)
+
+
+def _all_rows(item: DataSet, split: str) -> Iterator[dict[str, Any]]:
+    use_cache_if_unreachable()
+    for name in item.configs:
+        yield from _rows(item.hub, name, split)
 
 
 def _rows(hub: str, name: str, split: str) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import muster_recipes.digits
 from muster import SetupError, UsageError
+from muster.generation import use_cache_if_unreachable
 from muster_recipes.digits.files import read_mnist
 
 EMBEDDED = "digits"
@@ -124,6 +125,7 @@ def hub_rows(dataset: str) -> Any:
     """Both parts of a set on the hub, from its cache if they are there."""
     import datasets  # type: ignore[import-untyped]
 
+    use_cache_if_unreachable()
     try:
         return datasets.load_dataset(HUB_NAMES[dataset])
     except (OSError, ValueError, RuntimeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,24 @@ MODEL = """
 from muster.generation import EngineSpec
 from muster.pipeline.engines.loading import load
 load(EngineSpec(model="Qwen/Qwen2.5-0.5B"), "cpu")
+"""
+JOINED = """
+from muster_recipes.reasoning.config import ReasoningConfig
+from muster_recipes.reasoning.sources import source_of
+next(source_of(ReasoningConfig(dataset="math")).records)
+"""
+SSVAE = """
+from muster_recipes.ssvae.dataset import hub_rows
+hub_rows("mnist")
+"""
+ENCODER = """
+from muster_recipes.embed.encoder import Encoder
+Encoder("a/b", "cpu", pooling="mean", normalize=True, max_length=8, dtype="auto")
+"""
+FORCED = """
+from muster_recipes.reasoning.config import ReasoningConfig
+from muster_recipes.reasoning.hub import refresh
+refresh(ReasoningConfig({}))
 """
 QUIET = """
 from muster_recipes.reasoning.host import Host, prepare
@@ -44,6 +63,18 @@ def run(code: str, tmp_path: Path) -> str:
     [
         (DATA, "SetupError: Cannot reach the hub for hf:openai/gsm8k"),
         (MODEL, "SetupError: The model 'Qwen/Qwen2.5-0.5B' cannot be loaded"),
+        (JOINED, "SetupError: Cannot load EleutherAI/hendrycks_math (algebra, train)"),
+        (SSVAE, "SetupError: Cannot fetch the data set ylecun/mnist"),
+        (ENCODER, "SetupError: Cannot load the encoder a/b"),
+        (
+            FORCED.format("dataset='math'"),
+            "SetupError: Cannot fetch the data set EleutherAI/hendrycks_math: the Hugging Face "
+            "hub cannot be reached.",
+        ),
+        (
+            FORCED.format("model='a/b'"),
+            "SetupError: Cannot fetch the model a/b: the Hugging Face hub cannot be reached.",
+        ),
     ],
 )
 def test_what_is_not_in_the_cache_is_refused_at_once(code: str, says: str, tmp_path: Path) -> None:
@@ -54,3 +85,16 @@ def test_what_is_not_in_the_cache_is_refused_at_once(code: str, says: str, tmp_p
 
 def test_no_warnings_holds_for_what_the_hub_library_logs(tmp_path: Path) -> None:
     assert run(QUIET, tmp_path).strip() == "ended"
+
+
+def test_everything_that_asks_the_hub_looks_first_whether_it_is_there() -> None:
+    source = Path(__file__).parents[3] / "src"
+    asks = re.compile(r"\.(load_dataset(_builder)?|snapshot_download|from_pretrained)\(")
+    found = {
+        path.relative_to(source).as_posix(): path.read_text()
+        for path in source.rglob("*.py")
+        if asks.search(path.read_text()) and "local_files_only=True" not in path.read_text()
+    }
+    assert len(found) >= 6
+    looks = ("use_cache_if_unreachable()", "is_hub_reachable()")
+    assert [name for name, text in found.items() if not any(call in text for call in looks)] == []

@@ -188,6 +188,7 @@ def test_a_set_of_the_hub_is_read_as_its_files_are(
         for part, (pixels, labels) in zip(("train", "test"), written.values(), strict=True)
     }
     asked = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or parts)
     from_hub, from_files = pool.load("mnist"), pool.load("mnist", tmp_path)
     assert asked == ["ylecun/mnist"]

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
@@ -22,6 +23,7 @@ from muster.pipeline.engines.engine import (
     Watchdog,
 )
 from muster.pipeline.engines.loading import prompt_text
+from muster.pipeline.sources.hub import use_cache_if_unreachable
 from muster.pipeline.stages import METER
 
 _DEFAULT_CONCURRENCY = 256
@@ -60,6 +62,8 @@ class VllmEngine:
                 hint="use --engine transformers.",
             )
         options: dict[str, Any] = {"quantization": "bitsandbytes"} if self._quantizes else {}
+        if not Path(self._spec.model).exists():
+            use_cache_if_unreachable()
         transformers: Any = importlib.import_module("transformers")
         arguments: Any = importlib.import_module("vllm.engine.arg_utils")
         engines: Any = importlib.import_module("vllm.v1.engine.async_llm")

@@ -6,10 +6,13 @@ import ctypes
 import errno
 import glob
 import hashlib
+import itertools
+import json
 import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +23,11 @@ from muster.base.atomic_files import explain_os_error, replacing, sync_folder
 from muster.base.codec import to_json
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.sinks.formats import Encoder, encoder_for
-from muster.pipeline.sinks.parts import by_shard, error_blocks
+from muster.pipeline.sinks.parts import batches, by_shard, error_blocks
 from muster.pipeline.sinks.spec import MANIFEST, Format, Part, SinkSpec, prepare_place
 
+#: Hashes of ids that are read at once.
+_HASHES = 1 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -150,6 +155,61 @@ def merge(parts: Sequence[Part], spec: SinkSpec, *, errors: Path) -> Merged:
         num_bytes=num_bytes,
         notes=encoder.notes,
     )
+
+
+def repeated_ids(parts: Sequence[Part]) -> str | None:
+    """A sentence when several records of the output have one id; None when no two have.
+
+    Memory does not depend on how many there are: eight bytes of each id go through a file, and as
+    many of them are compared at a time as fit into some megabytes.
+    """
+    import numpy as np
+
+    num_ids = num_repeats = example = 0
+    with tempfile.TemporaryFile() as file:
+        for text in _ids(parts):
+            if text:
+                file.write(_hash(text))
+                num_ids += 1
+        num_passes = num_ids // (4 * _HASHES) + 1
+        for number in range(num_passes):
+            file.seek(0)
+            chosen = [np.zeros(0, np.uint64)]
+            while data := file.read(8 * _HASHES):
+                block = np.frombuffer(data, np.uint64)
+                chosen.append(block[block % np.uint64(num_passes) == number])
+            found, counts = np.unique(np.concatenate(chosen), return_counts=True)
+            num_repeats += int(counts.sum()) - len(found)
+            if not example and counts.max(initial=0) > 1:
+                example = int(found[counts.argmax()])
+    if not num_repeats:
+        return None
+    wanted = example.to_bytes(8, sys.byteorder)
+    same = ((n, text) for n, text in enumerate(_ids(parts), 1) if text and _hash(text) == wanted)
+    (first, text), (second, _) = itertools.islice(same, 2)
+    have = "record has" if num_repeats == 1 else "records have"
+    return (
+        f"{num_repeats:,} {have} the id of an earlier record; all are kept ({text} is the id of "
+        f"records {first:,} and {second:,} of the output)"
+    )
+
+
+def _ids(parts: Iterable[Part]) -> Iterator[str]:
+    """Of every record its id as JSON; empty where it has none."""
+    for batch in batches(parts):
+        there = None if batch.carried is None else batch.carried.batch
+        if there is not None and "id" in there.schema.names:
+            from muster.pipeline.arrow import values_of
+
+            ids = values_of(there.column("id"))
+        else:
+            ids = [record.get("id") for record in batch.records]
+        for value in ids:
+            yield "" if value is None else json.dumps(value, default=str)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def merge_errors(parts: Iterable[Part], path: Path) -> None:

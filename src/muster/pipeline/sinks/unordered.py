@@ -107,6 +107,11 @@ class Appender:
             num_bytes=path.stat().st_size,
         )
 
+    def in_order(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts as they stand in the output."""
+        places = {key: place for place, key in enumerate(self._entries)}
+        return sorted(parts, key=lambda part: places[part.order, part.start, part.stop])
+
     def close(self) -> None:
         for handle in (self._data, self._log):
             if handle >= 0:

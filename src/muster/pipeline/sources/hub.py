@@ -23,8 +23,25 @@ from muster.pipeline.sources.unpack import spool_stream
 
 _LIMIT_S = 3.0
 _PAUSE_S = 1.0
+_CONSTANTS = "huggingface_hub.constants"
 #: What says that there is no way to the hub, by any HTTP library; others are answers or hiccups.
 _NO_WAY = {"ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "SSLError"}
+
+
+def is_hub_reachable() -> bool:
+    """Whether the hub answers. True without its package, because who needs that says so."""
+    try:
+        # Names, because the package is optional and its types change from version to version.
+        constants: Any = importlib.import_module(_CONSTANTS)
+        utils: Any = importlib.import_module("huggingface_hub.utils")
+    except ImportError:
+        return True
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if _answers(constants, utils):
+        return True
+    time.sleep(_PAUSE_S)  # a name server that was busy for a moment
+    return _answers(constants, utils)
 
 
 def use_cache_if_unreachable() -> None:
@@ -32,25 +49,15 @@ def use_cache_if_unreachable() -> None:
 
     The libraries try each file six times otherwise, half a minute long and with a line each.
     """
-    try:
-        # Names, because the package is optional and its types change from version to version.
-        hub: Any = importlib.import_module("huggingface_hub")
-        utils: Any = importlib.import_module("huggingface_hub.utils")
-    except ImportError:
-        return  # who needs it says so
-    if _answers(hub, utils):
-        return
-    time.sleep(_PAUSE_S)  # a name server that was busy for a moment
-    if _answers(hub, utils):
-        return
-    hub.constants.HF_HUB_OFFLINE = True
-    if "datasets" in sys.modules:  # it has made a copy
-        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+    if not is_hub_reachable():
+        importlib.import_module(_CONSTANTS).HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:  # it has made a copy
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
 
 
-def _answers(hub: Any, utils: Any) -> bool:
+def _answers(constants: Any, utils: Any) -> bool:
     try:
-        utils.get_session().head(hub.constants.ENDPOINT, timeout=_LIMIT_S)
+        utils.get_session().head(constants.ENDPOINT, timeout=_LIMIT_S)
     except Exception as error:  # each version has its own HTTP library
         return type(error).__name__ not in _NO_WAY
     return True

@@ -1,0 +1,87 @@
+"""Two records with one id: both are kept, and the summary counts and names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import muster
+from muster.pipeline.sinks.formats import read_output
+from muster.pipeline.sinks.spec import spec_of
+
+STAGE = "def same(record):\n    return record\n"
+IDS = ["a", "b", "a", "c", "b", "a"]
+ROWS = [{"id": id_, "n": n} for n, id_ in enumerate(IDS)]
+Cli = Callable[..., CompletedProcess[str]]
+
+
+def same(record: dict[str, object]) -> dict[str, object]:
+    return record
+
+
+def write(path: Path) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif path.suffix == ".csv":
+        path.write_text("id,n\n" + "".join(f"{row['id']},{row['n']}\n" for row in ROWS))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def ids(output: str) -> list[str]:
+    return [record["id"] for record in read_output(spec_of(output))]
+
+
+@pytest.mark.parametrize("source", ["in.jsonl", "in.csv", "in.parquet"])
+@pytest.mark.parametrize("more", [["--output", "out.jsonl"], ["--output", "out.parquet"]])
+def test_no_row_is_lost_and_the_note_names_the_first_two(
+    tmp_path: Path, muster_main: Cli, source: str, more: list[str]
+) -> None:
+    (tmp_path / "stage.py").write_text(STAGE)
+    write(tmp_path / source)
+    words = ["map", "stage.py:same", "--input", source, "--on", "inline", *more]
+    for _ in range(2):  # a finished run says it again
+        done = muster_main(*words)
+        assert done.returncode == 0, done.stderr
+        text = " ".join(done.stdout.split())
+        assert "3 records have the id of an earlier record; all are kept" in text
+        assert '"a" is the id of records 1 and 3 of the output' in text
+    assert ids(str(tmp_path / more[-1])) == IDS
+
+
+@pytest.mark.parametrize("more", [[], ["--unordered"]])
+def test_a_run_that_goes_on_from_its_chunks_counts_them_all(
+    tmp_path: Path, muster_main: Cli, more: list[str]
+) -> None:
+    (tmp_path / "stage.py").write_text(STAGE)
+    write(tmp_path / "in.jsonl")
+    words = ["map", "stage.py:same", "--input", "in.jsonl", "--output", "out.csv", "--on", "inline"]
+    words += ["--chunk-rows", "1", "--keep-parts", *more]
+    assert muster_main(*words).returncode == 0
+    (tmp_path / "out.csv").unlink()
+    again = muster_main(*words)
+    assert "3 records have the id" in " ".join(again.stdout.split())
+    assert ids(str(tmp_path / "out.csv")) == IDS
+
+
+def test_an_iterable_is_a_source_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = muster.map(same, iter(ROWS), "out/", executor="inline")
+    assert done.num_out == len(IDS)
+    assert any("3 records have the id of an earlier record" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"n": n} for n in range(6)], [{"id": n} for n in range(6)], [{"id": None}] * 3]
+)
+def test_ids_that_differ_or_are_none_are_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert muster.map(same, iter(rows), "out.jsonl", executor="inline").notes == ()
