@@ -317,6 +317,31 @@ while True: time.sleep(0.05)
     assert alive(pids_in(tmp_path, "rank-*")) == []
 
 
+def test_what_a_rank_raises_while_it_is_stopped_is_shown(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        PLAIN
+        + """
+def save(*_):
+    if rank == 1:
+        raise ValueError("the shelf is full")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+everybody("rank")
+print("all up")
+while True: time.sleep(0.05)
+""",
+    )
+    words = ["-m", "muster", "run", "--devices", "cpu:2", "train.py"]
+    child = pexpect.spawn(sys.executable, words, cwd=str(tmp_path), timeout=300)
+    child.expect("all up")
+    child.sendintr()
+    child.expect("rank 1 of 2 failed: ValueError: the shelf is full")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+
+
 def test_two_gangs_at_the_same_moment_do_not_meet(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -6,6 +6,7 @@ them are faster to say so. The culprit is the first rank whose end does not look
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,19 @@ def find_culprit(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The rank that failed first of its own; None when none failed."""
     failed = [end for end in ends if end.code != 0]
     return min(failed, key=_guilt, default=None)
+
+
+def raised_while_stopping(ends: Sequence[RankEnd]) -> list[RankEnd]:
+    """Of a gang that was asked to end: the ranks that raised an exception of their own meanwhile.
+
+    A rank that merely ended, by the signal or because the others had gone, did what it was asked.
+    """
+    raised = [
+        dataclasses.replace(end, was_stopped=False)
+        for end in ends
+        if end.error is not None and end.error.type != "KeyboardInterrupt"
+    ]
+    return [end for end in raised if consequence(end) is None]
 
 
 def report(

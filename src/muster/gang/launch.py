@@ -39,7 +39,14 @@ from muster.base.reaper import Reaper
 from muster.base.settings import RUN_MARKER, child_environment
 from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.base.tail import Tail, last_lines
-from muster.gang.blame import RankEnd, RankError, find_culprit, read_rank_error, report
+from muster.gang.blame import (
+    RankEnd,
+    RankError,
+    find_culprit,
+    raised_while_stopping,
+    read_rank_error,
+    report,
+)
 from muster.gang.spec import Entry, GangSpec, Script
 
 __all__ = [
@@ -309,6 +316,8 @@ class _Launch:
             )
             for end in ends
         ]
+        if self._stopped_by:
+            full = raised_while_stopping(full)
         culprit = find_culprit(full)
         if culprit is None or (self._stall and all(end.was_stopped for end in full if end.code)):
             return
@@ -350,7 +359,7 @@ class _Launch:
         folder = self._spec.folder
         state = self._done.get("state", "")
         if self._stopped_by:
-            report_lines, code = (), self._code_of_stop()
+            code = self._code_of_stop()
         elif broken or state == "broken":
             words = broken or self._done["message"]
             log = folder.agent_log(self._spec.node_rank)

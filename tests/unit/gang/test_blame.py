@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.gang.blame import MAX_LINES, RankEnd, RankError, consequence, find_culprit, report
+from muster.gang.blame import (
+    MAX_LINES,
+    RankEnd,
+    RankError,
+    consequence,
+    find_culprit,
+    raised_while_stopping,
+    report,
+)
 
 LOG = Path("runs/x/logs/rank-1.log")
 
@@ -128,3 +136,16 @@ def test_a_report_is_short_and_names_a_rank_that_failed(ends: list[RankEnd]) -> 
     assert lines[0].startswith(f"rank {culprit.rank} of 8 ")
     own = [end for end in ends if end.code != 0 and consequence(end) is None]
     assert not own or culprit in own
+
+
+def test_only_what_a_rank_raised_of_its_own_is_told_of_a_gang_that_was_stopped() -> None:
+    ends = [
+        RankEnd(rank=0, code=-15, time_s=1.0, was_stopped=True),
+        RankEnd(rank=1, code=130, time_s=1.0, was_stopped=True, error=error("KeyboardInterrupt")),
+        RankEnd(rank=2, code=1, time_s=1.0, was_stopped=True, error=error(CLOSED)),
+        RankEnd(rank=3, code=1, time_s=1.2, was_stopped=True, error=error("ValueError: full")),
+    ]
+    own = raised_while_stopping(ends)
+    assert [end.rank for end in own] == [3]
+    assert report(own, world_size=4, log=LOG)[0] == "rank 3 of 4 failed: ValueError: full"
+    assert report(raised_while_stopping(ends[:3]), world_size=4, log=LOG) == ()
