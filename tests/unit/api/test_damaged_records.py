@@ -15,7 +15,7 @@ from muster.api.map_publish import check_output, read_published, with_columns
 from muster.api.ranks import rank_failures
 from muster.api.report.about import time_facts
 from muster.api.runs import Run
-from muster.api.train import _last_word, _Refused
+from muster.api.train import _Refused
 from muster.base.errors import MusterError
 from muster.cli.commands import look
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
@@ -27,6 +27,7 @@ from muster.rank.meter import remembered_micro_batch
 from muster.rank.record import read_metrics
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
+from muster.run.state import last_word
 from muster.slurm.job import read_job
 
 RUN = {
@@ -68,7 +69,7 @@ def status(folder: RunFolder) -> object:
 
 
 def refusal(folder: RunFolder) -> object:
-    return _Refused(_last_word(folder))
+    return _Refused(last_word(folder))
 
 
 #: file → (a good record, who reads it)
