@@ -132,6 +132,8 @@ _COMMON: dict[str, Any] = {
     "earlier": EarlierWorkFlags,
     "run": MapRunFlags,
 }
+#: Of a training on several nodes; a map has one coordinator, see decision 0018.
+_OF_NODES = ("nodes", "num_nodes", "nnodes", "node_rank", "master_addr", "master_port")
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
 
@@ -166,6 +168,7 @@ def parse_map(argv: list[str], text: str) -> Parsed:
 
 def _of_recipe(recipe: MapRecipe, word: str, words: list[str]) -> Parsed:
     own = {field.name for field in dataclasses.fields(recipe.config)}
+    _refuse_nodes(words, own)
     groups = {name: _without(kind, own) for name, kind in _COMMON.items()}
     doc = (recipe.config.__doc__ or "").strip()
     kind = bundle("MapRecipe", {"recipe": recipe.config, **groups})
@@ -193,17 +196,32 @@ def _of_target(target: str, words: list[str], text: str) -> Parsed:
             raise UnknownNameError("pipeline", target, names_of(MapRecipe)) from None
         raise
     groups = dict(_COMMON)
+    own: set[str] = set()
     if isinstance(found, type) and dataclasses.is_dataclass(found):
         from muster.cli.settings_class import settings_of
 
         own = {field.name for field in dataclasses.fields(found)}
         groups = {"stage": settings_of(found), **{n: _without(k, own) for n, k in groups.items()}}
+    _refuse_nodes(words, own)
     flags: Any = parse(bundle("Map", groups), words, f"map {target}", text)
     values = dataclasses.asdict(flags.stage) if "stage" in groups else {}
     specs = specs_of_text(target, values, Path.cwd())
     options = _options(flags)
     name = target.rpartition(":")[2].rpartition(".")[2]
     return Parsed(job=_job(name, specs, flags), options=options, run=flags.run)
+
+
+def _refuse_nodes(words: list[str], own: set[str]) -> None:
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in _OF_NODES and name not in own:
+            raise UsageError(
+                f"muster map has no --{name.replace('_', '-')}: one coordinator gives chunks to "
+                "workers on all nodes.",
+                hint="use --on slurm or --on ray with --workers. By hand, give each node its rows "
+                "with --skip and --limit and an --output of its own; ids stay rows of the whole "
+                "input, and JSON lines can be joined end to end.",
+            )
 
 
 def _job(
