@@ -31,10 +31,7 @@ DOORS = {
     ),
     "matplotlib": (
         "muster_recipes/",
-        "muster/train/curves.py",
-        "muster/rl/curves.py",
-        "muster/monitor/figure.py",
-        "muster/api/report/figures.py",
+        "muster/plotting.py",
     ),
     "gymnasium": ("muster/rl/gymnasium_spaces.py", "muster_recipes/"),
     "muster.gang": (

@@ -1,4 +1,4 @@
-"""The picture of a run's samples. The only place of the monitor that needs matplotlib."""
+"""The picture of a run's samples: time to the right, a line per device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from muster.base.atomic_files import replacing
+from muster import plotting
 from muster.monitor.sample import HOST, Row
 
 _MOST_POINTS = 1500
@@ -38,27 +38,23 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
 
     A gap in the samples is a gap in the line; a cross on the zero line marks a lost GPU.
     """
-    from matplotlib.figure import Figure
-
     lines = _by_device(rows)
     panels = [panel for panel in _PANELS if _curves(panel, lines)]
     if not panels:
         panels = list(_PANELS[:1])
     start_s = _seconds(rows[0]) if rows else 0.0
     unit, scale = _time_unit(_seconds(rows[-1]) - start_s if rows else 0.0)
-    figure = Figure(figsize=(10, 1.0 + 1.7 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    figure, axes = plotting.panels(len(panels), 1, (10, 1.0 + 1.7 * len(panels)), sharex=True)
     for axis, panel in zip(axes, panels, strict=True):
         for label, style, curve, read in _curves(panel, lines):
             x, y = _points(curve, read)
             axis.plot([(value - start_s) / scale for value in x], y, label=label, **style)
         if panel[0] == "utilisation":
             _mark_lost(axis, lines, start_s, scale)
-        _dress(axis, panel)
+        _finish(axis, panel)
     axes[-1].set_xlabel(f"{unit} since {rows[0].time_utc[:19]} UTC" if rows else unit)
     figure.suptitle(title, fontsize=10)
-    with replacing(path) as beside:
-        figure.savefig(beside, dpi=120, format="png")
+    plotting.save(figure, path)
 
 
 def _curves(panel: Any, lines: dict[str, list[Row]]) -> list[tuple[str, Any, list[Row], _Read]]:
@@ -116,18 +112,14 @@ def _mark_lost(axis: Any, lines: dict[str, list[Row]], start_s: float, scale: fl
             axis.plot(x, [0.0] * len(x), "x", ms=5, color=color, label=f"{name} lost")
 
 
-def _dress(axis: Any, panel: Any) -> None:
+def _finish(axis: Any, panel: Any) -> None:
     title, unit, _, _ = panel
-    axis.set_title(title, fontsize=9, loc="left")
-    axis.set_ylabel(unit)
+    plotting.dress(axis, title=title, y=unit)
     if unit == "%":
         axis.set_ylim(-4, 104)
     else:
         axis.set_ylim(bottom=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    plotting.legend(axis, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _time_unit(duration_s: float) -> tuple[str, float]:

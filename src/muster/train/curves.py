@@ -6,47 +6,53 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.base.atomic_files import replacing
+from muster import plotting
 
 _MOST_POINTS = 2000
 
 
 def draw_curves(path: Path, lines: Sequence[dict[str, Any]], monitor: str, title: str) -> None:
     """Write a PNG from the lines of a metrics.jsonl."""
-    from matplotlib.figure import Figure
-
     steps = [line for line in lines if line["kind"] == "train"]
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure, (left, middle, right) = plotting.panels(1, 3, (11, 3.6))
     thin = steps[:: max(1, len(steps) // _MOST_POINTS)]
     x = [line["step"] for line in thin]
-    left.plot(x, [line["loss"] for line in thin], lw=0.6, alpha=0.45, color="C0")
-    left.plot(x, _smooth([line["loss"] for line in thin]), color="C0", label="training (smoothed)")
+    left.plot(x, [line["loss"] for line in thin], lw=0.6, alpha=0.45, color=plotting.BLUE)
+    left.plot(
+        x,
+        _smooth([line["loss"] for line in thin]),
+        color=plotting.BLUE,
+        label="training (smoothed)",
+    )
     if evaluations and "loss" in evaluations[0]:
         at = [line["step"] for line in evaluations]
         left.plot(
-            at, [line["loss"] for line in evaluations], "o-", ms=3, color="C1", label="validation"
+            at,
+            [line["loss"] for line in evaluations],
+            "o-",
+            ms=3,
+            color=plotting.ORANGE,
+            label="validation",
         )
     if thin and min(line["loss"] for line in thin) > 0:
         left.set_yscale("log")
-    left.set_title("loss")
-    left.legend(frameon=False, fontsize=8)
+    plotting.legend(left)
     name = monitor if monitor != "loss" else next(iter(_others(evaluations)), monitor)
     known = [line for line in evaluations if name in line]
     middle.plot(
-        [line["step"] for line in known], [line[name] for line in known], "o-", ms=3, color="C2"
+        [line["step"] for line in known],
+        [line[name] for line in known],
+        "o-",
+        ms=3,
+        color=plotting.GREEN,
     )
-    middle.set_title(f"validation {name}")
-    right.plot(x, [line["lr"] for line in thin], color="C3")
-    right.set_title("learning rate")
-    for axis in (left, middle, right):
-        axis.set_xlabel("optimizer step")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+    right.plot(x, [line["lr"] for line in thin], color=plotting.PINK)
+    titles = ("loss", f"validation {name}", "learning rate")
+    for axis, text in zip((left, middle, right), titles, strict=True):
+        plotting.dress(axis, title=text, x="optimizer step")
     figure.suptitle(title, fontsize=10)
-    with replacing(path) as beside:
-        figure.savefig(beside, dpi=120, format="png")
+    plotting.save(figure, path)
 
 
 def _others(evaluations: Sequence[dict[str, Any]]) -> list[str]:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from muster import plotting
 from muster.agents import Episodes, interval
 from muster_recipes.clstm_ppo.clusters import Clusters, cluster_means, clustered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
 _PLAYERS = {
-    "agent": ("agent, likeliest action", "#0072B2", "-"),
-    "agent_sampled": ("agent, sampled actions", "#56B4E9", "--"),
-    "hold": ("hold (no trades)", "#000000", ":"),
-    "buy_and_hold": ("calls at the money, rolled", "#009E73", "-"),
-    "buy_stock": ("the stock itself, no costs", "#E69F00", "-"),
-    "always_sell": ("puts at the money, rolled", "#D55E00", "-"),
-    "random": ("random legal actions", "#CC79A7", "-"),
+    "agent": ("agent, likeliest action", plotting.BLUE, "-"),
+    "agent_sampled": ("agent, sampled actions", plotting.SKY, "--"),
+    "hold": ("hold (no trades)", plotting.BLACK, ":"),
+    "buy_and_hold": ("calls at the money, rolled", plotting.GREEN, "-"),
+    "buy_stock": ("the stock itself, no costs", plotting.YELLOW, "-"),
+    "always_sell": ("puts at the money, rolled", plotting.ORANGE, "-"),
+    "random": ("random legal actions", plotting.PINK, "-"),
 }
 
 
@@ -33,15 +33,12 @@ def draw(
     """Left the mean value of the portfolio by bar with a band of its 95 % interval, right every
     episode's return and the mean with its interval, over ``clusters``; below both ``notes``; a
     PNG at ``path``."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure, (left, right) = plotting.panels(1, 2, (12, 5), width_ratios=(3, 2))
     _curves(left, played, clusters)
     _returns(right, played, clusters)
     figure.supxlabel(notes, x=0.01, ha="left", fontsize=8, color="#444444")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    figure.savefig(path, dpi=150)
+    plotting.save(figure, path)
 
 
 def curves(episodes: Episodes) -> Tensor:
@@ -62,15 +59,17 @@ def _curves(axis: Axes, played: Mapping[str, Episodes], clusters: Clusters) -> N
         if means[0].num > 1:
             ends = [mean.low for mean in means], [mean.high for mean in means]
             axis.fill_between(bars, *ends, color=colour, alpha=0.13, linewidth=0)
-    axis.set_xlabel("bars since the start of the episode")
-    axis.set_ylabel("change of the portfolio's value, %")
     known = f"95 % interval over {clusters.num} clusters"
     if clusters.num < 2:
         known = "unknown interval (one cluster)"
-    axis.set_title(f"mean and its {known}", loc="left", fontsize=10)
     axis.margins(x=0)
-    _dress(axis)
-    axis.legend(frameon=False, fontsize=8, loc="best")
+    plotting.dress(
+        axis,
+        title=f"mean and its {known}",
+        x="bars since the start of the episode",
+        y="change of the portfolio's value, %",
+    )
+    plotting.legend(axis, loc="best")
 
 
 def _returns(axis: Axes, played: Mapping[str, Episodes], clusters: Clusters) -> None:
@@ -89,12 +88,5 @@ def _returns(axis: Axes, played: Mapping[str, Episodes], clusters: Clusters) -> 
     axis.set_yticks(range(len(played)), [_PLAYERS[name][0] for name in played])
     axis.set_ylim(len(played) - 0.5, -0.6)
     axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
-    axis.set_xlabel("return of an episode, %")
     known = ", mean, 95 % interval" if clusters.num > 1 else ", mean"
-    axis.set_title(f"each episode (dots){known}", loc="left", fontsize=10)
-    _dress(axis)
-
-
-def _dress(axis: Axes) -> None:
-    axis.grid(True, alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    plotting.dress(axis, title=f"each episode (dots){known}", x="return of an episode, %")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster import plotting
 from muster_recipes.reasoning.grades import WEIGHTS
 from muster_recipes.reasoning.versions import is_accepted
 
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
 
 NUM_BINS = 20
 VERIFICATIONS = ("correct", "wrong", "unparsed", "no_reference")
-#: Okabe & Ito's colours, which stay apart for all kinds of colour vision.
 _COLOURS = {
-    "correct": "#009E73",
-    "wrong": "#D55E00",
-    "unparsed": "#E69F00",
-    "no_reference": "#999999",
+    "correct": plotting.GREEN,
+    "wrong": plotting.ORANGE,
+    "unparsed": plotting.YELLOW,
+    "no_reference": plotting.GREY,
 }
-_BLUE = "#0072B2"
 
 
 def summarise(rows: Iterable[Mapping[str, Any]], threshold: float = 0.8) -> dict[str, Any]:
@@ -72,26 +71,21 @@ def summarise(rows: Iterable[Mapping[str, Any]], threshold: float = 0.8) -> dict
 
 def draw(summary: Mapping[str, Any], path: Path) -> Path:
     """One picture: quality by verification, and each criterion; ``path`` ends in .png."""
-    from matplotlib.figure import Figure
-
     scores: Mapping[str, list[int]] = summary["histograms"]["scores"]
     is_graded = any(any(bins) for bins in scores.values())
     if not is_graded:
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        first, others = figure.subplots(), []
+        figure, (first,) = plotting.panels(1, 1, (7, 4.5))
+        others = []
     else:
-        figure = Figure(figsize=(12, 6.5), layout="constrained")
-        axes = figure.subplot_mosaic(
-            [["quality", *list(WEIGHTS)[:2]], ["quality", *list(WEIGHTS)[2:]]],
-            width_ratios=[1.5, 1, 1],
-        )
+        mosaic = [["quality", *list(WEIGHTS)[:2]], ["quality", *list(WEIGHTS)[2:]]]
+        figure, axes = plotting.mosaic(mosaic, (12, 6.5), width_ratios=[1.5, 1, 1])
         first, others = axes["quality"], [(axes[name], name) for name in WEIGHTS]
     _quality(first, summary)
     for axis, name in others:
-        _histogram(axis, scores[name], bottom=None, colour=_BLUE, label=None)
-        _dress(axis, name.replace("_", " "), summary["mean_scores"][name])
+        _histogram(axis, scores[name], bottom=None, colour=plotting.BLUE, label=None)
+        _finish(axis, name.replace("_", " "), summary["mean_scores"][name])
     figure.suptitle(_title(summary))
-    figure.savefig(path, dpi=150)
+    plotting.save(figure, path)
     return path
 
 
@@ -103,10 +97,10 @@ def _quality(axis: Axes, summary: Mapping[str, Any]) -> None:
             label = f"{name.replace('_', ' ')} ({sum(bins):,})"
             _histogram(axis, bins, bottom=bottom, colour=_COLOURS[name], label=label)
             bottom = [a + b for a, b in zip(bottom, bins, strict=True)]
-    _dress(axis, "quality", summary["mean_quality"])
+    _finish(axis, "quality", summary["mean_quality"])
     axis.set_ylabel("records")
     if any(bottom):
-        axis.legend(title="answer against reference", frameon=False)
+        plotting.legend(axis, title="answer against reference")
 
 
 def _histogram(
@@ -120,10 +114,10 @@ def _histogram(
     )  # fmt: skip
 
 
-def _dress(axis: Axes, name: str, mean: float | None) -> None:
-    axis.set_title(name if mean is None else f"{name}, mean {mean:.2f}", loc="left", fontsize=10)
+def _finish(axis: Axes, name: str, mean: float | None) -> None:
+    plotting.dress(axis, title=name if mean is None else f"{name}, mean {mean:.2f}", lines="y")
+    axis.set_axisbelow(True)
     axis.set_xlim(0, 1)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _title(summary: Mapping[str, Any]) -> str:

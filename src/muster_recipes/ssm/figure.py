@@ -8,17 +8,17 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from muster import plotting
 from muster_recipes.ssm.config import SsmConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Okabe & Ito's colours, which stay apart for all kinds of colour vision.
 _SERIES = {
-    "gnc": ("Guess & Check", "#0072B2", "o"),
-    "gd": ("gradient descent", "#D55E00", "s"),
-    "theory": ("theory for Guess & Check", "#009E73", "^"),
-    "prior": ("prior mean", "#999999", "v"),
+    "gnc": ("Guess & Check", plotting.BLUE, "o"),
+    "gd": ("gradient descent", plotting.ORANGE, "s"),
+    "theory": ("theory for Guess & Check", plotting.GREEN, "^"),
+    "prior": ("prior mean", plotting.GREY, "v"),
 }
 
 
@@ -28,29 +28,22 @@ _FEW = 10
 
 def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[Path]:
     """``ssm.png`` and ``ssm.pdf``: a row of two panels for each teacher rank."""
-    from matplotlib.figure import Figure
-
     ranks = sorted({row["rank"] for row in table}) or [1]
-    figure = Figure(figsize=(11, 4.2 * len(ranks)), layout="constrained")
-    axes = figure.subplots(len(ranks), 2, squeeze=False, sharex=True)
-    for (left, right), rank in zip(axes, ranks, strict=True):
+    figure, axes = plotting.panels(len(ranks), 2, (11, 4.2 * len(ranks)), sharex=True)
+    for left, right, rank in zip(axes[::2], axes[1::2], ranks, strict=True):
         rows = [row for row in table if row["rank"] == rank]
         _medians(left, rows)
         _lines(right, rows)
         seeds = len({row["seed"] for row in rows})
         of = f"{seeds} seed{'s' * (seeds > 1)}"
-        left.set_title(f"teacher rank {rank}: median and quartiles of {of}", loc="left")
-        right.set_title(f"teacher rank {rank}: each seed", loc="left")
-        for axis in (left, right):
-            _dress(axis, sorted({row["dim"] for row in rows}))
+        dims = sorted({row["dim"] for row in rows})
+        _finish(left, dims, f"teacher rank {rank}: median and quartiles of {of}")
+        _finish(right, dims, f"teacher rank {rank}: each seed")
     figure.suptitle(_title(table), fontsize=11)
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    paths = [folder / "ssm.png", folder / "ssm.pdf"]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    return paths
+    return plotting.save(figure, *plotting.png_and_pdf(folder / "ssm"))
 
 
 def _title(table: list[dict[str, Any]]) -> str:
@@ -123,15 +116,8 @@ def _medians(axis: Axes, rows: list[dict[str, Any]]) -> None:
         axis.plot(x, middles, color=colour, linewidth=1.0, linestyle=":")
         weak = [i for i, point in enumerate(points) if point.is_weak and point.values]
         _hollow(axis, [x[i] for i in weak], [middles[i] for i in weak], name, 6)
-        for i in weak:
-            axis.annotate(
-                f"{len(points[i].values)}/{num_seeds}",
-                (x[i], middles[i]),
-                textcoords="offset points",
-                xytext=(6, 4),
-                fontsize=7,
-                color=colour,
-            )
+        counts = [f"{len(points[i].values)}/{num_seeds}" for i in weak]
+        plotting.note_counts(axis, [(x[i], middles[i]) for i in weak], counts, colour)
 
 
 def _lines(axis: Axes, rows: list[dict[str, Any]]) -> None:
@@ -173,21 +159,15 @@ def _hollow(axis: Axes, x: Sequence[float], y: Sequence[float], name: str, size:
     )
 
 
-def _dress(axis: Axes, dims: list[int]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axis.set_xscale("log")
+def _finish(axis: Axes, dims: list[int], title: str) -> None:
+    # Not on y: within a decade the minor marks hold the labels.
+    plotting.log_ticks(axis, dims, [str(dim) for dim in dims])
     axis.set_yscale("log")
     if dims:  # of the widths and not of the shifted points: a single width stays in the middle
         axis.set_xlim(min(dims) / 1.2, max(dims) * 1.2)
-    axis.set_xticks(dims, [str(dim) for dim in dims])
-    axis.xaxis.set_minor_locator(NullLocator())  # not on y: within a decade they hold the labels
     if len(dims) > 8:
         axis.tick_params(axis="x", labelrotation=45)
-    axis.set_xlabel("student width d")
-    axis.set_ylabel("generalisation loss ‖S‖²")
-    axis.grid(True, alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    plotting.dress(axis, title=title, x="student width d", y="generalisation loss ‖S‖²")
 
 
 def _has(rows: list[dict[str, Any]], name: str) -> bool:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from muster import plotting
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.plan import SUPERVISED
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 Table = Sequence[dict[str, Any]]
 
 _WIDTH_INCH = 7.0  # with letters of 9 points: still legible when shown 700 pixels wide
-_DPI = 150
 _COLOURS = "viridis"  # even steps of lightness, which every kind of colour vision sees
 _MARKERS = "osD^vP*X"
 _LETTER_INCH, _LINE_INCH = 0.075, 0.16  # of a tick's label
@@ -66,13 +66,11 @@ def draw(config: SsvaeConfig, table: Table, folder: Path) -> list[Path]:
         figures["labels"] = _curves(table, LABELS, line=ALPHAS, panel=RATES)
     if not figures:
         figures["alpha"] = _by_alpha(table)
-    paths = []
+    paths: list[Path] = []
     for name, figure in figures.items():
         shown = "mean" if name == "heatmap" else "mean and SD"
         figure.suptitle(_title(config, table, shown), x=0.01, ha="left", fontsize=10)
-        for ending in ("png", "pdf"):
-            paths.append(folder / f"ssvae-{name}.{ending}")
-            figure.savefig(paths[-1], dpi=_DPI)
+        paths += plotting.save(figure, *plotting.png_and_pdf(folder / f"ssvae-{name}"))
     return paths
 
 
@@ -96,18 +94,14 @@ def _values(table: Table, axis: Axis) -> list[float]:
 
 def _panels(titles: Sequence[str], height_inch: float) -> tuple[Figure, list[Axes]]:
     """A figure with a panel for each title, in two columns; a single panel has all the width."""
-    from matplotlib.figure import Figure
-
     num_columns = min(2, len(titles))
     num_rows = -(-len(titles) // num_columns)
-    figure = Figure(figsize=(_WIDTH_INCH, 0.5 + height_inch * num_rows), layout="constrained")
-    grid = figure.subplots(num_rows, num_columns, squeeze=False).flatten().tolist()
-    for unused in grid[len(titles) :]:
-        unused.remove()
-    for axes, title in zip(grid, titles, strict=False):
+    size = (_WIDTH_INCH, 0.5 + height_inch * num_rows)
+    figure, grid = plotting.panels(num_rows, num_columns, size, used=len(titles))
+    for axes, title in zip(grid, titles, strict=True):
         axes.set_title(title, loc="left", fontsize=10)
         axes.tick_params(labelsize=9)
-    return figure, grid[: len(titles)]
+    return figure, grid
 
 
 # Heat-maps
@@ -189,7 +183,7 @@ def _curves(table: Table, x: Axis, *, line: Axis, panel: Axis) -> Figure:
     for axes, value in zip(grid, panels, strict=True):
         for place, (rows, style) in enumerate(_series(table, line, panel, value)):
             _line(axes, rows, x, style, place, 2 * len(lines))
-        _dress(axes, x, _values(table, x), 2.9 if len(panels) > 1 else 6.2)
+        _finish(axes, x, _values(table, x), 2.9 if len(panels) > 1 else 6.2)
     low = min(axes.get_ylim()[0] for axes in grid)
     high = max(axes.get_ylim()[1] for axes in grid)
     for axes in grid:
@@ -259,17 +253,13 @@ def _line(
     )
 
 
-def _dress(axes: Axes, x: Axis, values: list[float], width_inch: float) -> None:
-    from matplotlib.ticker import NullLocator
-
+def _finish(axes: Axes, x: Axis, values: list[float], width_inch: float) -> None:
+    texts = _tick_labels(axes, x, values, width_inch)
     if x is LABELS:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(values, _tick_labels(axes, x, values, width_inch))
-    axes.set_xlabel(x.title, fontsize=9)
-    axes.set_ylabel("test accuracy, %", fontsize=9)
-    axes.grid(True, alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+        plotting.log_ticks(axes, values, texts)
+    else:
+        axes.set_xticks(values, texts)
+    plotting.dress(axes, x=x.title, y="test accuracy, %")
 
 
 def _tick_labels(axes: Axes, x: Axis, values: list[float], width_inch: float) -> list[str]:
@@ -302,7 +292,7 @@ def _by_alpha(table: Table) -> Figure:
             [place],
             [100 * row["accuracy_mean"]],
             yerr=[float("nan") if sd is None else 100 * sd],
-            color="black" if is_baseline else "#0072B2",
+            color=plotting.BLACK if is_baseline else plotting.BLUE,
             marker="s" if is_baseline else "o",
             mfc="white" if is_baseline else None,
             capsize=3,
@@ -311,7 +301,5 @@ def _by_alpha(table: Table) -> Figure:
              for row in known]  # fmt: skip
     axes.set_xticks(range(len(known)), names)
     axes.set_xlim(-0.6, len(known) - 0.4)
-    axes.set_ylabel("test accuracy, %", fontsize=9)
-    axes.grid(True, axis="y", alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    plotting.dress(axes, y="test accuracy, %", lines="y")
     return figure

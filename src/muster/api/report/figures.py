@@ -1,27 +1,19 @@
-"""Pictures that no recipe draws: results over parameters, what a training measured, confusions.
-
-The only place of the reports that needs matplotlib.
-"""
+"""Pictures that no recipe draws: results over parameters, what a training measured, confusions."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster import plotting
 from muster.api.report.groups import Group, Groups, as_number
 from muster.api.report.words import as_given
-from muster.base.atomic_files import replacing
-from muster.base.shown_text import one_line
+from muster.plotting import safe, ticks
 
-#: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-_MARKS = "os^vDPX*"
 _MOST_METRICS = 6
-_MOST_LABEL = 120
 _MOST_SETTINGS = 500
 _MOST_ROWS, _MOST_COLUMNS = 3, 5
 _MOST_TICKS = 24
@@ -51,26 +43,19 @@ def draw_groups(found: Groups, path: Path, title: str) -> list[Path]:
     values, else both are the axes of a map of colours. Of more parameters, or hundreds of settings,
     each parameter has a panel of its own, with a point per setting.
     """
-    from matplotlib.figure import Figure
-
     if _is_many(found):
         return _draw_each_parameter(found, path, title)
     across, lines = _axes_of(found)
     metrics = found.metrics[:_MOST_METRICS]
-    columns = min(2, len(metrics))
-    rows = math.ceil(len(metrics) / columns)
-    figure = Figure(figsize=(6.2 * columns, 3.6 * rows + 0.4), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis, metric in zip(panels, metrics, strict=False):
-        if lines is not None and len(_values(found, lines)) > len(_COLOURS):
+    figure, axes = plotting.grid(len(metrics), 2, (6.2, 3.8))
+    for axis, metric in zip(axes, metrics, strict=True):
+        if lines is not None and len(_values(found, lines)) > len(plotting.COLOURS):
             _map(figure, axis, found, (across, lines), metric)
         else:
             _lines(axis, found, across, lines, metric)
-        axis.set_title(_safe(metric), loc="left", fontsize=10)
-    for axis in panels[len(metrics) :]:
-        axis.set_visible(False)
-    figure.suptitle(_safe(title), fontsize=10)
-    return _save(figure, path)
+        axis.set_title(safe(metric), loc="left", fontsize=10)
+    figure.suptitle(safe(title), fontsize=10)
+    return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_measured(lines: Sequence[Mapping[str, Any]], path: Path, monitor: str) -> list[Path]:
@@ -81,33 +66,21 @@ def draw_measured(lines: Sequence[Mapping[str, Any]], path: Path, monitor: str) 
     panels = _measured_panels(lines, monitor)
     if not panels:
         return []
-    from matplotlib.figure import Figure
-
     is_agent = any(line.get("kind") == "update" for line in lines)
     unit = "environment steps, all ranks" if is_agent else "optimizer step"
-    columns = min(3, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(3.9 * columns, 3.0 * rows), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis, (name, x, y, style) in zip(axes, panels, strict=False):
-        axis.plot(x, y, style, ms=3, lw=1.2, color=_COLOURS[0])
-        axis.set_title(_safe(name), loc="left", fontsize=10)
-        axis.set_xlabel(unit)
-        _dress(axis)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    return _save(figure, path)
+    figure, axes = plotting.grid(len(panels), 3, (3.9, 3.0))
+    for axis, (name, x, y, style) in zip(axes, panels, strict=True):
+        axis.plot(x, y, style, ms=3, lw=1.2, color=plotting.BLUE)
+        plotting.dress(axis, title=safe(name), x=unit)
+    return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_confusion(
     counts: Sequence[Sequence[float]], names: Sequence[str], path: Path, title: str
 ) -> list[Path]:
     """Rows: the true class, columns: the predicted one; colours by share of the row."""
-    from matplotlib.figure import Figure
-
     size = min(12.0, 2.6 + 0.45 * len(counts))
-    figure = Figure(figsize=(size + 0.6, size), layout="constrained")
-    axis = figure.subplots()
+    figure, (axis,) = plotting.panels(1, 1, (size + 0.6, size))
     shares = [[value / max(1.0, float(sum(row))) for value in row] for row in counts]
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axis, label="share of the true class", shrink=0.8)
@@ -116,12 +89,12 @@ def draw_confusion(
             for j, value in enumerate(row):
                 ink = "white" if shares[i][j] > 0.5 else "black"
                 axis.text(j, i, f"{value:,.0f}", ha="center", va="center", color=ink, fontsize=8)
-    axis.set_xticks(range(len(names)), _short(names), rotation=90)
-    axis.set_yticks(range(len(names)), _short(names))
+    axis.set_xticks(range(len(names)), ticks(names), rotation=90)
+    axis.set_yticks(range(len(names)), ticks(names))
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
     axis.set_title(title, loc="left", fontsize=10)
-    return _save(figure, path)
+    return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 # ---------------------------------------------------------------------- results over parameters
@@ -129,26 +102,23 @@ def draw_confusion(
 
 def _draw_each_parameter(found: Groups, path: Path, title: str) -> list[Path]:
     """A row per result, a column per parameter, a point per setting."""
-    from matplotlib.figure import Figure
-
     metrics, names = found.metrics[:_MOST_ROWS], found.varying[:_MOST_COLUMNS]
     size = (3.4 * len(names) + 0.6, 2.8 * len(metrics) + 0.5)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(metrics), len(names), squeeze=False, sharey="row")
+    figure, axes = plotting.panels(len(metrics), len(names), size, sharey="row")
     for row, metric in enumerate(metrics):
         groups = [group for group in found.groups if metric in group.results]
         for column, name in enumerate(names):
-            axis, places = panels[row][column], _places(found, name)
+            axis, places = axes[row * len(names) + column], _places(found, name)
             axis.plot(
                 [places[_given(group, name)] for group in groups],
                 [group.results[metric].mean for group in groups],
-                "o", ms=2.5, alpha=0.4, mew=0, color=_COLOURS[0], rasterized=True,
+                "o", ms=2.5, alpha=0.4, mew=0, color=plotting.COLOURS[0], rasterized=True,
             )  # fmt: skip
             _label_across(axis, found, name, places)
-            _dress(axis)
-        panels[row][0].set_ylabel(_safe(metric))
+            plotting.dress(axis)
+        axes[row * len(names)].set_ylabel(safe(metric))
     figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+    return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def _axes_of(found: Groups) -> tuple[str, str | None]:
@@ -177,16 +147,15 @@ def _lines(axis: Any, found: Groups, across: str, lines: str | None, metric: str
             [x for x, _ in points],
             [moments.mean for _, moments in points],
             yerr=[moments.sd or 0.0 for _, moments in points],
-            color=_COLOURS[number % len(_COLOURS)],
-            marker=_MARKS[number % len(_MARKS)],
+            color=plotting.COLOURS[number % len(plotting.COLOURS)],
+            marker=plotting.MARKS[number % len(plotting.MARKS)],
             ls="-" if _is_numeric(found, across) else "none",
             ms=4, lw=1.2, capsize=3,
-            label=None if lines is None else f"{_safe(lines)} = {_safe(str(setting))}",
+            label=None if lines is None else f"{safe(lines)} = {safe(str(setting))}",
         )  # fmt: skip
     _label_across(axis, found, across, places)
-    _dress(axis)
-    if lines is not None and axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8)
+    plotting.dress(axis)
+    plotting.legend(axis)
 
 
 def _map(figure: Any, axis: Any, found: Groups, names: tuple[str, str], metric: str) -> None:
@@ -200,17 +169,17 @@ def _map(figure: Any, axis: Any, found: Groups, names: tuple[str, str], metric: 
     figure.colorbar(image, ax=axis, label="mean")
     for which, name, values in (("x", names[0], across), ("y", names[1], up)):
         every = max(1, len(values) // 12)
-        ticks = list(range(0, len(values), every))
-        texts = _short(list(values))[::every]
-        getattr(axis, f"set_{which}ticks")(ticks, texts)
-        getattr(axis, f"set_{which}label")(_safe(name))
+        places = list(range(0, len(values), every))
+        texts = ticks(list(values))[::every]
+        getattr(axis, f"set_{which}ticks")(places, texts)
+        getattr(axis, f"set_{which}label")(safe(name))
 
 
 def _label_across(axis: Any, found: Groups, across: str, places: Mapping[str, float]) -> None:
-    axis.set_xlabel(_safe(across))
+    axis.set_xlabel(safe(across))
     if not _is_numeric(found, across):
         every = math.ceil(len(places) / _MOST_TICKS)
-        texts = _short(list(places))[::every]
+        texts = ticks(list(places))[::every]
         rotation = 90 if len(texts) > 6 else 0
         axis.set_xticks(list(places.values())[::every], texts, rotation=rotation)
     elif min(places.values()) > 0 and max(places.values()) / min(places.values()) >= 50:
@@ -301,30 +270,3 @@ def _thin(x: list[float], y: list[float]) -> tuple[list[float], list[float]]:
         [math.fsum(x[i : i + size]) / len(x[i : i + size]) for i in starts],
         [math.fsum(y[i : i + size]) / len(y[i : i + size]) for i in starts],
     )
-
-
-# ---------------------------------------------------------------------- all of them
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    return [_safe(name if len(name) <= 18 else f"{name[:17]}…") for name in names]
-
-
-def _safe(text: str) -> str:
-    """One short line; a dollar sign would begin a formula."""
-    return one_line(text, _MOST_LABEL).replace("$", r"\$")
-
-
-def _dress(axis: Any) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-
-
-def _save(figure: Any, path: Path) -> list[Path]:
-    """``path`` without a suffix, as PNG and PDF."""
-    made = [path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.pdf")]
-    for target in made:
-        with replacing(target) as beside, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn
-            figure.savefig(beside, dpi=130, format=target.suffix[1:])
-    return made
