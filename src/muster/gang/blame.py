@@ -121,6 +121,8 @@ def consequence(end: RankEnd) -> str | None:
 
 def _guilt(end: RankEnd) -> tuple[int, float, int]:
     """Own failures before consequences before those muster stopped, then by time."""
+    # Not by time first: a rank whose connection closes can be quicker to say so than the rank that
+    # closed it is to write down its traceback.
     why = consequence(end)
     grade = 0 if why is None else 2 if end.was_stopped else 1
     when_s = end.error.time_s if end.error is not None else end.time_s

@@ -47,17 +47,7 @@ from muster.gang.blame import (
     read_rank_error,
     report,
 )
-from muster.gang.spec import Entry, GangSpec, Script
-
-__all__ = [
-    "SupervisorHandle",
-    "Entry",
-    "GangEnding",
-    "GangSpec",
-    "Script",
-    "start_supervisor",
-    "launch_gang",
-]
+from muster.gang.spec import Entry, GangSpec
 
 _TURN_S = 0.05
 _TAIL_LINES = 4
@@ -202,7 +192,8 @@ class _Launch:
             for _ in selector.select(_TURN_S):
                 is_open = self._read_events(process.stdout.fileno())
             self._obey_signals()
-            self._read_tails()
+            for tail in self._tails.values():
+                tail.read()
             self._tell_of_checkpoint()
             self._handle.check()
             if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
@@ -262,10 +253,6 @@ class _Launch:
         record = self._error_record(rank)
         start = None if record is None else record.get("log_start")
         return start if isinstance(start, int) else None
-
-    def _read_tails(self) -> None:
-        for tail in self._tails.values():
-            tail.read()
 
     def _tell_of_checkpoint(self) -> None:
         """The ranks write them; here is who listens."""

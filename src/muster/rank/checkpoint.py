@@ -206,6 +206,8 @@ class CheckpointWriter:
         self._thread.start()
 
     def _write(self, snapshot: Snapshot) -> None:
+        # The order is the guarantee: tensors, then what describes them, then the manifest that
+        # vouches for both, then the name. A kill at any point leaves a folder without the name.
         final = step_folder(self.folder, snapshot.step)
         beside = self.folder / f".writing-{snapshot.step:08d}"
         if self._rank == 0:
@@ -237,6 +239,7 @@ class CheckpointWriter:
             record = {"step": snapshot.step, "value": snapshot.best}
             write_json(self.folder / "best.json", record)
         write_json(self.folder / "latest.json", {"step": snapshot.step})
+        # Only now that the new one is whole and named may an old one go.
         self._forget_old(snapshot.step)
         if self._on_commit is not None:
             self._on_commit(final)

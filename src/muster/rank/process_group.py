@@ -61,6 +61,8 @@ class Council:
     def __init__(self, rank: int, num_ranks: int, timeout_s: float = 3 * 3600.0) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
+        # A group of its own: were these sums made in the gradients' group, a rank that is one
+        # collective ahead of another would have its sum added to the other's gradients.
         self._group = (
             dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             if num_ranks > 1

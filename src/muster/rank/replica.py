@@ -140,7 +140,8 @@ class DistributedReplica(Replica):
         # The old wrapper must go before its hooks fire once more: it lies in a cycle.
         self.wrapped = self.bare
         gc.collect()
-        # Buffers are shared by begin_window, once per step; not once per forward.
+        # Buffers are shared by begin_window, once per step: shared in every forward, as DDP would,
+        # a rank with one micro-batch fewer would leave the others waiting in that broadcast.
         is_cuda = self.gang.device.type == "cuda"
         wrapped = DistributedDataParallel(
             self.bare,

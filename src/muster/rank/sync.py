@@ -69,6 +69,8 @@ class GradientSync:
             if self._events is not None:
                 self._events[1].record()
         self.last_start_s = time.perf_counter()
+        # Not waited for here: the backward goes on while the bucket travels. DDP waits for all
+        # buckets at its end.
         work = dist.all_reduce(buffer, async_op=True)
         future: torch.futures.Future[Tensor] = work.get_future().then(_first)
         return future
@@ -79,6 +81,8 @@ class GradientSync:
 
     def finish_empty(self) -> None:
         """Take part with zeros in the collectives of this backward that are still to come."""
+        # Collectives have no names: they match by their order alone. The others wait in those that
+        # this rank did not get to, so it joins each, in order, with the size they expect.
         for index in range(self.num_started, len(self._layout)):
             numel, dtype, device = self._layout[index]
             dist.all_reduce(torch.zeros(numel, dtype=dtype, device=device))

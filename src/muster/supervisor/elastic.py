@@ -113,6 +113,8 @@ class Supervisor(SimpleElasticAgent):
         self._look()
         verdict = self._watchdog.verdict if self._watchdog is not None else None
         if any(rank.code for rank in self._ranks):
+            # The first that was seen to fail need not be the first that failed: the others get a
+            # moment to end by themselves and say why, before they are told to.
             self._await(_NOTICE_S)
             self._end(signal.SIGTERM, min(_AFTER_FAILURE_S, self._spec.grace_s))
         elif verdict is not None and self._running():
@@ -256,6 +258,7 @@ class Supervisor(SimpleElasticAgent):
         self.forward(number)
         self.forward(getattr(signal, "SIGCONT", number))  # a stopped process hears nothing
         self._await(grace_s)
+        # Ended ranks too: loader processes of theirs may have been left in the group.
         for rank in self._ranks:
             signal_group(rank.process.pid, KILL)
         self._await(_AFTER_FAILURE_S)

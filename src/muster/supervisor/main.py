@@ -45,6 +45,8 @@ def main(argv: list[str]) -> int:
         from muster.gang import rank
         from muster.supervisor.forkserver import ForkServer, serve
 
+        # Forked now, between the import and the first thread: later the store's threads run here,
+        # and a forked process would have their locks without them.
         ours, theirs = socket.socketpair()
         supervisor_pid = os.getpid()
         if os.fork() == 0:

@@ -144,6 +144,17 @@ def test_on_the_same_ranks_not_a_bit_is_different(name: str, trained: Outcomes) 
         assert other[key] == one[key], key
 
 
+def test_that_results_depend_on_the_number_of_ranks_is_said_once(trained: Outcomes) -> None:
+    def said(name: str, ranks: int) -> list[str]:
+        lines = [line for rank in range(ranks) for line in trained.of(name, rank).said]
+        return [line for line in lines if "dropout" in line]
+
+    [line] = said("four", 4)
+    assert line.startswith("note       dropout draws a mask per rank: losses differ")
+    assert "than 4 by more than rounding" in line
+    assert said("one", 1) == []
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_no_step_is_recorded_twice(name: str, trained: Outcomes) -> None:
     trained.done(f"{name}-again")
