@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.api.chores import Chores
 from muster.api.earlier_work import move_aside
+from muster.api.housekeeping import Housekeeping
 from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
@@ -123,12 +123,12 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         stack.enter_context(record_run(folder, uuids, interval_s, settings, audience.warn))
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
-        chores = Chores(
+        housekeeping = Housekeeping(
             folder, session, options, settings, slots_of(placement), SystemClock(), requests,
             rehearsal,
         )  # fmt: skip
-        with chores:
-            ending = _coordinate(workload, options, ledger, chores, audience)
+        with housekeeping:
+            ending = _coordinate(workload, options, ledger, housekeeping, audience)
         _check_balance(folder, ending)
         ending.stop_signal = requests.reason
         if workload.has_table:
@@ -143,10 +143,10 @@ def _coordinate(
     workload: Workload,
     options: SweepOptions,
     ledger: Ledger,
-    chores: Chores,
+    housekeeping: Housekeeping,
     audience: Audience,
 ) -> Ending:
-    folder, clock = chores.folder, chores.clock
+    folder, clock = housekeeping.folder, housekeeping.clock
     numbers = _number_targets(ledger, workload)
     targets = {numbers[spec.name]: spec for spec in workload.targets}
     left, num_again = _settle(folder, ledger, workload, options, targets)
@@ -157,14 +157,14 @@ def _coordinate(
         folder=folder,
         run_id=own_id(folder).text,
         targets=targets,
-        held_mib=MemorySampler(chores.settings).used_by,
+        held_mib=MemorySampler(housekeeping.settings).used_by,
         cluster=options.cluster,
         left=left,
     )
     plan = Plan(
         folder=folder,
         targets=targets,
-        slots=chores.slots,
+        slots=housekeeping.slots,
         policy=policy_of(options, workload.retry),
         total=workload.total,
         feed=workload.feed(numbers),
@@ -172,12 +172,17 @@ def _coordinate(
         code=code_id(workload.code) or None,
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
     )
-    hooks = Hooks(show=audience.show, wishes=chores.wishes, chores=chores.do, clock=clock)
+    hooks = Hooks(
+        show=audience.show,
+        requests=housekeeping.requests,
+        housekeeping=housekeeping.do,
+        clock=clock,
+    )
     labels = [slot.label for slot in plan.slots]
-    journal = chores.session.begin(tasks=workload.total, workers=labels, code=plan.code)
+    journal = housekeeping.session.begin(tasks=workload.total, workers=labels, code=plan.code)
     executor = make_executor(options.executor, assignment)
     ending = Coordinator(plan, ledger, executor, journal, hooks).run()
-    chores.session.end(**{state.name.lower(): n for state, n in ending.counts.items()})
+    housekeeping.session.end(**{state.name.lower(): n for state, n in ending.counts.items()})
     return ending
 
 

@@ -35,19 +35,18 @@ GATHER_S = 0.004
 _FIRST_CHUNK, _CHUNK, _LARGE_CHUNK = 1000, 2000, 10_000
 _LARGE_PLAN = 50_000
 _VIEW_EVERY_S = 0.1
-_CHORES_EVERY_S = 0.5
+_HOUSEKEEPING_EVERY_S = 0.5
 _GOODBYE_S = 5.0
 _MAX_REASONS = 3
 _SNAPSHOT_EVERY_S = 60.0  # of a ledger that does not live in its run folder
 
 
-class Wish(StrEnum):
-    """What somebody outside wants of a running sweep."""
+class Request(StrEnum):
+    """What somebody outside asks of a running sweep."""
 
     DRAIN = "drain"
     STOP = "stop"
     CANCEL = "cancel"
-    RETRY = "retry"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +66,11 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """The edges of the loop. ``wishes`` is asked every turn and must be cheap."""
+    """The edges of the loop. ``requests`` is asked every turn and must be cheap."""
 
     show: Callable[[RunView], None]
-    wishes: Callable[[], list[Wish]]
-    chores: Callable[[RunView], tuple[list[Event], list[Wish]]]
+    requests: Callable[[], list[Request]]
+    housekeeping: Callable[[RunView], tuple[list[Event], list[Request]]]
     clock: Clock
 
 
@@ -123,7 +122,7 @@ class Coordinator:
         self._interrupted = False
         self._host = socket.gethostname()
         self._next_view_s = 0.0
-        self._next_chores_s = 0.0
+        self._next_housekeeping_s = 0.0
         self._next_snapshot_s = hooks.clock.monotonic_s() + _SNAPSHOT_EVERY_S
 
     def run(self) -> Ending:
@@ -294,7 +293,7 @@ class Coordinator:
 
     def _outside(self, now: float) -> list[Event]:
         events: list[Event] = []
-        wishes = self._hooks.wishes()
+        requests = self._hooks.requests()
         if now >= self._next_view_s:
             self._next_view_s = now + _VIEW_EVERY_S
             view = self._picture.view(self._scheduler, now, self._phase())
@@ -302,35 +301,25 @@ class Coordinator:
             if now >= self._next_snapshot_s:
                 self._next_snapshot_s = now + _SNAPSHOT_EVERY_S
                 self._ledger.snapshot()
-            if now >= self._next_chores_s:
-                self._next_chores_s = now + _CHORES_EVERY_S
-                happened, wanted = self._hooks.chores(view)
+            if now >= self._next_housekeeping_s:
+                self._next_housekeeping_s = now + _HOUSEKEEPING_EVERY_S
+                happened, wanted = self._hooks.housekeeping(view)
                 events += happened
-                wishes += wanted
-        for wish in wishes:
-            self._journal.write("wish", what=wish.value)
-            match wish:
-                case Wish.DRAIN:
+                requests += wanted
+        for request in requests:
+            self._journal.write("wish", what=request.value)
+            match request:
+                case Request.DRAIN:
                     self._interrupted = True
                     self._feeding = False
                     events.append(Drain())
-                case Wish.STOP:
+                case Request.STOP:
                     self._interrupted = True
                     self._stopping = True
-                case Wish.CANCEL:
+                case Request.CANCEL:
                     self._feed_rest()
                     self._cancelling = True
-                case Wish.RETRY:
-                    self._reopen()
         return events
-
-    def _reopen(self) -> None:
-        self._ledger.begin()
-        reopened = self._ledger.reopen([TaskState.FAILED])
-        self._ledger.commit()
-        self._ledger.snapshot()  # no line of the segment says so
-        self._picture.reopened(reopened)
-        self._scheduler.exhausted = False
 
     def _feed_rest(self) -> None:
         """A cancelled run must know all of its tasks, to say that they are cancelled."""

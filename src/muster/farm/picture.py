@@ -48,9 +48,6 @@ class Picture:
         """Tasks in the ledger."""
         return self._known
 
-    def reopened(self, count: int) -> None:
-        self._counts[TaskState.FAILED] -= count
-
     def cancelled(self, count: int) -> None:
         self._counts[TaskState.CANCELLED] += count
 

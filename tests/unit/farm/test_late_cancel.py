@@ -9,7 +9,7 @@ import pytest
 from muster.base.clock import SystemClock
 from muster.base.journal import Journal
 from muster.farm.canonical import payload_and_key
-from muster.farm.coordinator import Coordinator, Hooks, Plan, Wish
+from muster.farm.coordinator import Coordinator, Hooks, Plan, Request
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
@@ -47,17 +47,19 @@ def test_it_cancels_nothing_and_the_run_is_finished(
         total=1,
         feed=iter([NewTask(key, number, payload)]),
     )
-    asked: list[Wish] = []
+    asked: list[Request] = []
 
-    def wishes() -> list[Wish]:
+    def requests() -> list[Request]:
         """One cancel, as soon as the result of the only task is in the ledger."""
         if asked or not ledger.counts()[TaskState.DONE]:
             return []
-        asked.append(Wish.CANCEL)
+        asked.append(Request.CANCEL)
         return asked
 
     clock = SystemClock()
-    hooks = Hooks(show=lambda v: None, wishes=wishes, chores=lambda v: ([], []), clock=clock)
+    hooks = Hooks(
+        show=lambda v: None, requests=requests, housekeeping=lambda v: ([], []), clock=clock
+    )
     journal = Journal(folder.events, clock)
     executor = InlineExecutor(Assignment(folder=folder, run_id="late", targets={number: spec}))
     ending = Coordinator(plan, ledger, executor, journal, hooks).run()

@@ -163,7 +163,7 @@ def test_with_real_workers_every_number_is_counted_once_and_both_work(tmp_path: 
         feed=iter([NewTask(key, number, payload)]),
     )
     clock = SystemClock()
-    hooks = Hooks(show=lambda v: None, wishes=list, chores=lambda v: ([], []), clock=clock)
+    hooks = Hooks(show=lambda v: None, requests=list, housekeeping=lambda v: ([], []), clock=clock)
     executor = LocalExecutor(Assignment(folder=folder, run_id="share", targets={number: spec}))
     journal = Journal(folder.events, clock)
     ending = Coordinator(plan, ledger, executor, journal, hooks).run()

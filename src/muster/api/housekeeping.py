@@ -15,7 +15,7 @@ from muster.base.clock import Clock
 from muster.base.codec import write_json
 from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
-from muster.farm.coordinator import Wish
+from muster.farm.coordinator import Request
 from muster.farm.events import Event
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
@@ -25,7 +25,7 @@ from muster.run.session import Session
 _STATUS_EVERY_S = 1.0
 
 
-class Chores:
+class Housekeeping:
     """A context: inside it the first request to end drains and the second stops."""
 
     def __init__(
@@ -65,17 +65,17 @@ class Chores:
         if self._exporter is not None:
             self._exporter.wait()
 
-    def wishes(self) -> list[Wish]:
+    def requests(self) -> list[Request]:
         """Asked every turn: only looks at a list."""
         if not self._requests.heard:
             return []
-        wishes = []
+        requests = []
         for _ in self._requests.take():
-            wishes.append(Wish.STOP if self._is_draining else Wish.DRAIN)
+            requests.append(Request.STOP if self._is_draining else Request.DRAIN)
             self._is_draining = True
-        return wishes
+        return requests
 
-    def do(self, view: RunView) -> tuple[list[Event], list[Wish]]:
+    def do(self, view: RunView) -> tuple[list[Event], list[Request]]:
         """Twice a second: requests of other processes, status, export, packing."""
         now = self.clock.monotonic_s()
         if now >= self._status_due_s:
@@ -84,11 +84,11 @@ class Chores:
         if now >= self._export_due_s:
             self._export_due_s = now + self._interval_s
             self._start_export()
-        wishes = [Wish.CANCEL] if self.session.is_cancelled() else []
+        requests = [Request.CANCEL] if self.session.is_cancelled() else []
         if self._has_failed_rehearsal(view):
-            wishes.append(Wish.DRAIN)  # not a stop: the results of tasks at work are good
+            requests.append(Request.DRAIN)  # not a stop: the results of tasks at work are good
         events: list[Event] = self._packing.sample(view) if self._packing else []
-        return events, wishes
+        return events, requests
 
     def _has_failed_rehearsal(self, view: RunView) -> bool:
         """Once; not where all is over, so that the end itself will tell."""
