@@ -55,6 +55,12 @@ def test_an_old_run_is_resumed(
     assert _rounded(resumed(main, _kind(archive), tmp_path)) == _rounded(_said(archive, "resumed"))
 
 
+def test_there_are_old_runs_of_every_kind() -> None:
+    kinds = {_kind(archive).partition("-")[0] for archive in RUNS}
+    assert kinds == {"agent", "array", "map", "recipe", "run", "sweep", "train"}
+    assert sum(path.stat().st_size for path in OLD.rglob("*") if path.is_file()) < 300_000
+
+
 def _rounded(value: Any) -> Any:
     """Floats to four places: kernels of another machine add in another order."""
     if isinstance(value, dict):
