@@ -88,7 +88,7 @@ BEACON = Beacon()
 
 
 class Heart:
-    """Sends the beats of one rank from a daemon thread, and a last one when the program ends."""
+    """Sends one rank's heartbeats from a daemon thread, and a last one when the program ends."""
 
     def __init__(self, topology: Topology, beacon: Beacon = BEACON) -> None:
         self._topology = topology
@@ -112,7 +112,7 @@ class Heart:
             self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        # No error of ours may disturb the program: without a store there are just no beats.
+        # No error of ours may disturb the program: without a store there are just no heartbeats.
         try:
             self._look_for_torch()
             while not self._stop.wait(EVERY_S if self._count else 0):

@@ -1,6 +1,6 @@
-"""Who holds a gang up: beats of all ranks in, a verdict out. Pure; the clock is a parameter.
+"""Who holds a gang up: heartbeats of all ranks in, a verdict out. Pure; the clock is a parameter.
 
-A rank is *silent* when its beat is older than the limit. Where its node sees that it uses the
+A rank is *silent* when its heartbeat is older than the limit. Where its node sees that it uses the
 processor meanwhile, it computes something that holds its interpreter, such as a large json.loads: a
 remark after the limit, ended after ten times it. Otherwise it is stopped: ended at once.
 
@@ -36,7 +36,7 @@ _BUSY_WINDOW_S = 10.0
 _PATIENCE = 10.0
 #: The watchdog itself did not run for this long: nobody is judged by that time.
 _GAP_S = 5.0
-#: Of a gang that stands, a rank with no beat for this long is silent.
+#: Of a gang that stands, a rank with no heartbeat for this long is silent.
 _QUIET_S = 4.0
 
 #: One rank works on its own here, for as long as its disk or its task takes.
@@ -59,7 +59,7 @@ _PLACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """One rank's word: ``count`` grows with every beat, ``step`` is -1 where nobody counts.
+    """One rank's word: ``count`` grows with every heartbeat, ``step`` is -1 where nobody counts.
 
     ``phase``: one of the words above or a place in the code; ``collective``: the one it is in,
     "" for none; ``num_collectives``: issued so far; ``cpu_s``: of the process and its descendants;
@@ -105,12 +105,12 @@ class _Rank:
     beat: Beat
     heard_s: float
     moved_s: float
-    cpu: list[tuple[float, float]] = field(default_factory=list)  # as its beats say
+    cpu: list[tuple[float, float]] = field(default_factory=list)  # as its heartbeats say
     seen_cpu: list[tuple[float, float]] = field(default_factory=list)  # as its node sees it
 
 
 class Watch:
-    """Collects beats and judges; all times are seconds of one monotonic clock."""
+    """Collects heartbeats and judges; all times are seconds of one monotonic clock."""
 
     def __init__(self, world_size: int, limit_s: float) -> None:
         self._world_size = world_size
@@ -120,7 +120,7 @@ class Watch:
         self._remarked: set[tuple[int, ...]] = set()
 
     def hear(self, beat: Beat, now_s: float) -> None:
-        """Take in a beat; one with an old ``count`` is no sign of life."""
+        """Take in a heartbeat; one with an old ``count`` is no sign of life."""
         rank = self._ranks.get(beat.rank)
         if rank is None:
             self._ranks[beat.rank] = _Rank(beat, now_s, now_s, [(now_s, beat.cpu_s)])
