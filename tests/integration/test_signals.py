@@ -178,3 +178,32 @@ def check(folder: Path, muster_main: MusterMain, command: str, phase: str, numbe
         word = "saved; start it again" if has_saved else "stopped before its first save"
         assert word in case.errors.read_text()
         assert ("go on: " if has_saved else "nothing is saved; begin again: ") in said
+
+
+@pytest.mark.parametrize("command", ["train", "agent"])
+def test_what_was_cancelled_goes_on_with_resume(
+    command: str, tmp_path: Path, muster_main: MusterMain
+) -> None:
+    case = Case(tmp_path)
+    process = case.start(COMMANDS[command])
+    try:
+        case.until(process, lambda: case.has_reached(MIDDLE))
+        asked = muster_main("cancel", "run")
+        assert "asked its ranks to save what they can and to end" in asked.stdout, asked.stderr
+        for name in (MIDDLE, FINISHING):
+            case.go(name)
+        assert process.wait(300) == 130, case.errors.read_text()
+    finally:
+        process.kill()
+    saved = [int(path.name.removeprefix("step-")) for path in case.run.glob("checkpoints/step-*")]
+    said = muster_main("status", "run").stdout
+    assert said.startswith("run: stopped\n") and "go on: muster resume run" in said
+    assert "nothing to cancel here" in muster_main("cancel", "run").stdout
+    case.errors.unlink()
+    process = case.start("resume run")
+    try:
+        assert process.wait(300) == 0, case.errors.read_text()
+    finally:
+        process.kill()
+    assert f"resume     from step {max(saved)}" in case.errors.read_text()
+    assert muster_main("status", "run").stdout.startswith("run: done\n")
