@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Prepared
-from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
@@ -32,6 +31,7 @@ from muster.farm.collect import (
     element_numbers,
     last_words,
 )
+from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import NewTask
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder

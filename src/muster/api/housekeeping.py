@@ -1,4 +1,4 @@
-"""What is done beside the loop of a sweep: requests to end, the status file, exports, packing."""
+"""What is done beside the loop of a sweep: requests to end, its status file, exports, packing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import Self
 
 from muster.api.options import SweepOptions
-from muster.api.packing import PerGpuAuto
+from muster.api.placing import PerGpuAuto
 from muster.api.rehearsal import Rehearsal
 from muster.base.clock import Clock
 from muster.base.codec import write_json
@@ -36,7 +36,7 @@ class Housekeeping:
         settings: Settings,
         slots: tuple[SlotSpec, ...],
         clock: Clock,
-        requests: Requests,
+        signals: Requests,
         rehearsal: Rehearsal | None = None,
     ) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Housekeeping:
         self.slots = slots
         self.clock = clock
         self._interval_s = options.export_interval_s
-        self._requests = requests
+        self._signals = signals
         self._rehearsal = rehearsal
         self._is_draining = False
         self._context = ExitStack()
@@ -56,7 +56,7 @@ class Housekeeping:
         self._packing = PerGpuAuto(settings, slots) if is_packing else None
 
     def __enter__(self) -> Self:
-        self._context.enter_context(self._requests.watched())
+        self._context.enter_context(self._signals.watched())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,10 +67,10 @@ class Housekeeping:
 
     def requests(self) -> list[Request]:
         """Asked every turn: only looks at a list."""
-        if not self._requests.heard:
+        if not self._signals.heard:
             return []
         requests = []
-        for _ in self._requests.take():
+        for _ in self._signals.take():
             requests.append(Request.STOP if self._is_draining else Request.DRAIN)
             self._is_draining = True
         return requests

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from muster.api.earlier_work import move_aside
 from muster.api.housekeeping import Housekeeping
-from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import check_same_plan, choose_folder, renewal
@@ -28,6 +27,7 @@ from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.executors.table import EXECUTORS, is_executor, make_executor
+from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.api.ledgers import open_ledger
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
 from muster.farm.coordinator import Ending
+from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder

@@ -303,11 +303,11 @@ class Coordinator:
                 self._ledger.snapshot()
             if now >= self._next_housekeeping_s:
                 self._next_housekeeping_s = now + _HOUSEKEEPING_EVERY_S
-                happened, wanted = self._hooks.housekeeping(view)
+                happened, asked = self._hooks.housekeeping(view)
                 events += happened
-                requests += wanted
+                requests += asked
         for request in requests:
-            self._journal.write("wish", what=request.value)
+            self._journal.write("wish", what=request.value)  # its name on disk
             match request:
                 case Request.DRAIN:
                     self._interrupted = True

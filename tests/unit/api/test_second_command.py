@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from muster.api.array import make_ready, part_of, plan_array
 from muster.api.earlier_work import move_aside
-from muster.api.ledgers import open_ledger
 from muster.api.options import SweepOptions
 from muster.api.plans import renewal
 from muster.api.workload import Workload, of_command, of_target_text
@@ -28,6 +27,7 @@ from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import read_settings
 from muster.farm.canonical import decode
 from muster.farm.export import batches, export
+from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import Space
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.base.errors import LedgerError
+from muster.base.settings import Settings
 from muster.farm.ledger.connect import (
     add_worker_code,
     explained,
@@ -27,6 +28,7 @@ from muster.farm.ledger.home import (
     Mark,
     both_moved,
     choose,
+    choose_place,
     following,
     mark_of,
     read_mark,
@@ -45,6 +47,8 @@ from muster.farm.ledger.ship import (
 )
 from muster.farm.ledger.store import Ledger
 from muster.farm.task import AttemptRecord, SlotSpec, Task
+from muster.run.folder import RunFolder
+from muster.run.folder_id import own_id
 
 
 class _AtHome(NamedTuple):
@@ -172,6 +176,15 @@ class AwayLedger(Ledger):
     ) -> None:
         super().worker_started(worker_id, slot, host, log, code)
         self._shipper.note(Started(worker_id, slot, host, log, code))
+
+
+def open_ledger(folder: RunFolder, settings: Settings) -> Ledger:
+    """The writer's ledger of ``folder``: there, or on a local disk with copies shipped there.
+
+    The caller holds the run's lock.
+    """
+    place = choose_place(folder, own_id(folder).text, settings)
+    return AwayLedger(place.path, folder.ledger) if place.is_away else open_at_home(folder.ledger)
 
 
 def open_at_home(path: Path) -> Ledger:
