@@ -37,10 +37,8 @@ def panels(
     return figure, axes[:used]
 
 
-def mosaic(
-    names: list[list[str]], size: tuple[float, float], **options: Any
-) -> tuple[Any, dict[str, Any]]:
-    """A figure whose axes have names; one that is named twice spans both places."""
+def mosaic(names: Any, size: tuple[float, float], **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A figure whose axes have names, row by row; one that is named twice spans both places."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

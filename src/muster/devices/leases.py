@@ -19,7 +19,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,7 +31,7 @@ from muster.base.errors import SetupError
 from muster.base.settings import Settings
 from muster.devices.device_request import DeviceRequest
 from muster.devices.inventory import Inventory
-from muster.devices.placement import Placement, Skipped, Slot, place
+from muster.devices.placement import Placement, place
 
 _CLOCK = SystemClock()
 #: Of a holder's text, which anybody may write, as much as is read.
@@ -120,36 +120,6 @@ def acquire(
     with suppress(OSError):
         _write_in_place(sidecar, json.dumps(record).encode() + b"\n")
     return Lease(uuid, lock, sidecar)
-
-
-def lease_devices(
-    placement: Placement, run_name: str, settings: Settings, clock: Clock = _CLOCK
-) -> tuple[Placement, list[Lease]]:
-    """Lease every GPU of ``placement``; slots with a GPU of somebody else move to ``skipped``.
-
-    CPU slots need no lease. Slots keep their ids, and there may be none left. On an exception
-    nothing stays leased. ``place_and_lease`` also looks for other GPUs instead.
-    """
-    leases: dict[str, Lease] = {}
-    held: dict[str, str] = {}
-    with _released_on_error(leases):
-        for uuid in _uuids(placement):
-            answer = acquire(uuid, run_name, settings, clock)
-            if isinstance(answer, Lease):
-                leases[uuid] = answer
-            else:
-                held[uuid] = str(answer)
-        kept: list[Slot] = []
-        skipped = list(placement.skipped)
-        for slot in placement.slots:
-            reasons = [held[uuid] for uuid in slot.device_uuids if uuid in held]
-            if reasons:
-                skipped.append(Skipped(device=slot.label, reason=reasons[0]))
-            else:
-                kept.append(slot)
-        result = replace(placement, slots=tuple(kept), skipped=tuple(skipped))
-        # A group that lost one GPU to somebody else does not sit on its others.
-        return result, _only_needed(leases, result)
 
 
 def place_and_lease(

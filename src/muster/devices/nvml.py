@@ -231,9 +231,10 @@ def owner_of(pid: int) -> str | None:
     import psutil  # here: it takes 15 ms, and few starts of muster look at processes
 
     try:
-        return psutil.Process(pid).username()
+        name: str = psutil.Process(pid).username()
     except psutil.Error:
         return None
+    return name
 
 
 def command_of(pid: int) -> str | None:

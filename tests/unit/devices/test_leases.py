@@ -20,8 +20,8 @@ import pytest
 from muster.base.errors import PlacementError, SetupError
 from muster.base.settings import Settings, child_environment
 from muster.devices.inventory import Device, Inventory
-from muster.devices.leases import Lease, LeaseHeld, acquire, lease_devices, place_and_lease
-from muster.devices.placement import Placement, parse_devices, place
+from muster.devices.leases import Lease, LeaseHeld, acquire, place_and_lease
+from muster.devices.placement import Placement, parse_devices
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -88,17 +88,6 @@ def settings(tmp_path: Path) -> Settings:
 def host(count: int) -> Inventory:
     return Inventory(
         devices=tuple(Device(index=i, uuid=f"GPU-{i}{i}", name="T4") for i in range(count))
-    )
-
-
-def placement(count: int, *, per_gpu: int = 1, gpus_per_task: int = 1) -> Placement:
-    return place(
-        parse_devices("auto"),
-        host(count),
-        per_gpu=per_gpu,
-        gpus_per_task=gpus_per_task,
-        cpu_count=8,
-        force=False,
     )
 
 
@@ -249,30 +238,8 @@ def test_a_folder_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     )
 
 
-def test_slots_of_leased_gpus_move_to_skipped(settings: Settings) -> None:
-    with _leased("GPU-11", settings):
-        got, leases = lease_devices(placement(3, per_gpu=2), "sweep", settings)
-        assert [slot.label for slot in got.slots] == ["cuda:0", "cuda:2", "cuda:0/1", "cuda:2/1"]
-        assert [slot.slot_id for slot in got.slots] == [0, 2, 3, 5]
-        assert [item.device for item in got.skipped] == ["cuda:1", "cuda:1/1"]
-        assert got.skipped[0].reason.startswith("leased by run test of bob (pid ")
-        assert [lease.uuid for lease in leases] == ["GPU-00", "GPU-22"]
-        _release(leases)
-
-
-def test_a_group_that_is_not_whole_holds_nothing(settings: Settings) -> None:
-    with _leased("GPU-11", settings):
-        got, leases = lease_devices(placement(4, gpus_per_task=2), "sweep", settings)
-        assert [slot.label for slot in got.slots] == ["cuda:2+3"]
-        assert [lease.uuid for lease in leases] == ["GPU-22", "GPU-33"]
-        assert (settings.lease_folder / "GPU-00.json").read_text() == ""
-        with _leased("GPU-00", settings):
-            pass
-        _release(leases)
-
-
 def test_cpu_slots_need_no_lease(settings: Settings) -> None:
-    got, leases = lease_devices(placement(0), "sweep", settings)
+    got, leases = _place_and_lease("cpu:8", 0, settings)
     assert (len(got.slots), leases) == (8, [])
     assert not settings.lease_folder.exists()
 
@@ -316,7 +283,7 @@ def test_an_error_in_the_middle_leaves_nothing_leased(settings: Settings) -> Non
     # A folder in the place of the second lock file: the first GPU is leased by then.
     (settings.lease_folder / "GPU-11.lock").mkdir(parents=True)
     with pytest.raises(SetupError):
-        lease_devices(placement(2), "sweep", settings)
+        _place_and_lease("2", 2, settings)
     assert (settings.lease_folder / "GPU-00.json").read_text() == ""
     with _leased("GPU-00", replace(settings, user="eve")):
         pass

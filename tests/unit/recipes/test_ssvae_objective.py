@@ -15,10 +15,15 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
 from muster_recipes.ssvae.hyper import Hyper
-from muster_recipes.ssvae.importance import log_marginal
-from muster_recipes.ssvae.networks import decode
-from muster_recipes.ssvae.noise import Noise, noise_of, step_keys
-from muster_recipes.ssvae.objective import Terms, log_likelihood, objective, pixels_log_likelihood
+from muster_recipes.ssvae.networks import class_logits, decode
+from muster_recipes.ssvae.noise import Noise, noise_of, normals, step_keys
+from muster_recipes.ssvae.objective import (
+    Terms,
+    class_log_weights,
+    log_likelihood,
+    objective,
+    pixels_log_likelihood,
+)
 from muster_recipes.ssvae.parameters import Parameters, init_parameters
 
 EXACT = Hyper(num_pixels=5, num_style=2, num_hidden=6, num_samples=3)
@@ -248,6 +253,23 @@ def tiny() -> tuple[Hyper, Parameters, Tensor]:
 def test_the_true_probabilities_of_all_images_sum_to_one() -> None:
     _, p, x = tiny()
     assert quadrature(p, x).exp().sum().item() == pytest.approx(1, abs=1e-9)
+
+
+@torch.no_grad()
+def log_marginal(
+    p: Parameters, x: Tensor, keys: Tensor, hyper: Hyper, *, num_samples: int = 1000
+) -> Tensor:
+    """An estimate of log p(x), nats [R, B], for pixels ``x`` [R, B, D].
+
+    log (1/K) sum_k sum_y p(y) p(x|y,z_k) p(z_k) / q(z_k|x,y) with K = ``num_samples`` styles from
+    q(z|x,y): equation 8 of Burda, Grosse, Salakhutdinov (2016), "Importance weighted
+    autoencoders", with the class summed exactly. Its mean is a lower bound on log p(x) that
+    tightens as K grows. ``keys`` [R, B]: of the noise, see ``noise``. K x C decodings per image
+    are held at once: split x where memory is short.
+    """
+    eps = normals(keys, num_samples * hyper.num_style).view(*keys.shape, num_samples, -1)
+    log_weights = class_log_weights(p, x, class_logits(p, x).hidden, eps)
+    return log_weights.flatten(2).logsumexp(-1) - math.log(num_samples)
 
 
 def test_importance_sampling_converges_to_log_p() -> None:
