@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from muster.base.signals import stop_code
 from muster.farm.coordinator import Ending
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
+from muster.farm.ledger.store import Ledger
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import hold, is_held
@@ -194,12 +196,8 @@ class Run:
         counts = self.counts()
         if not (counts[TaskState.READY] or counts[TaskState.CLAIMED]):
             return None
-        with hold(self.folder):
-            ledger = open_ledger(self.folder, read_settings())
-            ledger.begin()
+        with _changing(self.folder) as ledger:
             ledger.cancel_open()
-            ledger.commit()
-            ledger.close()
         if stored.kind == "sweep":
             refresh_export(self.folder)
         return False
@@ -207,14 +205,8 @@ class Run:
     def reopen(self, *, cancelled: bool = False) -> int:
         """Make failed (and cancelled) tasks ready again; returns how many."""
         self._expect_tasks()
-        with hold(self.folder):
-            ledger = open_ledger(self.folder, read_settings())
-            ledger.begin()
-            states = [TaskState.FAILED] + [TaskState.CANCELLED] * cancelled
-            count = ledger.reopen(states)
-            ledger.commit()
-            ledger.close()
-        return count
+        with _changing(self.folder) as ledger:
+            return ledger.reopen([TaskState.FAILED] + [TaskState.CANCELLED] * cancelled)
 
     def _expect_tasks(self) -> None:
         """UsageError where there is no ledger to look at, or only somebody's mistake."""
@@ -263,6 +255,15 @@ class Run:
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
         return live if is_whole else None
+
+
+@contextmanager
+def _changing(folder: RunFolder) -> Iterator[Ledger]:
+    """The ledger of a run that nobody works on, for one change, which is whole or not there."""
+    with hold(folder), closing(open_ledger(folder, read_settings())) as ledger:
+        ledger.begin()
+        yield ledger
+        ledger.commit()
 
 
 def _tasks_in(ledger: LedgerReader) -> Tasks:
