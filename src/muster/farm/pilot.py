@@ -95,7 +95,7 @@ class Pilot:
         self._signal = number
 
     def serve(self) -> None:
-        """Until there is nothing more to do here; nothing of the worker is left afterwards."""
+        """Serve until nothing is left to do here; nothing of the worker is left afterwards."""
         try:
             self._work()
         finally:
@@ -146,7 +146,7 @@ class Pilot:
             return
         if heartbeat.session != self._heartbeat.session:
             if self._inbox is not None:
-                self._commands.apply(self._inbox.receive())  # the last words of the one before
+                self._commands.apply(self._inbox.receive())  # what the one before still said
             self._inbox = Reader(self._box.inbox(heartbeat.session))
             self._commands = CommandReader(self._gate)
             self._rhythm.happened(now)
@@ -180,7 +180,7 @@ class Pilot:
         self._rhythm.happened(time.monotonic())
 
     def _flush(self, now: float) -> None:
-        """A full disk or a server that is away for a moment is no reason to give up results."""
+        """Write; a full disk or a server that is away for a moment does not cost results."""
         try:
             self._out.flush()
             self._refused_since_s = None
@@ -194,7 +194,7 @@ class Pilot:
     # ------------------------------------------------------------------ leaving
 
     def _leave(self, now: float) -> None:
-        """SLURM will take this place: hand back what waits, let the running task save its state."""
+        """SLURM takes this place away: hand waiting tasks back, let the running one save."""
         shown = show_job(self._job_id, limit_s=_ASK_LIMIT_S) if self._job_id else ""
         self._leaving = Outcome(why_warned(self._signal, shown))
         if self._leaving is Outcome.JOB_TIMEOUT:
@@ -212,7 +212,7 @@ class Pilot:
 
 
 class _Gate:
-    """The executor, until it is shut: then it takes nothing more, and hands tasks back."""
+    """Commands pass to the executor until this is shut; then new tasks are handed back."""
 
     def __init__(self, executor: LocalExecutor) -> None:
         self._executor = executor
@@ -249,7 +249,7 @@ class _Gate:
 
 
 def _not_to_blame(finished: Finished, leaving: Outcome) -> Finished:
-    """SLURM's signals also reach what a task has started; its end is then not its own fault."""
+    """SLURM's signals also reach what a task has started: its crash is then not its fault."""
     if finished.outcome is Outcome.CRASH and finished.signal in (*_WARNINGS, signal.SIGKILL):
         return finished._replace(outcome=leaving)
     if finished.outcome is Outcome.PREEMPTED:

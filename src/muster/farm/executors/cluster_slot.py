@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from muster.base.clock import Rhythm
 from muster.farm.events import Event, Progress, WorkerDied, WorkerLeaving
@@ -59,7 +58,7 @@ class ClusterSlot:
     # ------------------------------------------------------------------ orders
 
     def adopt(self, left: PilotLeft) -> None:
-        """Go on with the pilot of an earlier coordinator, and know it when that one leaves."""
+        """Go on with the pilot of an earlier coordinator, and know whether it is leaving."""
         box = pilot_box(self._folder, left.slot_id, left.job_id, left.restart)
         self.array = left.job_id
         self._enter(box, left.heard)
@@ -71,7 +70,7 @@ class ClusterSlot:
             self._inbox.add(remote.end_command(left.unwanted, kill=True))
 
     def pass_over(self, ages: Iterable[tuple[int, int]]) -> None:
-        """Pilots of these ages, and older ones, are never entered: they are gone, or will be."""
+        """Never listen to pilots of these ages or older ones: they are gone, or soon will be."""
         self.age = max([self.age, *ages])
 
     def start(self, worker_id: int, slot: SlotSpec) -> None:
@@ -81,13 +80,13 @@ class ClusterSlot:
         self._seeking.happened(time.monotonic())
 
     def order(self, worker_id: int, frames: bytes) -> None:
-        """Something for its worker; nothing when that is another one by now."""
+        """Keep frames for its worker; they are dropped when it has another worker by now."""
         if worker_id == self.worker_id:
             self._orders += frames
             self._listening.happened(time.monotonic())
 
     def end_unplaced(self) -> list[Event]:
-        """The worker that no pilot knows is not wanted any more."""
+        """Report the death of a worker that no pilot knows and nobody wants any more."""
         if self.worker_id is None or self._is_placed:
             return []
         death = WorkerDied(self.worker_id, 0, None, "it was not started")
@@ -125,7 +124,7 @@ class ClusterSlot:
     # ------------------------------------------------------------------ looking
 
     def look(self, now: float) -> list[Event]:
-        """Hand over what waits, and hear what there is. Cheap when it is not due."""
+        """Hand over waiting commands and read what the pilot has said. Cheap when not due."""
         events: list[Event] = []
         if (self.box is None or self.leaving is not None) and now >= self._seeking.due_s:
             events += self._seek(now)
@@ -141,7 +140,7 @@ class ClusterSlot:
         return events
 
     def lost(self, outcome: Outcome, reason: str, trace: str = "") -> list[Event]:
-        """Its pilot's job is over. What it had said is heard first."""
+        """Its pilot's job is over: report that, after what the pilot had said."""
         events = self._listen(time.monotonic()) if self.box is not None else []
         outcome, reason = self.leaving or (outcome, reason)
         events += self._worker_died(outcome, reason, trace)
@@ -150,7 +149,7 @@ class ClusterSlot:
         return events
 
     def close(self) -> None:
-        """The pilot is to end now, with its worker."""
+        """Tell the pilot to end now, with its worker."""
         if self._inbox is not None:
             self._inbox.add(remote.close_command())
             self._inbox.flush()
@@ -202,18 +201,14 @@ class ClusterSlot:
                 events += self._worker_died(outcome, reason)
                 self._empty()
             else:
-                events += self._told(header, body)
-        return events
-
-    def _told(self, header: list[Any], body: bytes) -> list[Event]:
-        events = list(self._events.read([(header, body)]))
-        for event in events:
-            if isinstance(event, WorkerDied) and event.worker_id == self.worker_id:
-                self._forget_worker()
+                for event in self._events.read([(header, body)]):
+                    events.append(event)
+                    if isinstance(event, WorkerDied) and event.worker_id == self.worker_id:
+                        self._forget_worker()
         return events
 
     def _worker_died(self, outcome: Outcome, reason: str, trace: str = "") -> list[Event]:
-        """The death of its worker, unless it waits for another pilot than the one that is lost."""
+        """Report the death of its worker, unless it waits for another pilot than the lost one."""
         if self.worker_id is None or (not self._is_placed and self.box is not None):
             return []
         death = WorkerDied(

@@ -150,11 +150,11 @@ class LocalExecutor:
 
     @property
     def worker_ids(self) -> list[int]:
-        """Those whose death has not been told."""
+        """Workers whose death has not been reported yet."""
         return [*self._workers, *(release.death.worker_id for release in self._releasing)]
 
     def warn(self, worker_id: int) -> None:
-        """Its place will soon be taken: the task it is at should save its state and end."""
+        """Tell it that its place will soon be taken: its task should save its state and end."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.channel.send(wire.pack([wire.WARN]))
@@ -193,7 +193,7 @@ class LocalExecutor:
                 dead[worker.worker_id] = worker
         self._escalate()
         for worker in dead.values():
-            self._bury(worker, events)
+            self._reap(worker, events)
         self._await_memory(events)
         self._reaper.check()
         self._housekeep()
@@ -306,8 +306,8 @@ class LocalExecutor:
                 processes.signal_group(worker.process.pid, processes.KILL)
                 worker.kill_at = now + GRACE_S
 
-    def _bury(self, worker: _Worker, events: list[Event]) -> None:
-        """Read its last words, end its descendants, and say how it went."""
+    def _reap(self, worker: _Worker, events: list[Event]) -> None:
+        """Read what it still said, end its descendants, and report how it ended."""
         self._read(worker, events)
         code = worker.process.wait()
         session = worker.process.pid

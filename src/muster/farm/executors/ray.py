@@ -92,7 +92,7 @@ class RayExecutor:
     # ------------------------------------------------------------------ the five questions
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
-        pilot = self._pilots.get(slot.slot_id) or self._hire(slot)
+        pilot = self._pilots.get(slot.slot_id) or self._ask_for_actor(slot)
         pilot.worker_id = worker_id
         self._by_worker[worker_id] = pilot
         pilot.commands += remote.start_command(worker_id, slot)
@@ -155,7 +155,7 @@ class RayExecutor:
 
     # ------------------------------------------------------------------ pilots
 
-    def _hire(self, slot: SlotSpec) -> _Pilot:
+    def _ask_for_actor(self, slot: SlotSpec) -> _Pilot:
         """Ask for an actor; Ray starts it where and when there is room."""
         actor = (
             self._ray.remote(Pilot)
@@ -312,7 +312,7 @@ class RayExecutor:
         self._give_up(pilot, f"{where} was lost: {reason}", Outcome.LOST)
 
     def _give_up(self, pilot: _Pilot, reason: str, outcome: Outcome | None) -> None:
-        """The actor is not heard any more; its worker has died."""
+        """Report the death of its worker; the actor is not listened to any more."""
         pilot.is_gone = True
         self._ray.kill(pilot.actor, no_restart=True)
         del self._pilots[pilot.slot.slot_id]

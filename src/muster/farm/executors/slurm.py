@@ -22,6 +22,7 @@ from muster.farm.executors.base import Assignment
 from muster.farm.executors.cluster import look_every_s, needs_of_pilots
 from muster.farm.executors.cluster_slot import ClusterSlot
 from muster.farm.executors.mailbox import (
+    Heartbeat,
     PilotBox,
     boxes_of,
     has_assigned,
@@ -62,8 +63,8 @@ class SlurmExecutor:
         self._happened: list[Event] = []
         self._never: dict[int, str] = {}  # slot → why its job can never start, by the last answer
         found = elements_of(self._name)
-        self._heartbeat = read_heartbeat(self._folder)._replace(is_closed=False)
-        self._heartbeat = self._heartbeat._replace(session=self._heartbeat.session + 1)
+        before = read_heartbeat(self._folder)
+        self._heartbeat = Heartbeat(before.session + 1, before.number)
         self._heartbeat_due_s = 0.0
         self._folder.job_files.mkdir(parents=True, exist_ok=True)
         needs = needs_of_pilots(assignment.cluster, assignment.targets)
@@ -201,9 +202,9 @@ class SlurmExecutor:
             assert slot.array is not None
             element = elements.get((slot.array, slot.slot_id))
             if element is not None:
-                events += self._heed(slot, element)
+                events += self._apply(slot, element)
             elif asked_s >= self._submitted_s.get(slot.array, 0.0) + _UNSEEN_S:
-                events += self._heed(slot, JobStatus("GONE"))
+                events += self._apply(slot, JobStatus("GONE"))
         self._check_hope(elements)
         return events
 
@@ -226,23 +227,23 @@ class SlurmExecutor:
         if error is not None and all(slot.box is None for slot in self._slots.values()):
             raise error
 
-    def _heed(self, slot: ClusterSlot, element: JobStatus) -> list[Event]:
-        """What the state of its job means for a slot."""
+    def _apply(self, slot: ClusterSlot, status: JobStatus) -> list[Event]:
+        """Report what the state of its job means for a slot."""
         job = slot.job
-        if not element.is_alive:
+        if not status.is_alive:
             slot.array = None
-            ending, what = ending_of(element.state)
-            if element.state == "CANCELLED":  # not by this coordinator
+            ending, what = ending_of(status.state)
+            if status.state == "CANCELLED":  # not by this coordinator
                 self._note_cancelled(slot, job)
-            trace = self._last_words(job) if slot.box is None else ""
+            trace = self._end_of_output(job) if slot.box is None else ""
             return slot.lost(Outcome(ending), f"its job {job} {what}", trace)
-        if slot.box is not None and element.restarts > slot.box.restart:
+        if slot.box is not None and status.restarts > slot.box.restart:
             if was_preempted(show_job(job, limit_s=5.0)):
                 why = f"its job {job} was preempted and requeued by SLURM"
                 return slot.lost(Outcome.PREEMPTED, why)
             return slot.lost(Outcome.LOST, f"its job {job} was requeued by SLURM")
         if slot.has_waiting:
-            why = element.reason or element.state.lower()
+            why = status.reason or status.state.lower()
             return slot.tell(f"waits for SLURM: {why} (job {job})")
         return []
 
@@ -253,7 +254,7 @@ class SlurmExecutor:
         journal.write("job_cancelled", text=slot.cancelled)
         journal.close()
 
-    def _last_words(self, job: str) -> str:
+    def _end_of_output(self, job: str) -> str:
         try:
             data = (self._folder.job_files / f"{job}.out").read_bytes()
         except OSError:
