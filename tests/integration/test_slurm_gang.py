@@ -98,14 +98,14 @@ def test_an_agent_on_two_nodes_and_begun_anew_by_a_job_that_is_left_alone(
     slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
 ) -> None:
     agent = (
-        "train", "ppo", "--env", "CartPole-v1", "--num-steps", "512", "--num-envs", "4",
+        "train", "ppo", "--env", "CartPole-v1", "--num-steps", "256", "--num-envs", "4",
         "--rollout-steps", "32", "--hidden", "8", "--eval-episodes", "1", "--no-tensorboard",
     )  # fmt: skip
     done = muster_cli(*agent, *ON_SLURM, "--run-dir", "run", timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "has ended well" in done.stderr
     first = json.loads((tmp_path / "run" / "training_results.json").read_text())
-    assert (first["num_ranks"], first["steps"]) == (2, 512)
+    assert (first["num_ranks"], first["steps"]) == (2, 256)
 
     anew = (*agent, *ON_SLURM, "--run-dir", "run", "--restart", "--no-wait")
     left = muster_cli(*anew, timeout_s=300)
