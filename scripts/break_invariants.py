@@ -4,8 +4,8 @@
     python scripts/break_invariants.py claims secrets   # these
 
 Each break is a text of the source and what stands there instead; the text must be found exactly
-once, in whatever module it is. It is put into a copy of the source, never into the tree itself, and the
-named tests run on that copy. Before that they run on the copy as it is, and must be green.
+once, in whatever module it is. It is put into a copy of the source, never into the tree itself,
+and the named tests run on that copy. Before that they run on the copy as it is, and must be green.
 """
 
 from __future__ import annotations
