@@ -24,7 +24,8 @@ import pytest
 from tests.programs import slow_task
 
 import muster
-from muster.api.gangs import GangOptions, Script, renewal
+from muster.api.gangs import Script, renewal
+from muster.api.options import GangOptions
 from muster.cli.main import COMMANDS, main
 from muster.run.folder import RunFolder
 from muster.run.lock import hold

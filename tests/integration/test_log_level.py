@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import UsageError
-from muster.cli.flags import ShownFlags
-from muster.cli.repeating import without
+from muster.cli.flags import ONE_TIME, ShownFlags
+from muster.cli.main import read_command
 
 pytestmark = pytest.mark.quick
 
@@ -106,5 +106,6 @@ def test_quiet_and_debug_contradict_each_other() -> None:
 
 
 def test_it_is_of_the_moment() -> None:
-    words = ["a.py:f", "--log-level", "debug", "--log_level=warning", "--seeds", "3"]
-    assert without(words, ()) == ["a.py:f", "--seeds", "3"]
+    words = ["muster", "sweep", "a.py:f", "--log-level", "debug", "--log_level=warning"]
+    parsed = read_command([*words, "--seeds", "3"])
+    assert parsed.argv(without=ONE_TIME) == ["muster", "sweep", "a.py:f", "--seeds", "3"]

@@ -492,7 +492,8 @@ def fail():
 CALL = """
 import sys
 from pathlib import Path
-from muster.api.gangs import Entry, GangAudience, GangOptions, run_gang
+from muster.api.gangs import Entry, GangAudience, run_gang
+from muster.api.options import GangOptions
 from muster.run.folder import RunFolder
 name, params, start = eval(sys.argv[1])
 audience = GangAudience(hear=lambda rank, line: print(rank, line), say=print, warn=print)

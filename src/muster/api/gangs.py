@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from muster.api.earlier_work import move_aside
+from muster.api.options import GangOptions
 from muster.api.placing import device_request, remarks
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
@@ -26,93 +27,13 @@ from muster.devices.placement import Placement, Slot, place
 from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang, start_supervisor
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
-from muster.monitor.recorder import check_interval, record_run
+from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, new_record
 from muster.run.session import Renew, open_run
 from muster.slurm.job import typed_for_job
-from muster.slurm.request import JobRequest
 
 __all__ = ["Entry", "GangEnding", "Script", "start_supervisor"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangOptions:
-    """How a gang is run, apart from what it runs.
-
-    Attributes
-        devices: ``auto`` (all free GPUs, else one rank on the CPU), a number of GPUs, a list of
-            GPUs, ``cpu:8`` for eight ranks on the CPU. One rank per GPU.
-        gpu_ids: GPUs as a list, where ``0`` is GPU 0; instead of ``devices``.
-        max_gpus: use at most this many GPUs; instead of ``devices``.
-        num_ranks: ranks on this node: as many GPUs, or CPU ranks where there is none.
-        force: use GPUs that other processes or other runs hold.
-        max_restarts: how often the gang is started anew after a failure.
-        stall_timeout_s: the watchdog's limit; 0 switches it off.
-        grace_s: how long ranks may take to save after the first Ctrl-C.
-        monitor_interval_s: how often the host and the gang's GPUs are sampled into monitor.csv; 0
-            records nothing.
-        start: "exec" or "spawn" for a fresh interpreter per rank, "fork" for one import for all;
-            None chooses: "exec" for scripts, "fork" for functions where the system has it.
-        one_process: one rank that sees all the devices, instead of one per device.
-        restart_on: after which ends the gang is started anew: any, or only deaths by a signal and
-            stalls, when an exception would only come again.
-        num_nodes, min_nodes, node_rank, master_addr, master_port: for several nodes, as torchrun.
-        slurm: what a job on SLURM asks for, instead of starting ranks here.
-        allow_changed_code: go on with the folder's work although the code has changed.
-        restart: begin anew; what the run folder holds is moved aside and kept.
-    """
-
-    devices: str = "auto"
-    gpu_ids: str | None = None
-    max_gpus: int | None = None
-    num_ranks: int | None = None
-    force: bool = False
-    max_restarts: int = 0
-    stall_timeout_s: float = 20.0
-    grace_s: float = 15.0
-    monitor_interval_s: float = 5.0
-    start: Start | None = None
-    one_process: bool = False
-    restart_on: Literal["failure", "crash"] = "failure"
-    num_nodes: int = 1
-    min_nodes: int | None = None
-    node_rank: int = 0
-    master_addr: str | None = None
-    master_port: int | None = None
-    slurm: JobRequest | None = None
-    allow_changed_code: bool = False
-    restart: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
-            _check_least(name.removesuffix("_s"), getattr(self, name), least)
-        check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
-        if self.num_ranks is not None:
-            _check_least("nproc_per_node", self.num_ranks, 1)
-            if self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto":
-                raise UsageError(
-                    f"--nproc-per-node {self.num_ranks} and a choice of devices are both given.",
-                    hint="there is one rank per device: give one of them.",
-                )
-        if not 0 <= self.node_rank < self.num_nodes:
-            raise UsageError(
-                f"--node-rank {self.node_rank} is not below --nodes {self.num_nodes}.",
-                hint="nodes are numbered from 0.",
-            )
-        if self.min_nodes is not None and not 1 <= self.min_nodes <= self.num_nodes:
-            raise UsageError(f"--min-nodes {self.min_nodes} is not between 1 and --nodes.")
-        if self.num_nodes > 1 and (self.master_addr is None or self.master_port is None):
-            raise UsageError(
-                f"--nodes {self.num_nodes} needs a place to meet.",
-                hint="add --master-addr HOST --master-port PORT (where node 0 is, the same on "
-                "all), or set MASTER_ADDR and MASTER_PORT.",
-            )
-        if self.restart and self.num_nodes > 1:
-            raise UsageError(
-                "--restart moves the run folder aside, which other nodes may be using already.",
-                hint="choose another --run-dir, the same on all nodes.",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,12 +258,6 @@ def renewal(
         return dataclasses.replace(now, run_id=before.run_id, created_s=before.created_s)
 
     return renew
-
-
-def _check_least(name: str, value: float, least: int) -> None:
-    if value < least:
-        flag = "--" + name.replace("_", "-")
-        raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
 
 
 def new_folder(name: str, node_rank: int = 0) -> RunFolder:

@@ -1,68 +1,125 @@
-"""The options of a sweep and of a map, one value each; defaults live here only."""
+"""The options of a run as values: defaults, help and flags are said here and nowhere else.
+
+A field's name, type, default and docstring are its keyword in Python and its flag on the command
+line; ``Flag`` says what these cannot.
+"""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from muster.base.errors import UsageError
+from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
 from muster.farm.executors.cluster import ClusterRequest
+from muster.gang.spec import Start
 from muster.monitor.recorder import check_interval
+from muster.slurm.request import JobRequest
+
+_LOCAL = ("local",)
+
+
+def _count(text: str, flag: str) -> str:
+    """A number of GPUs; -1 means all."""
+    try:
+        return "auto" if int(text) == -1 else str(int(text))
+    except ValueError:
+        raise UsageError(f"{flag} {text}: write a whole number.") from None
+
+
+def _start(text: str, flag: str) -> Start | None:
+    if text not in ("auto", "exec", "fork", "spawn"):
+        raise UsageError(f"{flag} {text}: write auto, exec, fork or spawn.")
+    return None if text == "auto" else text  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """How a sweep is run, apart from what it runs.
+class DeviceOptions:
+    """Which devices it runs on."""
 
-    Attributes
-        devices: ``auto``, a number of GPUs, a list of GPUs, ``cpu`` or ``cpu:8``.
-        gpu_ids: GPUs as a list, where ``0`` is GPU 0; instead of ``devices``.
-        max_gpus: use at most this many GPUs; instead of ``devices``.
-        per_gpu: workers that share a GPU, or ``auto`` to pack by measured memory.
-        gpus_per_task: GPUs that each task sees.
-        force: use GPUs that other processes or other runs hold.
-        retries: how often a crashed task is tried again on a fresh worker.
-        retry_exceptions: how often a task that raised is tried again.
-        timeout_s: a task is killed after this time, with its process group.
-        keep_going: do not pause when the first tasks all fail in the same way.
-        allow_changed_code: go on although the code has changed; the table then has a column `code`.
-        restart: begin anew; what the run folder holds is moved aside and kept.
-        run_dir: the run folder; default ``runs/<name>-<hash>``.
-        name: the name in that default.
-        export_interval_s: how often the exported table is refreshed while running.
-        monitor_interval_s: how often the host and the run's GPUs are sampled into monitor.csv; 0
-            records nothing.
-        executor: ``local``, ``slurm``, ``ray`` or ``inline`` (in this process, for a debugger).
-        cluster: what is asked of SLURM or Ray, instead of ``devices``.
-    """
-
-    devices: str = "auto"
-    gpu_ids: str | None = None
-    max_gpus: int | None = None
-    per_gpu: int | Literal["auto"] = 1
-    gpus_per_task: int = 1
+    devices: Annotated[
+        str,
+        Flag(
+            metavar="auto|N|0,2|cpu:8",
+            chooses="the devices",
+            aliases=("gpus", Alias(name="num-gpus", read=_count),
+                     Alias(name="world-size", read=_count)),
+        ),
+    ] = "auto"  # fmt: skip
+    """auto: all free GPUs, else the CPU. Or how many GPUs, a list of GPUs, cpu, or cpu:8 for eight
+    workers or ranks on the CPU."""
+    gpu_ids: Annotated[str | None, Flag(metavar="0,2", chooses="the devices")] = None
+    """Which GPUs, as a list: 0 is GPU 0. Instead of --devices."""
+    max_gpus: Annotated[
+        int | None, Flag(chooses="the devices", aliases=(Alias(name="no-multi-gpu", means=1),))
+    ] = None
+    """At most this many GPUs; the CPU where there is none. Instead of --devices."""
     force: bool = False
-    retries: int = 1
-    retry_exceptions: int = 0
-    timeout_s: float | None = None
-    keep_going: bool = False
+    """Use GPUs that other processes or other runs hold."""
+
+    def check_devices(self) -> None:
+        if self.max_gpus is not None and self.max_gpus < 1:
+            raise UsageError(
+                f"--max-gpus {self.max_gpus} leaves no GPU.", hint="use --devices cpu for the CPU."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptOptions:
+    """What is recorded, and what becomes of the work that the run folder holds already."""
+
+    monitor_interval_s: Annotated[
+        float, Flag(name="monitor-interval", metavar="TIME", read=parse_duration)
+    ] = 5.0
+    """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
     allow_changed_code: bool = False
+    """Go on with earlier work although the code has changed since; old and new are then in one
+    run."""
     restart: bool = False
-    run_dir: Path | None = None
+    """Begin anew; the old run is moved aside, to NAME.before-TIME."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(DeviceOptions, KeptOptions):
+    """How a sweep is run, apart from what it runs."""
+
+    per_gpu: int | Literal["auto"] = 1
+    """Workers that share a GPU, or auto: as many as the measured memory of tasks allows."""
+    gpus_per_task: int = 1
+    """GPUs that each task sees."""
+    retries: int = 1
+    """How often a task whose process crashed is tried again, on a fresh worker."""
+    retry_exceptions: int = 0
+    """How often a task that raised an exception is tried again."""
+    timeout_s: Annotated[
+        float | None, Flag(name="timeout", metavar="TIME", read=parse_duration)
+    ] = None
+    """Kill a task, with its process group, after this time: 90, 30m, 2h."""
+    keep_going: bool = False
+    """Go on although the first tasks all fail in the same way."""
+    run_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """The run folder. Default: runs/<name>-<hash of the plan>."""
     name: str | None = None
-    export_interval_s: float = 60.0
-    monitor_interval_s: float = 5.0
-    executor: str = "local"
-    cluster: ClusterRequest = field(default_factory=ClusterRequest)
+    """The name in that default."""
+    export_interval_s: Annotated[
+        float,
+        Flag(
+            name="export-interval",
+            metavar="TIME",
+            read=parse_duration,
+            aliases=("checkpoint-interval",),
+        ),
+    ] = 60.0
+    """How often results.* are refreshed while running; nothing depends on it."""
+    executor: Annotated[str, Flag(name="on", metavar="local|slurm|ray|inline")] = "local"
+    """Where workers come from: local, slurm, ray, or inline (in this process, for a debugger)."""
+    cluster: ClusterRequest = dataclasses.field(default_factory=ClusterRequest)
 
     def __post_init__(self) -> None:
         for name, least in (("retries", 0), ("retry_exceptions", 0), ("gpus_per_task", 1)):
-            value = getattr(self, name)
-            if value < least:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
+            _check_least(name, getattr(self, name), least)
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise UsageError(f"--timeout {self.timeout_s} leaves no time to run.")
         if self.export_interval_s <= 0:
@@ -72,39 +129,35 @@ class SweepOptions:
             raise UsageError(
                 f"--per-gpu {self.per_gpu} is too small.", hint="write 1, 2, … or auto."
             )
-        if self.max_gpus is not None and self.max_gpus < 1:
-            raise UsageError(
-                f"--max-gpus {self.max_gpus} leaves no GPU.", hint="use --devices cpu for the CPU."
-            )
+        self.check_devices()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapSettings:
-    """How records are handled.
-
-    Attributes
-        batch_size: rows that go into a stage together at first; 0: what the stages ask for.
-        chunk_rows: rows per shard; None: from the size of the input.
-        keeps_ids: give records an ``id`` (their row in the input) unless they have one.
-        row_retries: how often a record that kills or hangs its worker is tried again.
-        exception_retries: how often a record is tried again for which a stage raised.
-        unordered: write chunks as they are ready instead of in input order.
-        stage_by_stage: write each stage's output before the next begins.
-        max_worker_memory_mib: a worker that holds more is replaced between batches.
-        keep_parts: leave the chunks' files in the run folder when the output is written.
-        overwrite: replace an output that exists and is not this run's.
-    """
+    """How records are handled."""
 
     batch_size: int = 0
+    """Records per batch at the start; an out-of-memory halves it. 0: what the stages ask for."""
     chunk_rows: int | None = None
-    keeps_ids: bool = True
-    row_retries: int = 1
-    exception_retries: int = 0
+    """Records per chunk of the plan. Default: a 64th of the input, from 256 to 10,000."""
+    keeps_ids: Annotated[bool, Flag(name="no-ids", is_negated=True)] = True
+    """Add no id to records that have none."""
+    row_retries: Annotated[int, Flag(name="retries")] = 1
+    """How often a record that kills or hangs its worker is tried again before it is rejected."""
+    exception_retries: Annotated[int, Flag(name="retry-exceptions")] = 0
+    """How often a record for which a stage raised an exception is tried again."""
     unordered: bool = False
+    """Write chunks as they are ready; the default is the order of the input."""
     stage_by_stage: bool = False
-    max_worker_memory_mib: float | None = None
+    """Write each stage's output before the next begins; default: all stages in one worker."""
+    max_worker_memory_mib: Annotated[
+        float | None, Flag(name="max-worker-memory", metavar="SIZE", read=parse_memory_mib)
+    ] = None
+    """Replace a worker, between batches, that holds more: 8G, 900M."""
     keep_parts: bool = False
+    """Keep the chunks in the run folder when the output is written."""
     overwrite: bool = False
+    """Replace an output that exists and was not made by this run."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 0:
@@ -119,19 +172,75 @@ class MapSettings:
             raise UsageError("--max-worker-memory must be more than nothing.")
 
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+@dataclass(frozen=True, kw_only=True)
+class GangOptions(DeviceOptions, KeptOptions):
+    """How the ranks are started and watched. There is one rank per device.
 
-
-def parse_duration(text: str, flag: str) -> float:
-    """Seconds in ``90``, ``90s``, ``30m``, ``2h``, ``1h30m``, ``1d``.
-
-    >>> parse_duration("1h30m", "--timeout")
-    5400.0
+    ``one_process``: one rank that sees all the devices, instead of one per device.
+    ``restart_on``: after which ends the gang is started anew: any, or only deaths by a signal and
+    stalls, when an exception would only come again. ``slurm``: what a job on SLURM asks for,
+    instead of starting ranks here.
     """
-    parts = list(_DURATION.finditer(text))
-    if not parts or "".join(part.group(0) for part in parts) != text.strip():
-        raise UsageError(
-            f"{flag} {text}: cannot read this as a duration.", hint="write 90, 30m, 2h or 1h30m."
-        )
-    return sum(float(part.group(1)) * _UNITS[part.group(2) or "s"] for part in parts)
+
+    num_ranks: Annotated[int | None, Flag(name="nproc-per-node")] = None
+    """How many ranks: on as many GPUs, or on the CPU where there is none."""
+    max_restarts: int = 0
+    """How often all ranks are started again after a failure."""
+    stall_timeout_s: Annotated[
+        float, Flag(name="stall-timeout", metavar="TIME", read=parse_duration)
+    ] = 20.0
+    """Say who holds the others up, and end, after this time without progress; 0: never."""
+    grace_s: Annotated[float, Flag(name="grace", metavar="TIME", read=parse_duration)] = 15.0
+    """How long ranks may take to save after Ctrl-C or TERM; a second one kills them at once."""
+    start: Annotated[Start | None, Flag(metavar="auto|exec|fork|spawn", read=_start)] = None
+    """How a rank begins: exec or spawn (a fresh interpreter), fork (torch is imported once).
+    Default: exec for scripts, fork for tasks where the system has it."""
+    one_process: Annotated[bool, Flag(is_hidden=True)] = False
+    restart_on: Annotated[Literal["failure", "crash"], Flag(is_hidden=True)] = "failure"
+    num_nodes: Annotated[int, Flag(name="nodes", aliases=("num-nodes", "nnodes"))] = 1
+    """How many nodes. The same command runs on each, with another --node-rank."""
+    min_nodes: Annotated[int | None, Flag(engines=_LOCAL)] = None
+    """Go on with as few as this when nodes are lost; needs --max-restarts."""
+    node_rank: Annotated[int, Flag(engines=_LOCAL)] = 0
+    """Which node this is, from 0. Default: NODE_RANK of the environment, else 0."""
+    master_addr: Annotated[str | None, Flag(metavar="HOST", engines=_LOCAL)] = None
+    """Where node 0 is. Default: MASTER_ADDR of the environment."""
+    master_port: Annotated[int | None, Flag(metavar="PORT", engines=_LOCAL)] = None
+    """A free port there; the same on all nodes. Default: MASTER_PORT of the environment."""
+    slurm: Annotated[JobRequest | None, Flag(is_hidden=True)] = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_restarts", 0), ("num_nodes", 1), ("stall_timeout_s", 0)):
+            _check_least(name.removesuffix("_s"), getattr(self, name), least)
+        check_interval(self.monitor_interval_s, "--monitor-interval", may_be_0=True)
+        if self.num_ranks is not None:
+            _check_least("nproc_per_node", self.num_ranks, 1)
+            if self.gpu_ids is not None or self.max_gpus is not None or self.devices != "auto":
+                raise UsageError(
+                    f"--nproc-per-node {self.num_ranks} and a choice of devices are both given.",
+                    hint="there is one rank per device: give one of them.",
+                )
+        if not 0 <= self.node_rank < self.num_nodes:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is not below --nodes {self.num_nodes}.",
+                hint="nodes are numbered from 0.",
+            )
+        if self.min_nodes is not None and not 1 <= self.min_nodes <= self.num_nodes:
+            raise UsageError(f"--min-nodes {self.min_nodes} is not between 1 and --nodes.")
+        if self.num_nodes > 1 and (self.master_addr is None or self.master_port is None):
+            raise UsageError(
+                f"--nodes {self.num_nodes} needs a place to meet.",
+                hint="add --master-addr HOST --master-port PORT (where node 0 is, the same on "
+                "all), or set MASTER_ADDR and MASTER_PORT.",
+            )
+        if self.restart and self.num_nodes > 1:
+            raise UsageError(
+                "--restart moves the run folder aside, which other nodes may be using already.",
+                hint="choose another --run-dir, the same on all nodes.",
+            )
+
+
+def _check_least(name: str, value: float, least: int) -> None:
+    if value < least:
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")

@@ -11,13 +11,13 @@ from pathlib import Path
 from muster.api.gangs import (
     GangAudience,
     GangEnding,
-    GangOptions,
     GangPlan,
     Script,
     new_folder,
     plan_gang,
     run_gang,
 )
+from muster.api.options import GangOptions
 from muster.base.code import Code, check_same_code, code_of_command
 from muster.base.errors import TargetError
 from muster.farm.canonical import name_with_hash

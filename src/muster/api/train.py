@@ -18,12 +18,12 @@ from muster.api.gangs import (
     Entry,
     GangAudience,
     GangEnding,
-    GangOptions,
     GangPlan,
     plan_gang,
     renewal,
     run_gang,
 )
+from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, check_same_code, code_of
 from muster.base.codec import read_json, read_record, to_json

@@ -12,12 +12,13 @@ from muster.api.options import SweepOptions
 from muster.api.workload import Workload
 from muster.base.errors import EXIT_OK, UsageError
 from muster.cli import output
-from muster.cli.repeating import without
+from muster.cli.flags import ONE_TIME
+from muster.cli.parse import Parsed
 
 #: Of the array and not of its elements.
 _OF_THE_ARRAY = {
-    "on", "workers", "gpus_per_worker", "cpus_per_worker", "mem", "time", "partition", "account",
-    "slurm_arg", "warn_before", "array", "run_dir", "name", "quiet", "json", "dry_run",
+    "executor", "num_workers", "gpus_per_worker", "cpus_per_worker", "memory", "time_limit",
+    "partition", "account", "slurm_args", "warn_before_s", "array", "run_dir", "name", *ONE_TIME,
 }  # fmt: skip
 
 
@@ -40,35 +41,25 @@ class SlurmArray:
 
 
 def array_of(
-    workload: Workload,
-    options: SweepOptions,
-    flags: Any,
-    words: Sequence[str],
-    command: Sequence[str],
-    argv: Sequence[str],
+    workload: Workload, options: SweepOptions, parsed: Parsed, argv: Sequence[str]
 ) -> SlurmArray:
     """The array that these flags mean; UsageError where they contradict each other."""
     if options.executor != "slurm":
         raise UsageError("--array has no effect without --on slurm.", hint="add --on slurm.")
-    if flags.portion.part is not None:
+    if parsed.sharing.part is not None:
         raise UsageError("--array and --part contradict each other.", hint="give one of them.")
     if options.cluster.num_workers != 1:
         raise UsageError("--array and --workers contradict each other.", hint="give one of them.")
-    count = flags.portion.array
-    space = getattr(flags, "space", None)
+    count = parsed.sharing.array
+    space = getattr(parsed, "space", None)
     seed_offset: int | None = None
     dropped = set(_OF_THE_ARRAY)
     if space is not None and space.seeds == str(count):
         seed_offset = space.seed_offset
         dropped |= {"seeds", "seed_offset"}
-    plan = plan_array(
-        workload,
-        options,
-        count,
-        without(words, dropped),
-        command and ["--", *command],
-        seed_offset,
-    )
+    words = [*([parsed.target] if parsed.target else []), *parsed.words(without=dropped)]
+    command = ["--", *parsed.program] if parsed.program else []
+    plan = plan_array(workload, options, count, words, command, seed_offset)
     return SlurmArray(plan=plan, workload=workload, options=options, argv=argv)
 
 

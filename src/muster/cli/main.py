@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MusterError, UnknownNameError
 from muster.base.signals import Interrupted, listening, stop_code
 from muster.cli import output
 from muster.cli.streams import ReaderGone, steady
+
+if TYPE_CHECKING:
+    from muster.cli.parse import Parsed
 
 #: name → ("module:function", what it does). The function takes the arguments and returns the
 #: exit code.
@@ -31,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.verify:main",
         "compare a task's gradients on one rank, on several, with accumulation",
     ),
-    "launch": ("muster.cli.commands.launch:main", "be asked, and led to the right command"),
+    "launch": ("muster.cli.commands.launch:main", "answer a few questions and get the command"),
     "plan": (
         "muster.cli.commands.plan:main",
         "predict step time, speed-up, memory, energy and cost",
@@ -46,19 +50,39 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
     "retry": ("muster.cli.commands.resume:retry", "run the failed tasks of a run again"),
-    "list": ("muster.cli.commands.look:list_runs", "the runs here, the newest first"),
-    "status": ("muster.cli.commands.look:status", "how far a run is, also while it runs"),
-    "logs": ("muster.cli.commands.look:logs", "what a task printed"),
-    "errors": ("muster.cli.commands.look:errors", "the failures of a run, grouped by cause"),
+    "list": ("muster.cli.commands.look:list_runs", "list the runs here, the newest first"),
+    "status": ("muster.cli.commands.look:status", "show a run's progress, also while it runs"),
+    "logs": ("muster.cli.commands.look:logs", "show what a task or a rank printed"),
+    "errors": ("muster.cli.commands.look:errors", "show the failures of a run, grouped by cause"),
     "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
     "report": (
         "muster.cli.commands.report:main",
-        "a run of any kind on one page, with its figures",
+        "put a run of any kind on one page, with its figures",
     ),
-    "cancel": ("muster.cli.commands.look:cancel", "cancel what has not ended"),
-    "monitor": ("muster.cli.commands.monitor:main", "what GPUs and host do, now or in a run"),
-    "doctor": ("muster.cli.commands.doctor:main", "does this machine work, and how fast is it"),
-    "devices": ("muster.cli.commands.devices:main", "the GPUs of this machine and who uses them"),
+    "cancel": (
+        "muster.cli.commands.look:cancel",
+        "cancel what has not ended; what is finished is kept",
+    ),
+    "monitor": (
+        "muster.cli.commands.monitor:main",
+        "watch GPUs and host, or look at what a run recorded",
+    ),
+    "doctor": (
+        "muster.cli.commands.doctor:main",
+        "check whether this machine works, and how fast it is",
+    ),
+    "devices": (
+        "muster.cli.commands.devices:main",
+        "list the GPUs of this machine and who uses them",
+    ),
+}
+
+#: command → the function that reads its flags, of those that make a run.
+_READERS = {
+    "sweep": "muster.cli.commands.sweep:flags_of_sweep",
+    "map": "muster.cli.map_flags:flags_of_map",
+    "train": "muster.cli.commands.train:flags_of_train",
+    "run": "muster.cli.commands.run:flags_of_run",
 }
 
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
@@ -85,7 +109,7 @@ Examples:
 Exit codes: 0 all good, 1 something failed, 2 wrong usage, 3 the set-up is broken, 75 saved and
 asking to be started again, 130 interrupted (what is finished is saved; the same command continues).
 
-`muster COMMAND --help` explains a command."""
+`muster help COMMAND` explains a command; `muster COMMAND --help-all` shows all of its flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,7 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _obey(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help", "--help-all", "help"):
         output.say(_usage())
         return EXIT_OK if words else EXIT_USAGE
     if words[0] in ("-V", "--version"):
@@ -131,6 +157,20 @@ def _run(command: str, rest: list[str]) -> int:
     module, _, function = COMMANDS[command][0].partition(":")
     result: int = getattr(importlib.import_module(module), function)(rest)
     return result
+
+
+def read_command(argv: Sequence[str]) -> Parsed:
+    """The options that a stored command line (``muster train digits --lr 1``) means.
+
+    ``Parsed.argv`` is the way back. Raises UsageError for what is no command that makes a run, and
+    whatever the command itself refuses.
+    """
+    name = argv[1] if len(argv) > 1 else ""
+    if name not in _READERS:
+        raise UnknownNameError("command that makes a run", name, _READERS)
+    module, _, function = _READERS[name].partition(":")
+    parsed: Parsed = getattr(importlib.import_module(module), function)(list(argv[2:]))
+    return parsed
 
 
 def _usage() -> str:

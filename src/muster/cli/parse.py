@@ -1,39 +1,462 @@
-"""One call into tyro for all commands: parses, or ends with exit code 2 and a clear message."""
+"""The command line of every command, from the dataclasses that hold its options.
+
+A command names its groups of options (classes, or values whose fields are the defaults); their
+fields are its flags. ``Parsed`` gives the groups back as values, and the command line as words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import field, fields, is_dataclass, make_dataclass
-from typing import Any, TypeVar
+import dataclasses
+import difflib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_origin
 
-import tyro
-
-from muster.base.errors import UsageError
-from muster.cli import output
+from muster.base.errors import EXIT_OK, TargetError, UsageError
+from muster.base.flags import Alias, Flag
+from muster.cli import values
 
 _T = TypeVar("_T")
 
 
-def parse(
-    kind: type[_T], argv: Sequence[str], command: str, description: str, *, pairs: bool = True
-) -> _T:
-    """The flags in ``argv`` as a ``kind``. Hyphens and underscores mean the same.
+@dataclass(frozen=True, kw_only=True)
+class RunPlace:
+    """Which run."""
 
-    ``pairs``: plain bools have a ``--no-`` form as well.
+    run: Annotated[str, Flag(is_positional=True)]
+    """The run's folder, or its name below ./runs."""
+
+
+_HELP_WORDS = {"help", "h", "help-all"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A group of options of which a command takes ``only`` some, or leaves some out.
+
+    ``is_loose``: the values come as they are, because the class is the user's and is made
+    elsewhere. ``readers``: how fields are read here. ``texts``: help of fields, where it differs.
     """
-    single = () if pairs else (tyro.conf.FlagCreatePairsOff,)
-    try:
-        return tyro.cli(
-            kind,
-            prog=f"muster {command}",
-            args=list(argv),
-            description=description,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *single),
+
+    of: Any
+    only: Collection[str] = ()
+    without: Collection[str] = ()
+    is_loose: bool = False
+    readers: Mapping[str, Callable[[Sequence[str]], Any]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A field as a flag. ``path``: where it is inside its group."""
+
+    group: str
+    path: tuple[str, ...]
+    kind: Any
+    flag: Flag
+    default: Any
+    owner: type
+    reader: Callable[[Sequence[str]], Any] | None = None
+    text: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.flag.name or self.path[-1].replace("_", "-")
+
+    @property
+    def arity(self) -> int | None:
+        if self.flag.read is not None:
+            return 1
+        return 0 if self.flag.is_negated else values.arity(self.kind)
+
+
+class Said(NamedTuple):
+    """A flag of a command line, by the name that was typed, with its words and its value."""
+
+    option: Option
+    name: str
+    words: tuple[str, ...]
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """What a command line says. A group is an attribute: ``parsed.device``."""
+
+    command: str
+    groups: Mapping[str, Any]
+    flags: tuple[Option, ...]
+    said: tuple[Said, ...]
+    program: tuple[str, ...] = ()
+    made: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        """What the flags are for: the task, recipe or function; empty where there is none."""
+        return self.command.partition(" ")[2]
+
+    def given(self, group: str) -> dict[str, Any]:
+        """The fields of a group that were said, as they were said last."""
+        return {said.option.path[-1]: said.value for said in self._of(group)}
+
+    def make(self, group: str, of: Any = None, **changes: Any) -> Any:
+        """The group as a value: its defaults, or ``of``, with what was said and ``changes`` on
+        top."""
+        said = {one.option.path: one.value for one in self._of(group)}
+        said.update({(name,): value for name, value in changes.items()})
+        return _made(self.groups[group] if of is None else of, said)
+
+    def _of(self, group: str) -> list[Said]:
+        return [one for one in self.said if one.option.group == group]
+
+    def __getattr__(self, group: str) -> Any:
+        if group.startswith("_") or group not in self.groups:
+            raise AttributeError(group)
+        if group not in self.made:
+            self.made[group] = self.make(group)
+        return self.made[group]
+
+    def but(self, without: Collection[str]) -> list[Said]:
+        """What was said of other fields than these."""
+        return [one for one in self.said if one.option.path[-1] not in without]
+
+    def argv(self, without: Collection[str] = (), **changes: Any) -> list[str]:
+        """The whole command line that says the same; see ``words``."""
+        program = ["--", *self.program] if self.program else []
+        head = self.command.split(" ", 1)
+        return ["muster", *head, *self.words(without, **changes), *program]
+
+    def words(self, without: Collection[str] = (), **changes: Any) -> list[str]:
+        """The words that say the same, in the names that are shown.
+
+        ``without``: fields that are left out; ``changes``: fields that are said anew.
+        """
+        kept = self.but({*without, *changes})
+        places = [word for one in kept if one.option.flag.is_positional for word in one.words]
+        flags = [word for one in kept if not one.option.flag.is_positional for word in _say(one)]
+        by_field = {option.path[-1]: option for option in self.flags}
+        for name, value in changes.items():
+            option = by_field[name]
+            words = () if option.arity == 0 else tuple(values.texts(value))
+            flags += _say(Said(option, "", words, value))
+        return [*places, *flags]
+
+
+def _say(said: Said) -> list[str]:
+    option = said.option
+    if option.arity == 0 and not said.words:
+        is_off = said.value == option.flag.is_negated and not said.name
+        is_off = is_off or (said.value is False and not option.flag.is_negated)
+        return [f"--no-{option.name}" if is_off else f"--{option.name}"]
+    alias = _alias(option, said.name)
+    if isinstance(alias, Alias) and (alias.read or alias.means is not None):
+        return [f"--{alias.name}", *said.words]
+    return [f"--{option.name}", *said.words]
+
+
+def parse(kind: type[_T], argv: Sequence[str], command: str, text: str) -> _T:
+    """The flags in ``argv`` as a ``kind``. Hyphens and underscores mean the same."""
+    made: _T = parse_groups({"all": kind}, argv, command, text).make("all")
+    return made
+
+
+def parse_groups(
+    groups: Mapping[str, Any],
+    argv: Sequence[str],
+    command: str,
+    text: str,
+    *,
+    common: Sequence[str] = (),
+    program: str = "",
+) -> Parsed:
+    """What ``argv`` says of these groups; UsageError for what it cannot mean.
+
+    ``common``: fields that the help shows first; empty: all. ``program``: the first word that is no
+    flag begins a program, whose words are not read; how the help names it. ``--help`` shows the
+    help and ends.
+    """
+    options = tuple(option for name, group in groups.items() for option in options_of(name, group))
+    reading = _Reading(command, options, list(argv), stops=bool(program))
+    said, rest, wants_help = reading.read()
+    if wants_help:
+        from muster.cli import help_page
+
+        engine = next((one.words[0] for one in said if one.option.name == "on" and one.words), "")
+        is_all = wants_help == "help-all"
+        help_page.show(command, text, options, common, is_all, engine, program)
+        raise SystemExit(EXIT_OK)
+    _check_choices(said, reading.names)
+    said = _joined(said)
+    _check_there(command, options, said)
+    return Parsed(
+        command=command,
+        groups=groups,
+        flags=options,
+        said=tuple(said),
+        program=tuple(rest),
+    )
+
+
+def options_of(name: str, group: Any) -> list[Option]:
+    """The fields of a group as flags, those of dataclasses inside it included."""
+    part = group if isinstance(group, Part) else Part(of=group)
+    kind = part.of if isinstance(part.of, type) else type(part.of)
+    default = None if isinstance(part.of, type) else part.of
+    return [
+        option
+        for option in _fields(name, part, kind, default, ())
+        if (not part.only or option.path[0] in part.only) and option.path[0] not in part.without
+    ]
+
+
+def _fields(name: str, part: Part, kind: type, default: Any, path: tuple[str, ...]) -> list[Option]:
+    found: list[Option] = []
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        hint = hints[one.name]
+        if not one.init or get_origin(hint) is ClassVar:
+            continue
+        value = _default_of(one) if default is None else getattr(default, one.name)
+        flag = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Flag)), Flag())
+        bare = values.plain(hint)
+        here = (*path, one.name)
+        if flag.is_hidden:
+            continue
+        if isinstance(bare, type) and dataclasses.is_dataclass(bare):
+            inside = None if value is dataclasses.MISSING else value
+            found += _fields(name, part, bare, inside, here)
+            continue
+        if value is dataclasses.MISSING and part.is_loose:
+            raise TargetError(
+                f"The field {one.name} of {kind.__name__} has no default.",
+                hint="give every field one; the command line overrides it.",
+            )
+        found.append(
+            Option(
+                group=name, path=here, kind=bare, flag=flag, default=value,
+                owner=_owner(kind, one.name),
+                reader=part.readers.get(one.name), text=part.texts.get(one.name),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _owner(kind: type, name: str) -> type:
+    """The class that says the field, of those that ``kind`` is made from."""
+    return next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
+
+
+def _default_of(one: dataclasses.Field[Any]) -> Any:
+    if one.default_factory is not dataclasses.MISSING:
+        return one.default_factory()
+    return one.default
+
+
+def _made(group: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
+    part = group if isinstance(group, Part) else Part(of=group)
+    if part.is_loose:
+        values = {option.path[-1]: option.default for option in options_of("", part)}
+        return SimpleNamespace(**{**values, **{path[-1]: value for path, value in said.items()}})
+    return _built(part.of, said)
+
+
+def _built(of: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
+    """``of`` (a class or a value) with these values, from the innermost dataclass outwards."""
+    direct = {path[0]: value for path, value in said.items() if len(path) == 1}
+    for outer in {path[0] for path in said if len(path) > 1}:
+        inner = {path[1:]: value for path, value in said.items() if path[0] == outer}
+        direct[outer] = _built(_inside(of, outer), inner)
+    if isinstance(of, type):
+        return of(**direct)
+    return dataclasses.replace(of, **direct) if direct else of
+
+
+def _inside(of: Any, name: str) -> Any:
+    if not isinstance(of, type):
+        return getattr(of, name)
+    one = next(entry for entry in dataclasses.fields(of) if entry.name == name)
+    value = _default_of(one)
+    if value is not dataclasses.MISSING:
+        return value
+    return values.plain(typing.get_type_hints(of, include_extras=True)[name])
+
+
+class _Reading:
+    """One command line, from its first word to its last."""
+
+    def __init__(
+        self, command: str, options: Sequence[Option], words: list[str], stops: bool
+    ) -> None:
+        self._command, self._words, self._stops = command, words, stops
+        self._places = [option for option in options if option.flag.is_positional]
+        flags = [option for option in options if not option.flag.is_positional]
+        self._names: dict[str, Option] = {}
+        # A group that comes first keeps its names; other names give way to all of these.
+        for option in flags:
+            self._names.setdefault(option.name, option)
+        for option in flags:
+            for alias in option.flag.aliases:
+                self._names.setdefault(alias if isinstance(alias, str) else alias.name, option)
+        self._at = 0
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def read(self) -> tuple[list[Said], list[str], str]:
+        """What is said, the words of a program, and which help is asked for."""
+        said: list[Said] = []
+        wants_help = ""
+        places = list(self._places)
+        while self._at < len(self._words):
+            word = self._words[self._at]
+            self._at += 1
+            if word == "--":
+                return said, self._words[self._at :], wants_help
+            if not _is_flag(word):
+                if self._stops:
+                    return said, self._words[self._at - 1 :], wants_help
+                if not places:
+                    raise self._unexpected(word)
+                said.append(Said(places.pop(0), word, (word,), word))
+            elif (name := _name(word)) in _HELP_WORDS and name not in self._names:
+                wants_help = "help-all" if name == "help-all" else wants_help or "help"
+            else:
+                said.append(self._flag(word, name, is_help=bool(wants_help)))
+        return said, [], wants_help
+
+    def _flag(self, word: str, name: str, *, is_help: bool) -> Said:
+        option, is_off = self._names.get(name), False
+        if option is None and name.startswith("no-"):
+            option = self._names.get(name.removeprefix("no-"))
+            is_off = option is not None and option.arity == 0
+            option = option if is_off else None
+        flag = "--" + name if len(name) > 1 else "-" + name
+        if option is None:
+            raise self._unknown(flag, name)
+        _, equals, text = word.partition("=")
+        alias = _alias(option, name)
+        if isinstance(alias, Alias) and alias.means is not None:
+            return Said(option, name, (), alias.means)
+        if option.arity == 0:
+            if equals:
+                raise UsageError(f"{flag} takes no value.", hint=f"write {flag} alone.")
+            return Said(option, name, (), is_off == option.flag.is_negated)
+        words = self._values(option, text if equals else None)
+        if not words and not is_help and option.arity is not None:
+            raise UsageError(f"{flag} needs a value: {shown_metavar(option)}.")
+        return Said(option, name, tuple(words), self._value(option, alias, words, flag))
+
+    def _values(self, option: Option, text: str | None) -> list[str]:
+        # Where a program follows, its name would be taken for one more value.
+        any_number = 1 if self._stops else math.inf
+        limit = any_number if option.arity is None else option.arity
+        words = [] if text is None else [text]
+        while len(words) < limit and self._at < len(self._words):
+            word = self._words[self._at]
+            if word == "--" or (_is_flag(word) and not _is_number(word)):
+                break
+            words.append(word)
+            self._at += 1
+        return words
+
+    def _value(self, option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
+        if option.reader is not None:
+            return option.reader(words)
+        reader = (isinstance(alias, Alias) and alias.read) or option.flag.read
+        if reader is not None:
+            if words == ["None"] and option.default is None:
+                return None
+            return reader(words[0], flag)
+        return values.read(option.kind, words, flag, option.default)
+
+    def _unexpected(self, word: str) -> UsageError:
+        return UsageError(
+            f"muster {self._command} does not know what to do with {word!r}.",
+            hint=f"`muster {self._command} --help` says what it takes.",
         )
-    except SystemExit:
-        for line in _other_names(kind, argv):
-            output.remark(line)
-        raise
+
+    def _unknown(self, flag: str, name: str) -> UsageError:
+        for group in _SYNONYMS:
+            ours = [other for other in group if other in self._names]
+            if name in group and ours:
+                return UsageError(
+                    f"muster {self._command} has no flag {flag}.",
+                    hint=f"did you mean --{ours[0]}? It is what {flag} is called here.",
+                )
+        near = difflib.get_close_matches(name, self._names, n=1, cutoff=0.7)
+        hint = f"did you mean --{near[0]}? " if near else ""
+        return UsageError(
+            f"muster {self._command} has no flag {flag}.",
+            hint=f"{hint}`muster {self._command} --help-all` lists its flags.",
+        )
+
+
+def _is_flag(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(word: str) -> str:
+    return word.lstrip("-").partition("=")[0].replace("_", "-")
+
+
+def _alias(option: Option, name: str) -> str | Alias | None:
+    for alias in option.flag.aliases:
+        if name == (alias if isinstance(alias, str) else alias.name):
+            return alias
+    return None
+
+
+def _joined(said: Sequence[Said]) -> list[Said]:
+    """Of a flag that adds up, all that was said at its first place; of others, the last."""
+    found: dict[tuple[str, tuple[str, ...]], Said] = {}
+    for one in said:
+        key = (one.option.group, one.option.path)
+        before = found.get(key)
+        if before is not None and one.option.flag.repeats:
+            words, value = (*before.words, *one.words), (*before.value, *one.value)
+            one = before._replace(words=words, value=value)
+        found[key] = one
+    return list(found.values())
+
+
+def _check_choices(said: Sequence[Said], order: Sequence[str]) -> None:
+    """UsageError where one thing is chosen by two flags, or a flag is given by two names."""
+    for what in {one.option.flag.chooses for one in said} - {""}:
+        names = {one.name for one in said if one.option.flag.chooses == what}
+        if len(names) > 1:
+            listed = " and ".join(f"--{name}" for name in sorted(names, key=order.index))
+            raise UsageError(f"{listed} each choose {what}.", hint="give one of them.")
+    for one in said:
+        same = [other for other in said if other.option is one.option and other.name != one.name]
+        differs = [other for other in same if other.value != one.value]
+        if differs and not one.option.flag.repeats:
+            first, second = (f"--{s.name} {' '.join(s.words)}" for s in (one, differs[0]))
+            raise UsageError(f"{first} and {second} say the same thing differently.")
+
+
+def _check_there(command: str, options: Sequence[Option], said: Sequence[Said]) -> None:
+    there = {one.option.path for one in said}
+    for option in options:
+        if option.default is dataclasses.MISSING and option.path not in there:
+            name = option.name.upper() if option.flag.is_positional else f"--{option.name}"
+            raise UsageError(f"{name} is missing.", hint=f"`muster {command} --help` has examples.")
+
+
+def shown_metavar(option: Option) -> str:
+    return option.flag.metavar or values.metavar(option.kind)
 
 
 #: What other programs call the same, each group with our own name among them.
@@ -51,30 +474,6 @@ _SYNONYMS = (
 )
 
 
-def _other_names(kind: Any, argv: Sequence[str]) -> list[str]:
-    """For flags that we do not know by a name that others use: ours."""
-    known = set(_flags_of(kind))
-    lines = []
-    for word in argv:
-        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
-        if not word.startswith("--") or name in known:
-            continue
-        for group in _SYNONYMS:
-            ours = [other for other in group if other in known]
-            if name in group and ours:
-                lines.append(f"Hint: did you mean --{ours[0]}? It is what --{name} is called here.")
-    return lines
-
-
-def _flags_of(kind: Any) -> Iterator[str]:
-    for entry in fields(kind):
-        inner = entry.type if is_dataclass(entry.type) else entry.default
-        if is_dataclass(inner):
-            yield from _flags_of(inner)
-        else:
-            yield entry.name.replace("_", "-")
-
-
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words before ``--`` and those after it; UsageError where nothing follows it."""
     words = list(argv)
@@ -86,15 +485,17 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:cut], words[cut + 1 :]
 
 
-def bundle(name: str, groups: dict[str, Any], positional: dict[str, Any] | None = None) -> type:
-    """A class with one field per group of flags, so that commands share groups of flags.
+def word_first(words: Sequence[str], is_it: Callable[[str], bool]) -> list[str]:
+    """Flags may come before what they are for: ``muster sweep --seeds 3 train.py:run``."""
+    if words and not words[0].startswith("-"):
+        return list(words)
+    for position, word in enumerate(words):
+        if is_it(word):
+            return [word, *words[:position], *words[position + 1 :]]
+    return list(words)
 
-    A group is a class with defaults, or a (frozen) value whose fields are the defaults.
-    """
-    fields: list[Any] = [(key, kind) for key, kind in (positional or {}).items()]
-    for key, kind in groups.items():
-        if isinstance(kind, type):
-            fields.append((key, kind, field(default_factory=kind)))
-        else:
-            fields.append((key, type(kind), field(default=kind)))
-    return make_dataclass(name, fields, frozen=True)
+
+def wants_slurm(words: Sequence[str]) -> bool:
+    """Whether ``--on slurm`` is among them, before anything is parsed."""
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    return any(word == "--on=slurm" or (word, value) == ("--on", "slurm") for word, value in pairs)

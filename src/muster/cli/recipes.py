@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from muster.api.recipe import AgentRecipe, MapRecipe, Recipe, TrainRecipe
 from muster.base.errors import TargetError, UsageError
 from muster.base.target import load_value, parse_target
-from muster.farm.space_texts import parse_seeds
 
 _GROUP = "muster.recipes"
 #: For `muster sweep`.
@@ -160,31 +159,6 @@ def _value(word: str) -> Any:
         if isinstance(target, ast.Name)
     }
     return load_value(ref) if ref.attribute in assigned else None
-
-
-def with_seeds(config: type, words: list[str]) -> list[str]:
-    """``--seeds`` of a recipe by the one rule of all sweeps (``parse_seeds``), as numbers.
-
-    ``--seeds 3 5 8`` is the same as ``--seeds 3,5,8``.
-    """
-    annotation = getattr(config, "__annotations__", {}).get("seeds", "")
-    if "tuple[int" not in str(annotation).replace(" ", ""):
-        return words
-    kept: list[str] = []
-    place = 0
-    while place < len(words):
-        flag, equals, value = words[place].partition("=")
-        place += 1
-        if flag != "--seeds":
-            kept.append(words[place - 1])
-            continue
-        values = [value] if equals else []
-        while place < len(words) and not words[place].startswith("--"):
-            values.append(words[place])
-            place += 1
-        text = ",".join(values) if values else ""
-        kept += ["--seeds", *map(str, parse_seeds(text))]
-    return kept
 
 
 def with_seeds_as_stored(config: Mapping[str, Any], words: list[str]) -> list[str]:

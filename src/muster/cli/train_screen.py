@@ -20,11 +20,11 @@ _EVERY_S = 0.25
 class TrainScreen:
     """A context. Lines go to standard output, or above the bar; remarks to standard error."""
 
-    def __init__(self, folder: RunFolder, shown: Any, argv: Sequence[str]) -> None:
+    def __init__(self, folder: RunFolder, flags: Any, argv: Sequence[str]) -> None:
         self._folder = folder
-        self._all_ranks = shown.all_ranks
-        self._level = shown.level
-        output.show_events(are_shown=shown.log_level == "debug")
+        self._all_ranks = flags.place.all_ranks
+        self._level = flags.shown.level
+        output.show_events(are_shown=flags.shown.log_level == "debug")
         # Lines of events would break into a bar.
         has_bar = self._level == "info" and output.is_terminal()
         self._bar = output.make_bar() if has_bar else None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from muster.base.codec import to_json
+from muster.base.flags import Flag
 from muster.run.folder import RunFolder
 
 Start = Literal["exec", "fork", "spawn"]
@@ -19,8 +20,10 @@ class Script:
 
     path: str
     args: tuple[str, ...] = ()
-    is_module: bool = False
-    is_python: bool = True
+    is_module: Annotated[bool, Flag(name="module", aliases=("m",))] = False
+    """SCRIPT is a module: package.module."""
+    is_python: Annotated[bool, Flag(name="no-python", is_negated=True)] = True
+    """SCRIPT is any program, not Python."""
 
     @property
     def name(self) -> str:

@@ -6,8 +6,10 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from muster.base.errors import UsageError
+from muster.base.flags import Flag
 
 #: Cores that are asked for with each GPU where nobody has said how many.
 CORES_PER_GPU = 4
@@ -24,30 +26,45 @@ _OURS = {
 }  # fmt: skip
 
 
+_SLURM = ("slurm",)
+
+
 @dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """What a job asks for; None leaves it to the site file, then to SLURM.
+class SlurmOptions:
+    """What every job asks of SLURM. What is not given comes from the site file, then from SLURM.
 
-    Of a gang's job these are amounts per node, of an array amounts per element.
-
-    Attributes
-        memory: as SLURM writes it (``64G``).
-        time_limit: as SLURM writes it (``4:00:00``).
-        slurm_args: further options of sbatch, each as ``name=value`` or ``name``.
-        setup_lines: bash before the work, such as ``module load cuda``.
-        warn_before_s: how long before the time limit SLURM sends its signal.
+    ``setup_lines``: bash before the work, such as ``module load cuda``; from the site file.
     """
 
-    num_nodes: int = 1
-    gpus_per_node: int = 0
-    cpus_per_node: int | None = None
-    memory: str | None = None
-    time_limit: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    slurm_args: tuple[str, ...] = ()
-    setup_lines: tuple[str, ...] = ()
-    warn_before_s: int = 60
+    partition: Annotated[str | None, Flag(metavar="NAME", engines=_SLURM)] = None
+    """SLURM: where to run."""
+    account: Annotated[str | None, Flag(metavar="NAME", engines=_SLURM)] = None
+    """SLURM: whom to charge."""
+    time_limit: Annotated[str | None, Flag(name="time", metavar="H:MM:SS", engines=_SLURM)] = None
+    """SLURM: how long the job may run, such as 4:00:00."""
+    memory: Annotated[str | None, Flag(name="mem", metavar="SIZE", engines=_SLURM)] = None
+    """SLURM: memory of each worker or node, such as 16G."""
+    slurm_args: Annotated[
+        tuple[str, ...],
+        Flag(name="slurm-arg", metavar="NAME=VALUE", repeats=True, engines=_SLURM),
+    ] = ()
+    """SLURM: one more option of sbatch. May be given several times."""
+    setup_lines: Annotated[tuple[str, ...], Flag(is_hidden=True)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest(SlurmOptions):
+    """What a job asks of SLURM.
+
+    Of a gang's job these are amounts per node, of an array amounts per element.
+    ``warn_before_s``: how long before the time limit SLURM sends its signal.
+    """
+
+    num_nodes: Annotated[int, Flag(is_hidden=True)] = 1
+    gpus_per_node: Annotated[int, Flag(is_hidden=True)] = 0
+    cpus_per_node: Annotated[int | None, Flag(engines=_SLURM)] = None
+    """SLURM: CPU cores of each node."""
+    warn_before_s: Annotated[int, Flag(is_hidden=True)] = 60
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from muster.base.errors import UnknownNameError, UsageError, check_ranges
+from muster.base.flags import Flag
 
 Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -42,7 +43,7 @@ class TrainConfig:
     """How --base-lr grows with the number of ranks x accumulation: none, linear or sqrt."""
     weight_decay: float = 1e-4
     """Decoupled weight decay of AdamW."""
-    epochs: int = 10
+    epochs: Annotated[int, Flag(aliases=("num-epochs",))] = 10
     """Passes over the training data; the same as --num-epochs."""
     max_steps: int | None = None
     """Stop after this many optimizer steps."""

@@ -2,18 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.options import SweepOptions, parse_duration
+from muster.api.options import SweepOptions
 from muster.base.errors import UsageError
-from muster.cli.cluster_flags import ClusterFlags
-from muster.cli.flags import (
-    DeviceFlags,
-    EarlierWorkFlags,
-    FaultFlags,
-    RunFlags,
-    WorkerFlags,
-    join_repeated,
-    options_from,
-)
+from muster.base.flags import parse_duration
+from muster.cli.flags import SpaceFlags
+from muster.cli.parse import parse_groups
 
 
 @pytest.mark.parametrize(
@@ -31,37 +24,37 @@ def test_a_duration_that_is_none_is_refused(text: str) -> None:
         parse_duration(text, "--timeout")
 
 
-def _options(**place: object) -> SweepOptions:
-    flags = DeviceFlags(**place)  # type: ignore[arg-type]
-    return options_from(
-        flags, WorkerFlags(), FaultFlags(), RunFlags(), ClusterFlags(), EarlierWorkFlags()
-    )
+def _options(*words: str) -> SweepOptions:
+    options: SweepOptions = parse_groups({"options": SweepOptions}, words, "sweep", "").options
+    return options
 
 
 @pytest.mark.parametrize(
-    ("flags", "devices", "gpu_ids", "max_gpus"),
+    ("words", "devices", "gpu_ids", "max_gpus"),
     [
-        ({}, "auto", None, None),
-        ({"devices": "cpu:8"}, "cpu:8", None, None),
-        ({"gpus": "4"}, "4", None, None),
-        ({"gpus": "0,2"}, "0,2", None, None),
-        ({"gpu_ids": "0"}, "auto", "0", None),
-        ({"num_gpus": 3}, "3", None, None),
-        ({"world_size": 2}, "2", None, None),
-        ({"max_gpus": 2}, "auto", None, 2),
-        ({"no_multi_gpu": True}, "auto", None, 1),
+        ("", "auto", None, None),
+        ("--devices cpu:8", "cpu:8", None, None),
+        ("--gpus 4", "4", None, None),
+        ("--gpus=0,2", "0,2", None, None),
+        ("--gpu-ids 0", "auto", "0", None),
+        ("--gpu_ids 0", "auto", "0", None),
+        ("--num-gpus 3", "3", None, None),
+        ("--num-gpus -1", "auto", None, None),
+        ("--world-size 2", "2", None, None),
+        ("--max-gpus 2", "auto", None, 2),
+        ("--no-multi-gpu", "auto", None, 1),
     ],
 )
 def test_every_alias_means_what_it_says(
-    flags: dict[str, object], devices: str, gpu_ids: str | None, max_gpus: int | None
+    words: str, devices: str, gpu_ids: str | None, max_gpus: int | None
 ) -> None:
-    options = _options(**flags)
+    options = _options(*words.split())
     assert (options.devices, options.gpu_ids, options.max_gpus) == (devices, gpu_ids, max_gpus)
 
 
 def test_two_choices_of_devices_are_refused() -> None:
     with pytest.raises(UsageError, match="--devices and --gpu-ids each choose the devices"):
-        _options(devices="cpu", gpu_ids="1")
+        _options("--gpu-ids", "1", "--devices", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +73,8 @@ def test_impossible_values_are_refused(values: dict[str, object], message: str) 
         SweepOptions(**values)  # type: ignore[arg-type]
 
 
-def test_repeated_grids_become_one_flag() -> None:
-    words = ["t.py:f", "--grid", "a=1", "--seeds", "3", "--grid=b=2", "--grid", "c=3", "d=4"]
-    joined = join_repeated(words, ("--grid",))
-    assert joined == ["t.py:f", "--seeds", "3", "--grid", "a=1", "b=2", "c=3", "d=4"]
+def test_a_flag_that_adds_up_may_be_given_several_times() -> None:
+    words = ["--grid", "a=1", "--seeds", "3", "--grid=b=2", "--grid", "c=3", "d=4"]
+    parsed = parse_groups({"space": SpaceFlags}, words, "sweep", "")
+    assert parsed.space.grid == ("a=1", "b=2", "c=3", "d=4")
+    assert parsed.space.seeds == "3"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.conftest import MusterCli
 
-from muster.cli.commands.run import slurm_gang, split
+from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm_script import output_among
-from muster.cli.on_slurm import wants_slurm
+from muster.cli.parse import wants_slurm
 from muster.cli.slurm_gang import words_for_nodes
 
 
@@ -30,13 +30,16 @@ def test_whether_it_goes_to_slurm(words: list[str], wants: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "kept"),
     [
-        (["--gpus", "4", "--on", "slurm", "--nodes=2", "--lr", "1"], ["--gpus", "4", "--lr", "1"]),
-        (["--no_wait", "-m", "--slurm-arg", "a=b", "--slurm_arg=c"], ["-m"]),
+        (
+            ["--gpus", "4", "--on", "slurm", "--nodes=2", "--grace", "1"],
+            ["--devices", "4", "--grace", "1"],
+        ),
+        (["--no_wait", "-m", "--slurm-arg", "a=b", "--slurm_arg=c"], ["--module"]),
         (["--run-dir", "x", "--quiet", "--all-ranks", "--dry-run"], ["--all-ranks"]),
     ],
 )
 def test_the_words_for_the_nodes(words: list[str], kept: list[str]) -> None:
-    assert words_for_nodes(words) == kept
+    assert words_for_nodes(flags_of_run(words)) == kept
 
 
 def test_the_program_keeps_flags_that_look_like_ours(
@@ -45,7 +48,7 @@ def test_the_program_keeps_flags_that_look_like_ours(
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     argv = ["--on", "slurm", "--gpus", "2", "--slurm-arg", "nice=1", "train.py", "--time", "3"]
-    assert split(argv)[1] == ["train.py", "--time", "3"]
+    assert list(flags_of_run(argv).program) == ["train.py", "--time", "3"]
     gang = slurm_gang(argv)
     assert list(gang.command.rest)[-4:] == ["--", "train.py", "--time", "3"]
     assert (gang.request.gpus_per_node, gang.request.slurm_args) == (2, ("nice=1",))

@@ -12,13 +12,12 @@ from tests.programs import read_program
 
 from muster.base.errors import UsageError
 from muster.cli import recipes
-from muster.cli.recipes import with_seeds, with_seeds_as_stored
+from muster.cli.commands.sweep import read_sweep
+from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.space_texts import parse_seeds
-from muster_recipes.ssm.config import SsmConfig
-from muster_recipes.ssvae.config import SsvaeConfig
 
 
-@pytest.mark.parametrize("config", [SsmConfig, SsvaeConfig])
+@pytest.mark.parametrize("recipe", ["ssm", "ssvae"])
 @pytest.mark.parametrize(
     ("words", "seeds"),
     [
@@ -31,19 +30,22 @@ from muster_recipes.ssvae.config import SsvaeConfig
     ],
 )
 def test_seeds_of_a_recipe_are_those_of_a_function(
-    config: type, words: list[str], seeds: list[int]
+    recipe: str, words: list[str], seeds: list[int]
 ) -> None:
-    shown = ["--seeds", *map(str, seeds)]
-    assert with_seeds(config, ["--seeds", *words, "--quiet"]) == [*shown, "--quiet"]
+    assert _seeds(recipe, "--seeds", *words, "--quiet") == seeds
     if len(words) == 1:
-        assert with_seeds(config, [f"--seeds={words[0]}"]) == shown
+        assert _seeds(recipe, f"--seeds={words[0]}") == seeds
         assert list(parse_seeds(words[0])) == seeds
+
+
+def _seeds(recipe: str, *words: str) -> list[int]:
+    return list(read_sweep([recipe, *words]).parsed.recipe.seeds)
 
 
 @pytest.mark.parametrize("text", ["x", "", "0", "1,1"])
 def test_what_are_no_seeds_is_refused_in_both(text: str) -> None:
     with pytest.raises(UsageError):
-        with_seeds(SsmConfig, ["--seeds", text])
+        _seeds("ssm", "--seeds", text)
     with pytest.raises(UsageError):
         parse_seeds(text)
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.gangs import GangOptions
+from muster.api.options import GangOptions
 from muster.base.errors import UsageError
 from muster.base.tail import Tail, last_lines
 from muster.cli.commands import run
-from muster.cli.flags import DeviceFlags
-from muster.cli.gang_flags import GangFlags, GangRunFlags, NodeFlags, ScriptFlags
 from muster.gang.beacon import BEACON, Beacon, read_place
 from muster.gang.spec import Entry, GangSpec, Script
 from muster.run.folder import RunFolder
@@ -41,33 +39,19 @@ def test_names_of_programs() -> None:
 @pytest.mark.parametrize(
     ("argv", "words", "program"),
     [
-        (["--gpus", "4", "train.py", "--lr", "1"], ["--gpus", "4"], ["train.py", "--lr", "1"]),
+        (["--gpus", "4", "train.py", "--lr", "1"], ["--devices", "4"], ["train.py", "--lr", "1"]),
         (["--all-ranks", "t.py", "--gpus", "2"], ["--all-ranks"], ["t.py", "--gpus", "2"]),
-        (["--dry_run", "--gpus=2", "t.py"], ["--dry_run", "--gpus=2"], ["t.py"]),
-        (["-m", "a.b", "-m", "x"], ["-m"], ["a.b", "-m", "x"]),
+        (["--dry_run", "--gpus=2", "t.py"], ["--dry-run", "--devices", "2"], ["t.py"]),
+        (["-m", "a.b", "-m", "x"], ["--module"], ["a.b", "-m", "x"]),
         (["--no-python", "--", "sh", "-c"], ["--no-python"], ["sh", "-c"]),
-        (["--gpus", "2"], ["--gpus", "2"], []),
+        (["--gpus", "2"], ["--devices", "2"], []),
     ],
 )
 def test_flags_after_the_script_are_its_own(
     argv: list[str], words: list[str], program: list[str]
 ) -> None:
-    assert run.split(argv) == (words, program)
-
-
-def test_the_switches_are_those_of_the_flags() -> None:
-    import dataclasses
-
-    kinds = (ScriptFlags, DeviceFlags, GangFlags, NodeFlags, GangRunFlags)
-    switches = {
-        field.name.replace("_", "-")
-        for kind in kinds
-        for field in dataclasses.fields(kind)
-        if isinstance(field.default, bool)
-    }
-    assert switches <= run.SWITCHES
-    valued = {f.name.replace("_", "-") for k in kinds for f in dataclasses.fields(k)} - switches
-    assert not valued & run.SWITCHES
+    parsed = run.flags_of_run(argv)
+    assert (parsed.words(), list(parsed.program)) == (words, program)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.base.errors import TargetError, UsageError
-from muster.cli.map_flags import parse_memory_mib
+from muster.base.flags import parse_memory_mib
 from muster.pipeline.stages import make_stage, spec_of_object, specs_of_text
 from muster.pipeline.worker import MapPlan, first_batch, read_plan, write_plan
 
@@ -105,9 +105,9 @@ def test_the_batch_is_what_the_stages_ask_for_unless_it_is_said() -> None:
     ("text", "mib"), [("900M", 900), ("2G", 2048), ("1.5GiB", 1536), ("1048576", 1), ("512k", 0.5)]
 )
 def test_memory_is_read_as_people_write_it(text: str, mib: float) -> None:
-    assert parse_memory_mib(text) == mib
+    assert parse_memory_mib(text, "--max-worker-memory") == mib
 
 
 def test_memory_that_makes_no_sense_is_told() -> None:
     with pytest.raises(UsageError, match="8G"):
-        parse_memory_mib("a lot")
+        parse_memory_mib("a lot", "--max-worker-memory")

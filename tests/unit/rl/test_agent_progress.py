@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cli.flags import DeviceFlags, chosen_devices
 from muster.rl.progress import AgentLimits, AgentProgress, Running, Window, count_episodes
 
 LIMITS = AgentLimits(num_steps=None, num_episodes=5000, patience=500, eval_frequency=2)
@@ -85,8 +84,3 @@ def test_the_window_is_silent_until_every_environment_has_finished_one() -> None
     again = Window(["x"], size=4)
     again.restore(window.to_record())
     assert again.means() == window.means()
-
-
-def test_minus_one_means_all_devices() -> None:
-    assert chosen_devices(DeviceFlags(num_gpus=-1)) == ("auto", None, None)
-    assert chosen_devices(DeviceFlags(num_gpus=2)) == ("2", None, None)

@@ -14,7 +14,7 @@ import pytest
         "muster.slurm.request",
         "muster.slurm.script",
         "muster.slurm.states",
-        "muster.cli.slurm_gang",
+        "muster.base.flags",
     ],
 )
 def test_examples_in_docstrings(name: str) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import MusterCli
 from tests.programs import read_program
 
 import muster
-from muster.api.gangs import GangOptions
+from muster.api.options import GangOptions
 from muster.api.train import check_job, job_of_target, plan_training, train_here
 from muster.base.code import code_of
 from muster.base.errors import PlanMismatchError, UsageError

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from muster.api.array import collect
 from muster.api.runs import open_run
 from muster.base.errors import EXIT_SOME_FAILED
 from muster.cli import output
-from muster.cli.flags import Positional, Switch
-from muster.cli.parse import bundle, parse
+from muster.cli.flags import LookFlags
+from muster.cli.parse import parse
 from muster.farm.collect import LastWords
 
 _HELP = """Merge what the elements of `muster sweep … --on slurm --array N` have done.
 
 Call it while they run, and again when they have ended: what is there stays, what is new is added.
 
-Example: muster collect runs/train-1a2b3c
+Example:
+  muster collect runs/train-1a2b3c
 """
 _MAX_NAMED, _MAX_REASONS = 20, 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CollectFlags:
-    """What is printed."""
-
-    json: Switch = False
-    """Print the outcome as JSON and nothing else."""
-
-
 def main(argv: list[str]) -> int:
-    flags: Any = parse(
-        bundle("Collect", {"out": _CollectFlags}, {"run": Positional}), argv, "collect", _HELP
-    )
+    flags = parse(LookFlags, argv, "collect", _HELP)
     run, found = collect(open_run(flags.run).path)
     counts = run.status().counts
     # What an element said does not matter once all results are there.
     ended = found.ended if counts["waiting"] else {}
     is_whole = not found.missing and not counts["waiting"]
     exit_code = run.exit_code if is_whole else EXIT_SOME_FAILED
-    if flags.out.json:
+    if flags.json:
         output.say_json(
             {
                 "counts": dict(counts),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from muster.base.settings import read_settings
 from muster.cli import output
-from muster.cli.flags import Switch
+from muster.cli.flags import JsonFlags
 from muster.cli.parse import parse
 from muster.devices.discovery import discover
 from muster.devices.placement import busy_reason
 
+_HELP = """List the GPUs of this machine that a program sees, and who uses them.
 
-@dataclass(frozen=True)
-class _Devices:
-    json: Switch = False
-    """As JSON."""
+Examples:
+  muster devices
+  muster devices --json
+"""
 
 
 def main(argv: list[str]) -> int:
-    flags = parse(_Devices, argv, "devices", "The visible GPUs of this machine and who uses them.")
+    flags = parse(JsonFlags, argv, "devices", _HELP)
     settings = read_settings()
     inventory = discover(settings)
     if flags.json:

@@ -17,13 +17,12 @@ from muster.api.doctor import (
     keep_facts,
     write_fixes,
 )
-from muster.api.options import parse_duration
 from muster.api.plan import MemoryPlan, known_model, known_task, plan_memory
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.base.flags import parse_duration
 from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
 from muster.cli.doctor_wording import finding_lines, summary
-from muster.cli.flags import Switch
 from muster.cli.parse import parse
 from muster.doctor.findings import exit_code
 from muster.plan.request import ModelRequest, PlanRequest, TrainingRequest
@@ -45,17 +44,19 @@ _D = DoctorOptions()
 _FIX_FILE = Path("muster_env.sh")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Doctor:
+    """What is examined and shown."""
+
     devices: str | None = None
     """What is measured: auto (all free GPUs, else two CPU ranks), 4 (GPUs), 0,2,3, cpu, cpu:4."""
-    quick: Switch = False
+    quick: bool = False
     """Measure nothing and start no torch: about a second."""
     run_dir: Path | None = None
     """Where runs will be written: its disk is examined. Default: runs."""
     time_limit: str | None = None
     """For everything together: 55, 2m. What is not reached is said to be skipped."""
-    strict: Switch = False
+    strict: bool = False
     """Exit code 1 when there are warnings."""
     fix: Literal["env"] | None = None
     """env: write the variables that repair what was found to a file, to be sourced."""
@@ -76,9 +77,9 @@ class _Doctor:
     """Of --model. Default: ddp."""
     sequence_length: int | None = None
     """Of --model hf:config.json: tokens per sample."""
-    quiet: Switch = False
+    quiet: bool = False
     """Show only what is not in order."""
-    json: Switch = False
+    json: bool = False
     """Findings and facts as JSON."""
 
 

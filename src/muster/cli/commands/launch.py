@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from muster.api.recipe import MapRecipe
 from muster.base.errors import EXIT_INTERRUPTED, MusterError
+from muster.base.flags import Flag
 from muster.base.settings import Settings, read_settings
 from muster.cli import output
-from muster.cli.flags import Switch
 from muster.cli.launcher.answers import Answers, command_line, command_words, plan_words
 from muster.cli.launcher.asking import Asker, make_asker
 from muster.cli.launcher.questions import Gpu, Machine, answered, check_given, questions
@@ -34,6 +32,8 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
+    """What is not asked."""
+
     kind: Literal["train", "run", "sweep", "map"] | None = None
     """The kind of work."""
     target: str | None = None
@@ -70,9 +70,9 @@ class _Launch:
     """The run folder."""
     estimate: Literal["auto", "yes", "no"] = "auto"
     """Measure some steps and show what a training will take; auto: in a terminal."""
-    print_: Annotated[Switch, tyro.conf.arg(name="print")] = False
+    print_: Annotated[bool, Flag(name="print")] = False
     """Print the command and run nothing."""
-    yes: Switch = False
+    yes: bool = False
     """Run it without asking."""
 
 

@@ -8,16 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.words import count
 from muster.api.runs import Run, Status, find_runs, open_run
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
+from muster.base.flags import Flag
 from muster.cli import output
-from muster.cli.flags import Positional, Switch
-from muster.cli.parse import parse
+from muster.cli.flags import LookFlags
+from muster.cli.parse import RunPlace, parse
 from muster.farm.task import TaskState
 from muster.run.state import Word, has_saved, state_of_array
 
@@ -25,41 +24,69 @@ if TYPE_CHECKING:
     from muster.api.array import ArrayProgress
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _List:
-    root: Path = Path("runs")
+    """Which runs, and how they are shown."""
+
+    root: Annotated[Path, Flag(metavar="DIR")] = Path("runs")
     """The folder that holds the runs."""
-    json: Switch = False
-    """As JSON."""
+    json: bool = False
+    """Print JSON and nothing else."""
 
 
-@dataclass(frozen=True)
-class _Look:
-    run: Positional
-    """The run's folder, or its name below ./runs."""
-    json: Switch = False
-    """As JSON."""
+@dataclass(frozen=True, kw_only=True)
+class _Logs(RunPlace):
+    """Which run, and which of its tasks."""
 
-
-@dataclass(frozen=True)
-class _Logs:
-    run: Positional
-    """The run's folder, or its name below ./runs."""
-    task: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[N]")] = None
+    task: Annotated[str | None, Flag(is_positional=True, metavar="[N]")] = None
     """The task's number or the start of its key, as `muster errors` and the table name it; of a
     training or a program the rank, by default the one that failed first."""
 
 
-@dataclass(frozen=True)
-class _Export:
-    run: Positional
-    """The run's folder, or its name below ./runs."""
-    to: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+@dataclass(frozen=True, kw_only=True)
+class _Export(RunPlace):
+    """Which run, and where its table goes."""
+
+    to: Annotated[Path, Flag(metavar="FILE")]
     """A .csv, .parquet or .jsonl file."""
 
 
+_LIST = """List the runs below a folder, the newest first.
+
+Examples:
+  muster list
+  muster list --root /scratch/runs
+"""
+_STATUS = """Show a run's progress, also while it runs.
+
+Example:
+  muster status runs/train-1a2b3c
+"""
+_LOGS = """Show what a task printed, one part per attempt, or what a rank did.
+
+Examples:
+  muster logs runs/train-1a2b3c 12
+  muster logs digits-20260131-090500 0
+"""
+_ERRORS = """Show what failed, grouped by cause, the worst first.
+
+Example:
+  muster errors runs/train-1a2b3c
+"""
+_EXPORT = """Write the table of a run to a file: a row per task, or per recorded step of a training.
+
+Example:
+  muster export runs/train-1a2b3c --to table.parquet
+"""
+_CANCEL = """Cancel what has not ended; what is finished is kept.
+
+Example:
+  muster cancel runs/train-1a2b3c
+"""
+
+
 def list_runs(argv: list[str]) -> int:
-    flags = parse(_List, argv, "list", "The runs below ROOT, the newest first.")
+    flags = parse(_List, argv, "list", _LIST)
     rows = []
     records: list[dict[str, Any]] = []
     damaged = []
@@ -92,7 +119,7 @@ def list_runs(argv: list[str]) -> int:
 
 
 def status(argv: list[str]) -> int:
-    flags = parse(_Look, argv, "status", "Show how far a run is, also while it runs.")
+    flags = parse(LookFlags, argv, "status", _STATUS)
     run = open_run(flags.run)
     found = run.status()
     progress = _array(run, asks_slurm=True)
@@ -137,9 +164,7 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
 
 
 def logs(argv: list[str]) -> int:
-    flags = parse(
-        _Logs, argv, "logs", "Show what a task printed, one part per attempt, or what a rank did."
-    )
+    flags = parse(_Logs, argv, "logs", _LOGS)
     run = open_run(flags.run)
     if run.stored.is_gang:
         return _rank_log(run, flags.task)
@@ -175,7 +200,7 @@ def _rank_log(run: Run, rank: str | None) -> int:
 
 
 def errors(argv: list[str]) -> int:
-    flags = parse(_Look, argv, "errors", "Show what failed, grouped by cause, the worst first.")
+    flags = parse(LookFlags, argv, "errors", _ERRORS)
     run = open_run(flags.run)
     if run.stored.is_gang:
         return _rank_errors(run, as_json=flags.json)
@@ -220,10 +245,7 @@ def _rank_errors(run: Run, *, as_json: bool) -> int:
 
 
 def export(argv: list[str]) -> int:
-    flags = parse(
-        _Export, argv, "export",
-        "Write the table of a run to a file: a row per task, or per recorded step of a training.",
-    )  # fmt: skip
+    flags = parse(_Export, argv, "export", _EXPORT)
     run = open_run(flags.run)
     stored = run.stored
     if stored.kind == "map":
@@ -248,7 +270,7 @@ def _output_of_map(run: Run) -> str:
 
 
 def cancel(argv: list[str]) -> int:
-    flags = parse(_Look, argv, "cancel", "Cancel what has not ended; what is finished is kept.")
+    flags = parse(LookFlags, argv, "cancel", _CANCEL)
     run: Run = open_run(flags.run)
     is_gang = run.stored.is_gang
     asked = run.cancel()

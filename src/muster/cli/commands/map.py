@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.base.clock import human_duration
 from muster.cli import output
-from muster.cli.map_flags import Parsed, parse_map
+from muster.cli.map_flags import MapCommand, parse_map
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
@@ -32,13 +32,13 @@ def main(argv: list[str]) -> int:
         return _inform(parsed)
     from muster.api.map import preview, run_map
 
-    if parsed.run.dry_run:
+    if parsed.shown.dry_run:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
     from muster.api.launch import Audience
     from muster.api.rehearsal import rehearse_map
 
-    run, job = parsed.run, parsed.job
+    run, job = parsed.shown, parsed.job
     if parsed.recipe is not None:
         is_jsonl = job.output.format == "jsonl"
         call = partial(rehearse_map, parsed.recipe, parsed.config, is_jsonl)
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> int:
     return mapped.exit_code
 
 
-def _inform(parsed: Parsed) -> int:
+def _inform(parsed: MapCommand) -> int:
     assert parsed.recipe is not None
     rows = parsed.recipe.inform(parsed.config) or []
-    if parsed.run.json:
+    if parsed.shown.json:
         output.say_json(rows)
         return 0
     if len(rows) == 1:
@@ -75,13 +75,13 @@ def _inform(parsed: Parsed) -> int:
     return 0
 
 
-def _show_plan(parsed: Parsed, plan: Any) -> None:
+def _show_plan(parsed: MapCommand, plan: Any) -> None:
     from muster.api.placing import placement_lines
 
     job = parsed.job
     assert job is not None
     stages = [stage.name for stage in job.stages]
-    if parsed.run.json:
+    if parsed.shown.json:
         output.say_json(
             {
                 "stages": stages,
@@ -106,7 +106,7 @@ def _show_plan(parsed: Parsed, plan: Any) -> None:
     output.say("Nothing was started (--dry-run).")
 
 
-def _report(parsed: Parsed, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
+def _report(parsed: MapCommand, mapped: Any) -> tuple[Mapping[str, Any], list[str]]:
     """A recipe's own numbers and figures, from the output that is written."""
     recipe = parsed.recipe
     if recipe is None or mapped.output is None:
@@ -156,7 +156,7 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
     }
 
 
-def _sum_up(parsed: Parsed, mapped: Any, summary: Mapping[str, Any], made: list[str]) -> None:
+def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: list[str]) -> None:
     if mapped.was_done:
         output.say(f"{mapped.output}: complete since an earlier run, nothing to do.")
     parts = [f"{mapped.num_in:,} records in", f"{mapped.num_out:,} out"]

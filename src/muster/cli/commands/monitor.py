@@ -8,14 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from muster.api.monitor import Watched, WatchOptions, replay, watch
-from muster.api.options import parse_duration
 from muster.base.errors import UsageError
+from muster.base.flags import Flag, parse_duration
 from muster.base.settings import read_settings
 from muster.cli import output
-from muster.cli.flags import Switch
 from muster.cli.monitor_wording import SUMMARY_HEADERS, plain_line, summary_rows
 from muster.cli.parse import parse, split_command
 from muster.devices.discovery import discover
@@ -37,17 +34,19 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class _Monitor:
-    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """What is watched, and where it goes."""
+
+    run: Annotated[str | None, Flag(is_positional=True)] = None
     """A run's folder or its name below ./runs, or a .csv, .jsonl or .parquet log: sum it up."""
-    interval: Annotated[str, tyro.conf.arg(metavar="TIME")] = "5"
+    interval: Annotated[str, Flag(metavar="TIME")] = "5"
     """Time between two samples: 0.5, 5, 1m."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Append the samples to this .csv, .jsonl or .parquet file."""
-    duration: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    duration: Annotated[str | None, Flag(metavar="TIME")] = None
     """End after this time: 90, 30m, 1h. A COMMAND goes on without samples."""
-    quiet: Switch = False
+    quiet: bool = False
     """Show nothing but errors."""
-    json: Switch = False
+    json: bool = False
     """Print the summary as JSON, and no live view."""
 
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from muster.api.plan import known_model, known_task, plan_memory, plan_sweep, plan_training
 from muster.api.runs import Run, open_run
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNameError, UsageError
+from muster.base.flags import Flag
 from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
-from muster.cli.flags import Switch
 from muster.cli.parse import parse
 from muster.cli.recipes import AGENTS, TASKS
 from muster.plan.compare import compare_run, has_plan, store_plan
@@ -49,7 +47,7 @@ Examples:
 class _Shown:
     """What is planned and shown."""
 
-    memory: Switch = False
+    memory: bool = False
     """Memory per device by part, whether it fits (exit code 1 if not), and what would make it."""
     workers: str | None = None
     """Numbers of workers for a sweep: 1,2,4,8."""
@@ -57,15 +55,17 @@ class _Shown:
     """Keep the plan in this run folder, to compare it with the run: `muster plan RUN`."""
     prices: Path | None = None
     """The file with prices. Default: prices.toml here, or else muster's own list."""
-    write_prices: Switch = False
+    write_prices: bool = False
     """Write that file, to be edited."""
-    json: Switch = False
+    json: bool = False
     """As JSON."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[WHAT]")] = ""
+    """What is planned."""
+
+    what: Annotated[str, Flag(is_positional=True)] = ""
     """A task, params=…, hf:config.json, or a run."""
     training: TrainingRequest = field(default_factory=TrainingRequest)
     model: ModelRequest = field(default_factory=ModelRequest)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from muster.api.recipe import MapRecipe, Recipe
 from muster.api.runs import open_run
 from muster.base.codec import decode
 from muster.base.errors import MusterError, UsageError
+from muster.base.flags import Flag
 from muster.cli import output
-from muster.cli.flags import Positional, Switch
+from muster.cli.flags import LookFlags
 from muster.cli.parse import parse
 from muster.cli.recipes import is_recipe, sweep_recipe
 
@@ -36,14 +35,10 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class _Report:
-    run: Positional
-    """The run's folder, or its name below ./runs."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+@dataclass(frozen=True, kw_only=True)
+class _Report(LookFlags):
+    out: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Write everything into this folder (DIR/index.html) and leave the run's as it is."""
-    json: Switch = False
-    """Print the paths as JSON, the page last."""
 
 
 def main(argv: list[str]) -> int:
@@ -83,9 +78,10 @@ def _map_maker(stored: RunRecord) -> MapMaker | None:
     Of a recipe alone: a ``file.py:stage`` would be imported, and a report only looks.
     """
     from muster.api.report.map import MapMaker
-    from muster.cli.map_flags import parse_map, pipeline_first
+    from muster.cli.map_flags import is_pipeline, parse_map
+    from muster.cli.parse import word_first
 
-    words = pipeline_first(list(stored.argv[2:]))
+    words = word_first(stored.argv[2:], is_pipeline)
     if not words or not is_recipe(words[0], MapRecipe):
         return None
     parsed = parse_map(list(stored.argv[2:]), "")

@@ -15,44 +15,49 @@ from muster.api.resume import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
 from muster.base.errors import UnknownNameError, UsageError
 from muster.cli import output
-from muster.cli.cluster_flags import ClusterFlags
 from muster.cli.commands import map as map_command
 from muster.cli.commands import sweep, train
-from muster.cli.flags import (
-    DeviceFlags,
-    EarlierWorkFlags,
-    FaultFlags,
-    Positional,
-    RunFlags,
-    Switch,
-    WorkerFlags,
-    options_from,
-)
-from muster.cli.map_flags import pipeline_first
-from muster.cli.parse import bundle, parse
+from muster.cli.flags import ONE_TIME, ShownFlags, refuse_without_effect
+from muster.cli.parse import Parsed, RunPlace, parse_groups
 from muster.cli.recipes import with_seeds_as_stored
-from muster.cli.repeating import flag_name, without
-from muster.cli.train_flags import task_first
 from muster.farm.task import TaskState
-
-_DEVICE_FLAGS = {
-    "devices", "gpus", "gpu_ids", "num_gpus", "world_size", "max_gpus", "no_multi_gpu",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RetryFlags:
-    cancelled: Switch = False
+    """What is run again."""
+
+    cancelled: bool = False
     """Also run the cancelled tasks."""
+
+
+_RESUME = """Continue a run where it stopped; failed tasks stay failed.
+
+The run goes on as it was begun; what is given here takes the place of what was said then. A map or
+a training takes the flags of its own command.
+
+Examples:
+  muster resume runs/train-1a2b3c
+  muster resume train-1a2b3c --gpus 4 --retries 2
+"""
+_RETRY = """Run the failed tasks of a run again, and whatever is left.
+
+Examples:
+  muster retry runs/train-1a2b3c
+  muster retry train-1a2b3c --cancelled --timeout 2h
+"""
+#: What the help shows first.
+_FIRST = (
+    "run", "cancelled", "devices", "gpu_ids", "per_gpu", "retries", "retry_exceptions",
+    "timeout_s", "keep_going", "executor", "allow_changed_code", "dry_run", "quiet", "json",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
     run, extra = _run_in(argv)
     if run is not None and run.stored.kind != "sweep":
         return _resume_other(run, extra)
-    return _go_on(
-        argv, extra, "resume", "Continue a run where it stopped; failed tasks stay failed."
-    )
+    return _go_on(argv, extra, "resume", _RESUME)
 
 
 def retry(argv: list[str]) -> int:
@@ -62,9 +67,7 @@ def retry(argv: list[str]) -> int:
             f"{run.path} is {run.stored.kind_name}: there are no failed tasks to run again.",
             hint=f"go on with it: muster resume {run.path}",
         )
-    return _go_on(
-        argv, extra, "retry", "Run the failed tasks of a run again, and whatever is left."
-    )
+    return _go_on(argv, extra, "retry", _RETRY)
 
 
 def _run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
@@ -92,24 +95,18 @@ def _resume_other(run: Run, extra: list[str]) -> int:
             f"{stored.cwd}: {shlex.join(stored.argv)}",
         )
     if stored.kind == "map":
-        return _by_command_line(run, extra, map_command.main, pipeline_first)
-    return _by_command_line(run, extra, train.main, task_first)
+        return _by_command_line(run, extra, map_command.main)
+    return _by_command_line(run, extra, train.main)
 
 
 def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
-    groups: dict[str, type] = {
-        "device": DeviceFlags,
-        "worker": WorkerFlags,
-        "cluster": ClusterFlags,
-        "fault": FaultFlags,
-        "earlier": EarlierWorkFlags,
-        "out": RunFlags,
-    }
+    groups: dict[str, Any] = {"place": RunPlace, "options": SweepOptions, "shown": ShownFlags}
     if command == "retry":
         groups["again"] = _RetryFlags
-    flags: Any = parse(bundle("GoOn", groups, {"run": Positional}), argv, command, description)
-    run = open_run(flags.run)
-    if flags.earlier.restart and (command == "retry" or not run.stored.argv):
+    parsed = parse_groups(groups, argv, command, description, common=_FIRST)
+    refuse_without_effect(parsed, parsed.options.executor)
+    run = open_run(parsed.place.run)
+    if parsed.options.restart and (command == "retry" or not run.stored.argv):
         raise UsageError(
             f"--restart begins anew, and `muster {command}` goes on with {run.path}.",
             hint="give the command or the call again that began it, with --restart or "
@@ -117,20 +114,16 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         )
     reopens: tuple[TaskState, ...] = ()
     if command == "retry":
-        reopens = (TaskState.FAILED, *[TaskState.CANCELLED] * flags.again.cancelled)
+        reopens = (TaskState.FAILED, *[TaskState.CANCELLED] * parsed.again.cancelled)
         counts = run.counts()
         if not any(counts[state] for state in reopens):
             return _nothing_to_retry(run, counts)
     if run.stored.argv:
         main = functools.partial(sweep.main, reopens=reopens)
-        return _by_command_line(run, extra, main, sweep.target_first)
-    typed = options_from(
-        flags.device, flags.worker, flags.fault, flags.out, flags.cluster, flags.earlier
-    )
-    options = _merged(stored_options(run), typed)
+        return _by_command_line(run, extra, main)
     go_to(run.stored)
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
-    return sweep.run_and_sum_up(workload, options, (), flags.out)
+    return sweep.run_and_sum_up(workload, _merged(run, parsed), (), parsed.shown)
 
 
 def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
@@ -142,38 +135,31 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
     return 0
 
 
-def _by_command_line(
-    run: Run,
-    extra: list[str],
-    command_main: Callable[[list[str]], int],
-    target_first: Callable[[list[str]], list[str]],
-) -> int:
-    """The stored command line, with what is typed now on top of it.
+def _by_command_line(run: Run, extra: list[str], command_main: Callable[[list[str]], int]) -> int:
+    """The stored command line, with what is typed now on top of it."""
+    from muster.cli.main import read_command
 
-    ``target_first`` puts the positional argument in front, where no flag takes it for its value.
-    """
     stored = run.stored
     path = run.path.absolute()
     extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
-    words = with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv[2:]))
-    command: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, command = words[:cut], words[cut:]
-    typed = {flag_name(word) for word in extra if word.startswith("--")}
-    dropped = typed | (_DEVICE_FLAGS if typed & _DEVICE_FLAGS else set()) | {"run_dir", "save_dir"}
-    kept = without(target_first(words), dropped)
     go_to(stored)
-    return command_main([*kept, *extra, "--run-dir", str(path), *command])
+    argv = with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv))
+    before = read_command(argv)
+    typed = parse_groups(before.groups, extra, before.command, "")
+    gone = {*ONE_TIME, "run_dir", *(said.option.path[-1] for said in typed.said)}
+    if gone & _DEVICES:
+        gone |= _DEVICES
+    merged = dataclasses.replace(before, said=(*before.but(gone), *typed.said))
+    return command_main(merged.argv(run_dir=path)[2:])
 
 
-def _merged(stored: SweepOptions, typed: SweepOptions) -> SweepOptions:
-    """What is typed now wins where it says something."""
-    default = SweepOptions()
-    changes = {
-        field.name: getattr(typed, field.name)
-        for field in dataclasses.fields(SweepOptions)
-        if getattr(typed, field.name) != getattr(default, field.name)
-    }
-    changes.pop("run_dir", None)
-    return dataclasses.replace(stored, **changes)
+_DEVICES = {"devices", "gpu_ids", "max_gpus"}
+
+
+def _merged(run: Run, parsed: Parsed) -> SweepOptions:
+    """The stored options, with what is typed now on top of them."""
+    stored = stored_options(run)
+    if _DEVICES & parsed.given("options").keys():
+        stored = dataclasses.replace(stored, devices="auto", gpu_ids=None, max_gpus=None)
+    merged: SweepOptions = parsed.make("options", of=stored, run_dir=stored.run_dir)
+    return merged

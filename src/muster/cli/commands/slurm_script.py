@@ -8,8 +8,8 @@ from pathlib import Path
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_OK, EXIT_USAGE, UnknownNameError, UsageError
 from muster.cli import output
-from muster.cli.commands.run import split
-from muster.cli.on_slurm import wants_slurm
+from muster.cli.commands.run import flags_of_run
+from muster.cli.parse import wants_slurm
 
 #: command → the function that takes its words and says what would be sent.
 _SCRIPTS = {
@@ -18,7 +18,7 @@ _SCRIPTS = {
     "sweep": "muster.cli.commands.sweep:slurm_array",
 }
 _NAMES = ("--output", "-o")
-_HELP = """usage: muster slurm-script [--output FILE] train|run|sweep … [--output FILE]
+_HELP = """Usage: muster slurm-script [--output FILE] train|run|sweep … [--output FILE]
 
 Write the batch script that `muster train … --on slurm` would send, to edit it and send it with
 sbatch. The words after the command are those of the command. Without --output it is printed.
@@ -31,7 +31,7 @@ Examples:
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
         output.say(_HELP)
         return EXIT_OK if argv else EXIT_USAGE
     target, words = _output(argv)
@@ -70,11 +70,16 @@ def _output(argv: list[str]) -> tuple[Path | None, list[str]]:
 
 def output_among(command: str, words: list[str]) -> tuple[Path | None, list[str]]:
     """--output among the flags of the command; in a program's own words it is the program's."""
-    flags, _ = split(words) if command == "run" else (words, [])
-    if "--" in flags:
-        flags = flags[: flags.index("--")]
-    for position, word in enumerate(flags):
-        if word.partition("=")[0] in _NAMES:
+    # The program of `run` begins behind its flags, which are read without --output.
+    for position, word in enumerate(words):
+        if word == "--":
+            break
+        if word.partition("=")[0] in _NAMES and not _in_program(command, words[:position]):
             target, rest = _output(words[position:])
             return target, [*words[:position], *rest]
     return None, words
+
+
+def _in_program(command: str, before: list[str]) -> bool:
+    """Whether the words ``before`` have begun the program of ``muster run``."""
+    return command == "run" and bool(flags_of_run(before).program)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import SweepOptions
@@ -20,26 +20,22 @@ from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
+from muster.base.flags import Flag
 from muster.base.target import names_at_top, read_source
 from muster.cli import output
-from muster.cli.cluster_flags import ClusterFlags
-from muster.cli.flags import (
-    DeviceFlags,
-    EarlierWorkFlags,
-    FaultFlags,
-    Positional,
-    RunFlags,
-    ShownFlags,
-    SpaceFlags,
-    Switch,
-    WorkerFlags,
-    join_repeated,
-    options_from,
+from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
+from muster.cli.parse import (
+    Parsed,
+    Part,
+    options_of,
+    parse_groups,
+    split_command,
+    word_first,
 )
-from muster.cli.parse import bundle, parse, split_command
 from muster.cli.programs import as_program, is_script
-from muster.cli.recipes import RECIPES, is_recipe, names_of, sweep_recipe, with_seeds
+from muster.cli.recipes import RECIPES, is_recipe, names_of, sweep_recipe
 from muster.cli.wording import summary_line
+from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 
 if TYPE_CHECKING:
@@ -63,102 +59,136 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ShellFlags:
-    """How the command is started."""
+class SharingFlags:
+    """How a command is started, and several processes that share one sweep."""
 
-    shell: Switch = False
+    shell: bool = False
     """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PartFlags:
-    """Several processes that share one sweep without a coordinator."""
-
     array: int | None = None
     """With --on slurm: send an array of so many elements, each a sweep of its own with its part
     of the tasks (one seed each where there are as many seeds), and come back at once. Later:
     muster collect."""
-    part: str | None = None
-    """I/N: run only every N-th task, from the I-th on; the first is 0."""
+    part: Annotated[str | None, Flag(metavar="I/N")] = None
+    """Run only every N-th task, from the I-th on; the first is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetPlace:
+    """What is run."""
+
+    target: Annotated[str, Flag(is_positional=True)] = ""
+    """file.py:function, package.module:function or a recipe; without it a command after --."""
 
 
 #: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
 _TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
+_COMMON = {"sharing": SharingFlags, "options": SweepOptions, "shown": ShownFlags}
+_ALL = {"space": SpaceFlags, **_COMMON}
+#: What the help shows first.
+_FIRST = (
+    "target", "grid", "zip", "list", "seeds", "devices", "gpu_ids", "per_gpu", "gpus_per_task",
+    "retries", "retry_exceptions", "timeout_s", "on", "executor", "run_dir", "name", "shell",
+    "restart", "keep_going", "dry_run", "quiet", "json",
+)  # fmt: skip
 
-_REPEATED = ("--grid", "--zip", "--slurm-arg")
 
-_COMMON = {
-    "device": DeviceFlags,
-    "worker": WorkerFlags,
-    "cluster": ClusterFlags,
-    "portion": _PartFlags,
-    "fault": FaultFlags,
-    "earlier": EarlierWorkFlags,
-    "run": RunFlags,
-}
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand:
+    """What a command line means."""
+
+    workload: Workload
+    parsed: Parsed
+
+    @property
+    def options(self) -> SweepOptions:
+        return sweep_options(self.parsed)
 
 
 def main(argv: list[str], *, reopens: tuple[TaskState, ...] = ()) -> int:
     """``reopens``: tasks in these states are run again, once the run has really started."""
-    words, command = _words_of(argv)
-    workload, flags = _parsed(words, command)
-    workload = dataclasses.replace(workload, reopens=reopens)
-    options = _options(flags)
-    if flags.portion.array is not None:
+    command = read_sweep(argv)
+    parsed, options = command.parsed, command.options
+    workload = dataclasses.replace(command.workload, reopens=reopens)
+    if parsed.sharing.array is not None:
         from muster.cli.array import array_of, send_array
 
-        return send_array(array_of(workload, options, flags, words, command, argv), flags.run)
-    if flags.portion.part is not None:
+        return send_array(array_of(workload, options, parsed, argv), parsed.shown)
+    if parsed.sharing.part is not None:
         from muster.api.array import part_of
 
-        workload = part_of(workload, flags.portion.part)
-    if flags.run.dry_run:
-        _show_plan(prepare(workload, options), is_json=flags.run.json)
+        workload = part_of(workload, parsed.sharing.part)
+    if parsed.shown.dry_run:
+        _show_plan(prepare(workload, options), is_json=parsed.shown.json)
         return 0
     full = ["muster", "sweep", *argv]
-    return run_and_sum_up(workload, options, full, flags.run)
+    return run_and_sum_up(workload, options, full, parsed.shown)
 
 
 def slurm_array(argv: list[str]) -> SlurmArray:
     """What ``muster sweep ARGV --on slurm --array N`` would send."""
     from muster.cli.array import array_of
 
-    words, command = _words_of(argv)
-    workload, flags = _parsed(words, command)
-    if flags.portion.array is None:
+    command = read_sweep(argv)
+    if command.parsed.sharing.array is None:
         raise UsageError(
             "The workers of a sweep serve the command that submitted them: their script does "
             "nothing by itself.",
             hint="add --array N for a script that works without it, or see that of the workers "
             "with `muster sweep … --on slurm --dry-run`.",
         )
-    options = _options(flags)
-    return array_of(workload, options, flags, words, command, argv)
+    return array_of(command.workload, command.options, command.parsed, argv)
 
 
-def _options(flags: Any) -> SweepOptions:
-    return options_from(
-        flags.device, flags.worker, flags.fault, flags.run, flags.cluster, flags.earlier
-    )
-
-
-def _words_of(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The target with its flags, and the command behind ``--``."""
-    words, command = split_command(argv)
-    return target_first(words), command
-
-
-def _parsed(words: list[str], command: list[str]) -> tuple[Workload, Any]:
+def flags_of_sweep(argv: Sequence[str]) -> Parsed:
+    """The flags alone; nothing of what they name is looked at."""
+    words, program = split_command(argv)
+    words = word_first(words, is_target)
     target = words[0] if words and not words[0].startswith("-") else ""
-    recipe = sweep_recipe(target) if target and not command else None
+    recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
-        return _recipe(target, recipe, words[1:])
-    if command:
-        return _command(words, command)
-    if target:
-        _refuse_program(words)
-        return _function(words)
-    return _help_or_complain(words)
+        about = (recipe.config.__doc__ or "").strip()
+        text = f"Recipe {target}: {about}\n\nExample:\n  muster sweep {target} --dry-run"
+        groups = {"recipe": _of_recipe(recipe.config), **_COMMON}
+        return parse_groups(groups, words[1:], f"sweep {target}", text, common=_FIRST)
+    if program:
+        if target:
+            raise UsageError(
+                f"Both a target ({target}) and a command after `--` are given.",
+                hint="leave one of them out.",
+            )
+        return parse_groups(_ALL, [*words, "--", *program], "sweep", _help(), common=_FIRST)
+    if not target:
+        _help_or_complain(words)
+    _refuse_program(words)
+    if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
+        raise UnknownNameError("recipe", target, names_of(Recipe))
+    return parse_groups(_ALL, words[1:], f"sweep {target}", _help(), common=_FIRST)
+
+
+def _of_recipe(config: type) -> Part:
+    has_seeds = "tuple[int" in str(getattr(config, "__annotations__", {}).get("seeds", ""))
+    # --seeds by the one rule of all sweeps: 3 are three of them, and 3 5 8 is 3,5,8.
+    readers = {"seeds": lambda texts: parse_seeds(",".join(texts))} if has_seeds else {}
+    return Part(of=config, readers=readers)
+
+
+def read_sweep(argv: Sequence[str]) -> SweepCommand:
+    """What the words mean; the words of a command are behind ``--``."""
+    parsed = flags_of_sweep(argv)
+    if "recipe" in parsed.groups:
+        recipe = sweep_recipe(parsed.target)
+        assert recipe is not None
+        return SweepCommand(workload=of_recipe(recipe, parsed.recipe), parsed=parsed)
+    space = parsed.space.space()
+    if parsed.program:
+        workload = of_command(list(parsed.program), space, shell=parsed.sharing.shell)
+    else:
+        workload = of_target_text(parsed.target, space)
+    return SweepCommand(workload=workload, parsed=parsed)
+
+
+def is_target(word: str) -> bool:
+    return bool(_TARGET.fullmatch(word)) or is_script(word) or is_recipe(word, Recipe)
 
 
 def run_and_sum_up(
@@ -197,50 +227,12 @@ def _no_numbers(workload: Workload) -> str:
     return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
 
 
-def target_first(words: list[str]) -> list[str]:
-    """Flags may come before the target: ``muster sweep --seeds 3 train.py:run``."""
-    if words and not words[0].startswith("-"):
-        return words
-    for position, word in enumerate(words):
-        if _TARGET.fullmatch(word) or is_script(word) or is_recipe(word, Recipe):
-            return [word, *words[:position], *words[position + 1 :]]
-    return words
-
-
-def _recipe(name: str, recipe: Recipe, words: list[str]) -> tuple[Workload, Any]:
-    words = with_seeds(recipe.config, words)
-    kind = bundle("SweepRecipe", {"recipe": recipe.config, **_COMMON})
-    text = f"Recipe {name}: {(recipe.config.__doc__ or '').strip()}"
-    flags: Any = parse(kind, join_repeated(words, _REPEATED[2:]), f"sweep {name}", text)
-    return of_recipe(recipe, flags.recipe), flags
-
-
-def _command(words: list[str], command: list[str]) -> tuple[Workload, Any]:
-    kind = bundle("SweepCommand", {"space": SpaceFlags, "shell": _ShellFlags, **_COMMON})
-    if words and not words[0].startswith("-"):
-        raise UsageError(
-            f"Both a target ({words[0]}) and a command after `--` are given.",
-            hint="leave one of them out.",
-        )
-    flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
-    return of_command(command, flags.space.space(), shell=flags.shell.shell), flags
-
-
-def _function(words: list[str]) -> tuple[Workload, Any]:
-    kind = bundle("SweepFunction", {"space": SpaceFlags, **_COMMON}, {"target": Positional})
-    if re.fullmatch(r"[\w-]+", words[0]):  # before its flags, which would be called unknown
-        raise UnknownNameError("recipe", words[0], names_of(Recipe))
-    flags: Any = parse(kind, join_repeated(words, _REPEATED), "sweep", _help())
-    return of_target_text(flags.target, flags.space.space()), flags
-
-
 def _refuse_program(words: list[str]) -> None:
     """A program is no target: say how it is swept, with the user's own parameters."""
     if ":" in words[0] or "-h" in words or "--help" in words:
         return
-    groups = (SpaceFlags, _ShellFlags, *_COMMON.values())
-    names = [field.name for group in groups for field in dataclasses.fields(group)]
-    line = as_program(words, {f"--{name.replace('_', '-')}" for name in names})
+    options = [option for name, group in _ALL.items() for option in options_of(name, group)]
+    line = as_program(words, {f"--{option.name}" for option in options})
     if line is None:
         return
     functions: list[str] = []
@@ -255,11 +247,8 @@ def _refuse_program(words: list[str]) -> None:
 
 
 def _help_or_complain(words: list[str]) -> NoReturn:
-    if "-h" in words or "--help" in words:
-        kind = bundle(
-            "Sweep", {"space": SpaceFlags, "shell": _ShellFlags, **_COMMON}, {"target": Positional}
-        )
-        parse(kind, ["--help"], "sweep", _help())
+    if {"-h", "--help", "--help-all", "--help_all"} & set(words):
+        parse_groups({"place": TargetPlace, **_ALL}, words, "sweep", _help(), common=_FIRST)
     raise UsageError(
         "There is nothing to run: no target and no command.",
         hint="write `muster sweep file.py:function …`, `muster sweep RECIPE …` or "

@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from muster.api.early import SupervisorHandle, read_topology, start_supervisor
-from muster.cli.on_slurm import wants_slurm
+from muster.cli.parse import wants_slurm
 
 if TYPE_CHECKING:
-    from muster.api.gangs import GangOptions
+    from muster.api.options import GangOptions
     from muster.api.slurm_gang import SlurmGang
     from muster.api.train import Trained, TrainJob
+    from muster.cli.parse import Parsed
 
 _HELP = """Train one model on every device, with the same result as on one.
 
@@ -58,11 +59,11 @@ def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -
     from muster.cli.train_screen import TrainScreen
 
     job, options, flags = parse_train(argv, "train", _HELP)
-    shown = flags.run
+    shown = flags.shown
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
-        gang = _on_nodes(argv, job, options)
+        gang = _on_nodes(job, options, flags)
         return run_on_slurm(gang, flags, ["muster", "train", *argv])
     topology = read_topology()
     if shown.dry_run and topology is not None:
@@ -82,7 +83,7 @@ def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -
         if shown.json and here.results is not None and topology.rank == 0:
             _say_outcome(here, time.monotonic() - began)
         return here.exit_code
-    with TrainScreen(job.folder, shown, argv) as screen:
+    with TrainScreen(job.folder, flags, argv) as screen:
         done = run_training(job, options, screen.audience, supervisor=supervisor)
     seconds = time.monotonic() - began
     if shown.json and done.results is not None:
@@ -94,24 +95,28 @@ def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -
     )
 
 
+def flags_of_train(argv: list[str]) -> Parsed:
+    from muster.cli.train_flags import read_train
+
+    return read_train(argv, "train", _HELP)[1]
+
+
 def slurm_gang(argv: list[str]) -> SlurmGang:
     """What ``muster train ARGV --on slurm`` would send."""
     from muster.cli.train_flags import parse_train
 
-    job, options, _ = parse_train(argv, "train", _HELP)
-    return _on_nodes(argv, job, options)
+    job, options, parsed = parse_train(argv, "train", _HELP)
+    return _on_nodes(job, options, parsed)
 
 
-def _on_nodes(argv: list[str], job: TrainJob, options: GangOptions) -> SlurmGang:
+def _on_nodes(job: TrainJob, options: GangOptions, parsed: Parsed) -> SlurmGang:
     from muster.api.slurm_gang import SlurmGang
     from muster.api.train import check_job
     from muster.cli.slurm_gang import node_command
-    from muster.cli.train_flags import task_first
 
     assert options.slurm is not None
     check_job(job, options)
-    words = task_first(argv)
-    command = node_command(["train", words[0]], words[1:], job.folder)
+    command = node_command(parsed.command.split(" ", 1), parsed, job.folder)
     return SlurmGang(
         folder=job.folder, command=command, request=options.slurm, kind=job.kind,
         restart=options.restart,

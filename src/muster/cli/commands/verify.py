@@ -38,7 +38,7 @@ def _verify(argv: list[str], supervisor: Any) -> int:
     from muster.train.config import TrainConfig
 
     job, options, flags = parse_train(argv, "verify", _HELP)
-    shown = flags.run
+    shown = flags.shown
     if not isinstance(job.config, TrainConfig):
         raise UsageError(
             f"muster verify compares the gradients of a task; {job.name} learns by acting.",

@@ -6,50 +6,47 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from muster.base.errors import UsageError
+from muster.base.flags import Flag, parse_duration
 from muster.farm.task import TargetSpec
-from muster.slurm.request import CORES_PER_GPU, JobRequest
+from muster.slurm.request import CORES_PER_GPU, JobRequest, SlurmOptions
 
 #: Of all mailboxes of a run together, by its coordinator; and as many by its pilots.
 _LOOKS_PER_S = 2000
+_BOTH, _RAY = ("slurm", "ray"), ("ray",)
+
+
+def _whole_seconds(text: str, flag: str) -> int:
+    return round(parse_duration(text, flag))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterRequest:
-    """Workers on machines that an engine (SLURM, Ray) hands out.
+class ClusterRequest(SlurmOptions):
+    """With --on slurm or --on ray: how many workers, and what each gets."""
 
-    Attributes
-        num_workers: how many pilots: array elements on SLURM, actors on Ray.
-        gpus_per_worker, cpus_per_worker: devices and cores of each; on Ray also a part of a GPU,
-            such as 0.5, which its workers share. None: as many cores as the
-            engine gives without being asked, which is 1, or on SLURM 4 with each GPU.
-        memory: memory of each as the engine writes it (``16G``); None: the engine's default.
-        time_limit: as SLURM writes it (``4:00:00``); None: the partition's.
-        partition, account: as SLURM knows them.
-        slurm_args: further options of sbatch, each as ``name=value`` or ``name``.
-        setup_lines: shell lines before the worker, such as ``module load cuda``.
-        warn_before_s: how long before its time limit SLURM warns a worker, so that the running
-            task can save its state.
-        address: where the Ray cluster is; None: one is started here.
-        resources: Ray's custom resources of each worker, as ``name=amount``.
-        placement_strategy: Ray's: DEFAULT fills nodes one after another, SPREAD goes round them.
-    """
-
-    num_workers: int = 1
-    gpus_per_worker: float = 0
-    cpus_per_worker: int | None = None
-    memory: str | None = None
-    time_limit: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    slurm_args: tuple[str, ...] = ()
-    setup_lines: tuple[str, ...] = ()
-    warn_before_s: int = 90
-    address: str | None = None
-    resources: tuple[str, ...] = ()
-    placement_strategy: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
+    num_workers: Annotated[int, Flag(name="workers", engines=_BOTH)] = 1
+    """How many workers."""
+    gpus_per_worker: Annotated[float, Flag(metavar="N", engines=_BOTH)] = 0
+    """GPUs of each; on Ray also a part of one, such as 0.5, which its workers share."""
+    cpus_per_worker: Annotated[int | None, Flag(engines=_BOTH)] = None
+    """CPU cores of each. Default: 1, or on SLURM 4 with each GPU."""
+    warn_before_s: Annotated[
+        int,
+        Flag(name="warn-before", metavar="TIME", read=_whole_seconds, engines=("slurm",)),
+    ] = 90
+    """SLURM: how long before its time limit a worker is warned, so that ctx.checkpoint saves in
+    time. Default: 90 seconds."""
+    address: Annotated[str | None, Flag(metavar="HOST:PORT", engines=_RAY)] = None
+    """Ray: a cluster that runs already; one is started here otherwise."""
+    resources: Annotated[
+        tuple[str, ...],
+        Flag(name="resource", metavar="NAME=AMOUNT", repeats=True, engines=_RAY),
+    ] = ()
+    """Ray: a custom resource of each worker. May be given several times."""
+    placement_strategy: Annotated[Literal["DEFAULT", "SPREAD"], Flag(engines=_RAY)] = "DEFAULT"
+    """Ray: DEFAULT fills nodes one after another, SPREAD spreads the workers over all nodes."""
 
     def __post_init__(self) -> None:
         limits = {"num_workers": 1, "gpus_per_worker": 0, "cpus_per_worker": 1, "warn_before_s": 1}

@@ -65,15 +65,19 @@ def _answers(constants: Any, utils: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """Of a Hugging Face data set: ``config``, ``split``, and ``streaming`` (download no more than
-    is read). Of text files: ``encoding``, and the ``delimiter`` of CSV.
-    """
+    """How the input is read."""
 
     config: str | None = None
+    """The configuration of a Hugging Face data set."""
     split: str | None = None
+    """Its split."""
     streaming: bool = False
+    """Download it once as a stream, and no more than is read, instead of through the Hugging Face
+    cache."""
     delimiter: str | None = None
+    """What separates the columns of CSV: ';', tab. Default: a comma, in .tsv files a tab."""
     encoding: str | None = None
+    """The encoding of text files, such as latin-1 or utf-16. Default: utf-8."""
 
 
 def arrow_files(name: str, options: InputOptions) -> list[Path]:

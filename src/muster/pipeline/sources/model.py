@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from muster.base.flags import Flag
 
 
 class Shard(NamedTuple):
@@ -56,10 +58,14 @@ class Selection:
     ``where``: conditions ``column OP value`` with OP one of == != < <= > >= in; all must hold.
     """
 
-    skip: int = 0
-    limit: int | None = None
+    skip: Annotated[int, Flag(aliases=("start-from",))] = 0
+    """Leave out this many records at the beginning."""
+    limit: Annotated[int | None, Flag(aliases=("num-examples",))] = None
+    """Read at most this many records."""
     shuffle_seed: int | None = None
-    where: tuple[str, ...] = field(default=())
+    """Read in an order that this seed fixes: shards shuffled, and records inside them."""
+    where: Annotated[tuple[str, ...], Flag(metavar="'COLUMN OP VALUE'", repeats=True)] = ()
+    """Only records with COLUMN OP VALUE, such as 'level>=3'; several must all hold."""
 
 
 class Source(Protocol):

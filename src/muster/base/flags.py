@@ -1,0 +1,90 @@
+"""How the fields of an options dataclass are said on a command line.
+
+A field's name, type, default and docstring are its flag. ``Flag``, in an ``Annotated`` type, adds
+what these cannot say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from muster.base.errors import UsageError
+
+#: From a text and the flag that it was given to (for the message) to the value.
+Reader = Callable[[str, str], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alias:
+    """Another name of a flag, which is understood and not shown.
+
+    ``read``: how its value is read, where it differs; ``means``: the value that it stands for,
+    where none follows it.
+    """
+
+    name: str
+    read: Reader | None = None
+    means: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """What a field's name, type and docstring do not say about its flag.
+
+    Attributes
+        name: the flag, where it is not called like the field.
+        aliases: other names; they are understood and not shown.
+        metavar: what the value looks like, such as ``auto|N|0,2|cpu:8``.
+        read: from a text to the value, where the type does not say it.
+        repeats: the flag may be given several times; values add up.
+        is_positional: a word without a flag.
+        chooses: what it chooses, as ``the devices``; of all flags that choose it, one is given.
+        engines: with which of ``--on local|slurm|ray`` it has an effect; empty: with all.
+        is_negated: the flag says False, as ``--no-ids`` for ``keeps_ids``.
+        is_hidden: not an option of the command line, or one that only old commands have.
+    """
+
+    name: str = ""
+    aliases: tuple[str | Alias, ...] = ()
+    metavar: str = ""
+    read: Reader | None = None
+    repeats: bool = False
+    is_positional: bool = False
+    chooses: str = ""
+    engines: tuple[str, ...] = ()
+    is_negated: bool = False
+    is_hidden: bool = False
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str, flag: str) -> float:
+    """Seconds in ``90``, ``90s``, ``30m``, ``2h``, ``1h30m``, ``1d``.
+
+    >>> parse_duration("1h30m", "--timeout")
+    5400.0
+    """
+    parts = list(_DURATION.finditer(text))
+    if not parts or "".join(part.group(0) for part in parts) != text.strip():
+        raise UsageError(
+            f"{flag} {text}: cannot read this as a duration.", hint="write 90, 30m, 2h or 1h30m."
+        )
+    return sum(float(part.group(1)) * _UNITS[part.group(2) or "s"] for part in parts)
+
+
+def parse_memory_mib(text: str, flag: str) -> float:
+    """MiB in ``900M``, ``8G``, ``1.5GiB`` or plain bytes.
+
+    >>> parse_memory_mib("2G", "--max-worker-memory")
+    2048.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:i?[bB])?\s*", text)
+    if match is None:
+        raise UsageError(f"{flag} {text}: write 8G, 900M or a number of bytes.")
+    power = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}[match.group(2).lower()]
+    return float(match.group(1)) * 1024.0**power / (1 << 20)
