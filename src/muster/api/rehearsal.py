@@ -67,7 +67,7 @@ class Rehearsal:
 
 def rehearse_sweep(recipe: Recipe, config: Any, folder: RunFolder) -> bool:
     """``summarise`` and ``draw`` of the first tasks that are done."""
-    from muster.farm.export import done_rows
+    from muster.farm.rows import done_rows
 
     rows = [
         _Row({**params, **metrics, **system})

@@ -146,7 +146,7 @@ class Run:
         self._expect_tasks()
         import pyarrow as pa
 
-        from muster.farm.export import batches
+        from muster.farm.rows import batches
 
         schema, stream = batches(self.folder)
         return pa.Table.from_batches(stream, schema=schema)

@@ -20,17 +20,8 @@ from typing import Any
 
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.farm.batched import BatchSpec, batch_spec_of
-from muster.farm.kinds import (
-    ANY,
-    Converter,
-    Kind,
-    Unreadable,
-    caller_for,
-    converter_for,
-    kind_from_record,
-    kind_of,
-    kind_to_record,
-)
+from muster.farm.converters import Converter, Unreadable, caller_for, converter_for
+from muster.farm.kinds import ANY, Kind, kind_from_record, kind_of, kind_to_record
 from muster.farm.results import note_on
 from muster.farm.space import SEED, Axis, Space, check_space_distinct
 from muster.farm.space_texts import ListRows

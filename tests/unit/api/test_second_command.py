@@ -26,9 +26,10 @@ from muster.base.code import code_id
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.settings import read_settings
 from muster.farm.canonical import decode
-from muster.farm.export import batches, export
+from muster.farm.export import export
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import LedgerReader
+from muster.farm.rows import batches
 from muster.farm.space import Space
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.run.folder import RunFolder

@@ -153,7 +153,7 @@ def _what(specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add_up(folder: RunFolder, effort: Effort) -> None:
-    from muster.farm.export import rows
+    from muster.farm.rows import rows
 
     if folder.ledger.exists():
         for _, _, system in rows(folder):

@@ -215,7 +215,7 @@ def _tasks(
 
 def _rows(folder: RunFolder, effort: Effort) -> Iterator[tuple[dict[str, Any], ...]]:
     """Parameters, metrics, and what muster says, of every task there is so far."""
-    from muster.farm.export import rows
+    from muster.farm.rows import rows
 
     if not folder.ledger.exists():  # killed before there was a task
         return
