@@ -37,11 +37,11 @@ class Break(NamedTuple):
 BREAKS = [
     Break(
         "changed-code",
-        "a training whose code has changed is not gone on with",
+        "work whose code has changed is not gone on with",
         "    files = changed_files(before, now)\n    if not files:",
         "    files = changed_files(before, now)\n    if True:",
-        "test_changed_task.py",
-        "edit_run_edit",
+        "test_changed_script.py",
+        "refused",
     ),
     Break(
         "changed-helper",
