@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.report.words import in_words
+from muster.api.report.content import in_words
 from muster.api.runs import Run
 from muster.cli.main import main
 from muster.farm.task import TaskState

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.report.content import table_of
+from muster.api.report.content import Spread, in_words, table_of
 from muster.api.report.figures import (
     draw_confusion,
     draw_groups,
@@ -21,7 +21,6 @@ from muster.api.report.figures import (
     why_no_picture,
 )
 from muster.api.report.groups import Moments, best_first, grouped, shown_rows, whole_rows
-from muster.api.report.words import Spread, in_words
 
 Task = tuple[dict[str, Any], dict[str, Any], bool]
 finite = st.floats(min_value=-1e6, max_value=1e6)

@@ -15,26 +15,23 @@ from tests.examples import examples
 from muster.api.report.content import (
     MOST_ROWS,
     Facts,
+    Given,
     Listing,
     Mood,
     Page,
     Picture,
     Section,
+    Spread,
     Table,
     Text,
+    as_given,
     facts_of,
+    in_words,
     section,
     table_of,
-)
-from muster.api.report.html import to_html
-from muster.api.report.style import STYLE
-from muster.api.report.words import (
-    Given,
-    Spread,
-    as_given,
-    in_words,
     with_spread,
 )
+from muster.api.report.html import STYLE, to_html
 from muster.base.shown_text import clean_text, command_line, is_secret_name, secrets_of
 
 #: All that a page is made of.

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
-from muster.api.report.words import count
+from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, count, facts_of
 from muster.api.runs import Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK

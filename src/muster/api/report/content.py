@@ -5,6 +5,8 @@ Nothing here knows HTML. Texts are plain: whoever writes a page makes them harml
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -129,3 +131,107 @@ def flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield from flat(f"{prefix}{name}.", value)
         else:
             yield f"{prefix}{name}", value
+
+
+MISSING = "–"
+_MOST_CHARS = 200
+_MOST_LIST_CHARS = 60
+
+
+class Spread(NamedTuple):
+    """A mean over ``num`` of ``num_runs`` results, and their standard deviation if there is one."""
+
+    mean: float
+    sd: float | None
+    num: int
+    num_runs: int
+
+
+class Given(NamedTuple):
+    """A setting, to be shown with all of its digits."""
+
+    value: Any
+
+
+def in_words(value: Any) -> str:
+    """A result as people read it: four digits of a number that is not whole.
+
+    >>> [in_words(value) for value in (None, 0.123456, 1234567, 51234.56, 1e-7, True, float("nan"))]
+    ['–', '0.1235', '1,234,567', '51,235', '1e-07', 'yes', 'not a number']
+    """
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**15 else _cut(str(value))
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Given):
+        return as_given(value.value)
+    if isinstance(value, Spread):
+        fewer = f" (n = {value.num:,})" if value.num < value.num_runs else ""
+        return with_spread(value.mean, value.sd) + fewer
+    if isinstance(value, list | tuple | dict):
+        return _cut(_plain(value), _MOST_LIST_CHARS)
+    return _cut(str(value))
+
+
+def as_given(value: Any, most: int = _MOST_CHARS) -> str:
+    """A setting as it was given: all of its digits, and no commas in it; ``most`` characters.
+
+    >>> [as_given(value) for value in (1e-05, 42000, None, (1, 2.5), True)]
+    ['1e-05', '42000', '–', '[1, 2.5]', 'yes']
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _cut(repr(value), most)
+    if isinstance(value, list | tuple | dict):
+        return _cut(json.dumps(value, ensure_ascii=False, default=str), most)
+    return _cut(value, most) if isinstance(value, str) and value else in_words(value)
+
+
+def with_spread(mean: float, sd: float | None) -> str:
+    """A mean and the standard deviation beside it, to two digits of the latter.
+
+    >>> with_spread(0.91234, 0.01349), with_spread(12345.6, 210.0), with_spread(0.5, None)
+    ('0.912 ± 0.013', '12,350 ± 210', '0.5')
+    """
+    if sd is None or not (math.isfinite(mean) and math.isfinite(sd)):
+        return in_words(mean)
+    if sd == 0:
+        return f"{in_words(mean)} ± 0"
+    decimals = 1 - math.floor(math.log10(sd))
+    if decimals > 6 or max(abs(mean), sd) >= 1e7:
+        return f"{mean:.4g} ± {sd:.2g}"
+    places = max(0, decimals)
+    return f"{round(mean, decimals):,.{places}f} ± {round(sd, decimals):,.{places}f}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """``1 task``, ``1,200 tasks``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinite"
+    if 1000 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    return in_words(value)
+
+
+def _cut(text: str, most: int = _MOST_CHARS) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

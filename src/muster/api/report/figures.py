@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from muster import plotting
+from muster.api.report.content import as_given
 from muster.api.report.groups import Group, Groups, as_number
-from muster.api.report.words import as_given
 from muster.plotting import safe, ticks
 
 _MOST_METRICS = 6

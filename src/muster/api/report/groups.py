@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from muster.api.report.words import Given, Spread
+from muster.api.report.content import Given, Spread
 from muster.farm.canonical import encode_canonical
 
 SEED = "seed"

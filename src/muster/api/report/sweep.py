@@ -18,12 +18,13 @@ from muster.api.report.content import (
     Picture,
     Table,
     Text,
+    as_given,
+    count,
     facts_of,
     table_of,
 )
 from muster.api.report.figures import draw_groups, why_no_picture
 from muster.api.report.groups import SEED, Groups, best_first, grouped, shown_rows, whole_rows
-from muster.api.report.words import as_given, count
 from muster.api.runs import Run
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.api.ranks import export_metrics, rank_failures, rank_log
-from muster.api.report.words import count
+from muster.api.report.content import count
 from muster.api.runs import Run, Status, find_runs, open_run
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
