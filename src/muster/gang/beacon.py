@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from muster.gang.stall import Beat
+from muster.gang.stall import Heartbeat
 from muster.gang.topology import Topology
 
 EVERY_S = 1.0
@@ -87,7 +87,7 @@ class Beacon:
 BEACON = Beacon()
 
 
-class Heart:
+class HeartbeatSender:
     """Sends one rank's heartbeats from a daemon thread, and a last one when the program ends."""
 
     def __init__(self, topology: Topology, beacon: Beacon = BEACON) -> None:
@@ -145,17 +145,17 @@ class Heart:
         if self._store is None:
             self._stop.wait()
             return
-        value = json.dumps(dataclasses.asdict(self._beat(has_ended)))
-        self._store.set(beat_key(self._topology.restart_count, self._topology.rank), value)
+        value = json.dumps(dataclasses.asdict(self._heartbeat(has_ended)))
+        self._store.set(heartbeat_key(self._topology.restart_count, self._topology.rank), value)
 
-    def _beat(self, has_ended: bool) -> Beat:
+    def _heartbeat(self, has_ended: bool) -> Heartbeat:
         beacon = self._beacon
         frames = sys._current_frames()
         compiles = any(map(is_compiling, frames.values()))  # backward's may be in another thread
         phase, collective = read_place(frames.get(self._main or 0))
         distributed = _loaded("torch.distributed")
         is_ready = bool(distributed is not None and distributed.is_initialized())
-        return Beat(
+        return Heartbeat(
             rank=self._topology.rank,
             count=self._count,
             step=beacon.step if beacon.step >= 0 else self._steps.most(),
@@ -168,7 +168,7 @@ class Heart:
         )
 
 
-def beat_key(restart_count: int, rank: int) -> str:
+def heartbeat_key(restart_count: int, rank: int) -> str:
     return f"muster/beat/{restart_count}/{rank}"
 
 

@@ -188,7 +188,7 @@ class _Launch:
         selector = selectors.DefaultSelector()
         selector.register(process.stdout, selectors.EVENT_READ)
         is_open = True
-        while is_open and not self._done:  # after that word the supervisor has nothing left to do
+        while is_open and not self._done:  # after that the supervisor has nothing left to do
             for _ in selector.select(_TURN_S):
                 is_open = self._read_events(process.stdout.fileno())
             self._obey_signals()
@@ -201,7 +201,7 @@ class _Launch:
             if process.poll() is not None and not selector.select(0):
                 break
         selector.close()
-        broken = self._last_words() if not self._done and not self._stopped_by else ""
+        broken = self._why_supervisor_ended() if not self._done and not self._stopped_by else ""
         self._handle.close()
         for tail in self._tails.values():
             tail.read(is_last=True)
@@ -331,7 +331,7 @@ class _Launch:
         start = self._tails[rank].start if rank in self._tails else 0
         return last_lines(self._spec.folder.rank_log(rank), _TAIL_LINES, start=start)
 
-    def _last_words(self) -> str:
+    def _why_supervisor_ended(self) -> str:
         """Why the supervisor has ended without saying how it went."""
         try:
             code = self._handle.process.wait(timeout=_SUPERVISOR_S)
@@ -355,7 +355,7 @@ class _Launch:
         elif state != "succeeded":
             code = EXIT_SOME_FAILED
             report_lines = report_lines or self._stall_report()
-        if code == EXIT_OK and not self._stopped_by and self._last_word() == "requeue":
+        if code == EXIT_OK and not self._stopped_by and self._recorded_ending() == "requeue":
             code = EXIT_REQUEUE
         return GangEnding(
             exit_code=code,
@@ -367,15 +367,15 @@ class _Launch:
 
     def _code_of_stop(self) -> int:
         """A training goes on when it is started again; of other programs only what says so."""
-        word = self._last_word()
-        has_ended = self._done.get("state") == "succeeded" and word != "requeue"
-        if word == "finished" or has_ended:  # before it heard of the signal
+        recorded = self._recorded_ending()
+        has_ended = self._done.get("state") == "succeeded" and recorded != "requeue"
+        if recorded == "finished" or has_ended:  # before it heard of the signal
             return EXIT_OK
-        can_go_on = word == "requeue" or isinstance(self._spec.program, Entry)
+        can_go_on = recorded == "requeue" or isinstance(self._spec.program, Entry)
         return stop_code(self._stopped_by) if can_go_on else EXIT_INTERRUPTED
 
-    def _last_word(self) -> str:
-        """What the ranks have left to say about the ending; "" for nothing."""
+    def _recorded_ending(self) -> str:
+        """What the ranks have written down about the ending; "" for nothing."""
         with contextlib.suppress(MusterError):
             if self._spec.folder.ending_json.exists():
                 record = read_json(self._spec.folder.ending_json, "ending.json")

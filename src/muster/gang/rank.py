@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from muster.base.codec import write_json
 from muster.base.reaper import die_with_parent
-from muster.gang.beacon import Heart
+from muster.gang.beacon import HeartbeatSender
 from muster.gang.topology import Topology, read_topology
 from muster.run.folder import RunFolder
 
@@ -107,7 +107,7 @@ def _watch_over(folder: RunFolder, topology: Topology) -> None:
         stack = folder.rank_stack(topology.rank).open("w")
         faulthandler.register(number, file=stack, all_threads=True)
         _REPLACED_MAIN.append(stack)  # type: ignore[arg-type]
-    Heart(topology).start()
+    HeartbeatSender(topology).start()
 
 
 def _run_entry(target: str, params: dict[str, Any]) -> None:

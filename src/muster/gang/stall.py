@@ -58,8 +58,8 @@ _PLACES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
-    """One rank's word: ``count`` grows with every heartbeat, ``step`` is -1 where nobody counts.
+class Heartbeat:
+    """Where one rank is: ``count`` grows with every heartbeat, ``step`` is -1 where nobody counts.
 
     ``phase``: one of the words above or a place in the code; ``collective``: the one it is in,
     "" for none; ``num_collectives``: issued so far; ``cpu_s``: of the process and its descendants;
@@ -77,7 +77,7 @@ class Beat:
     has_ended: bool = False
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Beat:
+    def from_record(cls, record: Mapping[str, Any]) -> Heartbeat:
         return cls(**record)
 
     @property
@@ -102,7 +102,7 @@ class Verdict:
 
 @dataclass
 class _Rank:
-    beat: Beat
+    last: Heartbeat
     heard_s: float
     moved_s: float
     cpu: list[tuple[float, float]] = field(default_factory=list)  # as its heartbeats say
@@ -119,19 +119,19 @@ class Watch:
         self._judged_s: float | None = None
         self._remarked: set[tuple[int, ...]] = set()
 
-    def hear(self, beat: Beat, now_s: float) -> None:
+    def hear(self, heartbeat: Heartbeat, now_s: float) -> None:
         """Take in a heartbeat; one with an old ``count`` is no sign of life."""
-        rank = self._ranks.get(beat.rank)
+        rank = self._ranks.get(heartbeat.rank)
         if rank is None:
-            self._ranks[beat.rank] = _Rank(beat, now_s, now_s, [(now_s, beat.cpu_s)])
+            self._ranks[heartbeat.rank] = _Rank(heartbeat, now_s, now_s, [(now_s, heartbeat.cpu_s)])
             return
-        if beat.count <= rank.beat.count:
+        if heartbeat.count <= rank.last.count:
             return
-        if beat.sign != rank.beat.sign:
+        if heartbeat.sign != rank.last.sign:
             rank.moved_s = now_s
             self._remarked.clear()
-        rank.beat, rank.heard_s = beat, now_s
-        rank.cpu.append((now_s, beat.cpu_s))
+        rank.last, rank.heard_s = heartbeat, now_s
+        rank.cpu.append((now_s, heartbeat.cpu_s))
         while len(rank.cpu) > 2 and rank.cpu[1][0] <= now_s - self._limit_s:
             rank.cpu.pop(0)
 
@@ -149,7 +149,7 @@ class Watch:
         """This rank has ended: its silence means nothing."""
         if rank in self._ranks:
             old = self._ranks[rank]
-            old.beat = Beat(rank=rank, count=old.beat.count, has_ended=True)
+            old.last = Heartbeat(rank=rank, count=old.last.count, has_ended=True)
 
     def judge(self, now_s: float) -> Verdict | None:
         """What there is to say now; a remark is made once per standstill."""
@@ -159,13 +159,13 @@ class Watch:
             for rank in self._ranks.values():
                 rank.heard_s, rank.moved_s, rank.cpu, rank.seen_cpu = now_s, now_s, [], []
             return None
-        here = [r for _, r in sorted(self._ranks.items()) if not r.beat.has_ended]
+        here = [r for _, r in sorted(self._ranks.items()) if not r.last.has_ended]
         silent = [r for r in here if now_s - r.heard_s > self._limit_s]
         if silent:
             return self._silence(silent, here, now_s)
         if not here or len(self._ranks) < self._world_size:
             return None
-        if not all(r.beat.is_ready for r in here):
+        if not all(r.last.is_ready for r in here):
             return None
         still_s = now_s - max(r.moved_s for r in here)
         if still_s < self._limit_s:
@@ -182,43 +182,43 @@ class Watch:
         late_s = _PATIENCE * self._limit_s
         stopped = [r for r in silent if not _computes(r) or now_s - r.heard_s > late_s]
         guilty = stopped or silent
-        who = tuple(r.beat.rank for r in guilty)
+        who = tuple(r.last.rank for r in guilty)
         oldest_s = now_s - min(r.heard_s for r in guilty)
         why = "stopped, or something holds the interpreter"
         if all(map(_computes, guilty)):
             why = "something holds the interpreter and computes"
         text = (
             f"{name_ranks(who)} {_be(who)} silent for {oldest_s:.0f} s ({why}), "
-            f"last seen {_where([r.beat for r in guilty])}"
+            f"last seen {_where([r.last for r in guilty])}"
         )
-        text = "; ".join([text, *_describe([r.beat for r in here if r not in guilty])])
+        text = "; ".join([text, *_describe([r.last for r in here if r not in guilty])])
         if stopped:
             return Verdict(culprits=who, text=text)
         return self._remark(who, f"{text} (busy, so left alone for now)")
 
     def _standstill(self, here: Sequence[_Rank], still_s: float) -> Verdict | None:
-        waiting = [r for r in here if r.beat.waits]
-        others = [r for r in here if not r.beat.waits]
+        waiting = [r for r in here if r.last.waits]
+        others = [r for r in here if not r.last.waits]
         is_late = still_s >= _PATIENCE * self._limit_s
         if not waiting:
-            who = tuple(r.beat.rank for r in here)
-            said = "; ".join(_describe([r.beat for r in here]))
+            who = tuple(r.last.rank for r in here)
+            said = "; ".join(_describe([r.last for r in here]))
             return self._remark(who, f"no rank has moved for {still_s:.0f} s: {said}")
         if not others:
-            said = "; ".join(_describe([r.beat for r in here], count_them=True))
+            said = "; ".join(_describe([r.last for r in here], count_them=True))
             text = f"all ranks wait for each other (mismatched collectives?): {said}"
-            who = tuple(r.beat.rank for r in here)
+            who = tuple(r.last.rank for r in here)
             if is_late or all(self._is_idle(r) for r in here):
                 return Verdict(culprits=who, text=text)
-            if not any(r.beat.collective for r in here):  # a long backward looks the same
+            if not any(r.last.collective for r in here):  # a long backward looks the same
                 text = f"no rank has moved for {still_s:.0f} s: {said}"
             return self._remark(who, f"{text} (busy, so left alone for now)")
-        idle = [r for r in others if self._is_idle(r) and r.beat.phase not in _PATIENT]
+        idle = [r for r in others if self._is_idle(r) and r.last.phase not in _PATIENT]
         guilty = idle or others
-        is_late = is_late and all(r.beat.phase not in _PATIENT for r in guilty)
-        who = tuple(r.beat.rank for r in guilty)
-        rest = [r.beat for r in here if r not in guilty]
-        text = "; ".join([*_describe([r.beat for r in guilty]), *_describe(rest)])
+        is_late = is_late and all(r.last.phase not in _PATIENT for r in guilty)
+        who = tuple(r.last.rank for r in guilty)
+        rest = [r.last for r in here if r not in guilty]
+        text = "; ".join([*_describe([r.last for r in guilty]), *_describe(rest)])
         if idle or is_late:
             return Verdict(culprits=who, text=text)
         return self._remark(who, f"{text} (busy, so left alone for now)")
@@ -260,12 +260,12 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(ordered) > 1 else ''} {text}"
 
 
-def _describe(beats: Sequence[Beat], *, count_them: bool = False) -> list[str]:
+def _describe(heartbeats: Sequence[Heartbeat], *, count_them: bool = False) -> list[str]:
     """A clause for each group of ranks that are in the same place, the lowest rank first."""
     groups: dict[tuple[str, int], list[int]] = {}
-    for beat in beats:
-        number = beat.num_collectives if count_them else -1
-        groups.setdefault((_clause(beat), number), []).append(beat.rank)
+    for heartbeat in heartbeats:
+        number = heartbeat.num_collectives if count_them else -1
+        groups.setdefault((_clause(heartbeat), number), []).append(heartbeat.rank)
     return [
         f"{name_ranks(ranks)} {clause if len(ranks) > 1 else _singular(clause)}"
         + (f" (their number {number})" if number > 0 else "")
@@ -273,10 +273,10 @@ def _describe(beats: Sequence[Beat], *, count_them: bool = False) -> list[str]:
     ]
 
 
-def _clause(beat: Beat) -> str:
-    if beat.waits:
-        return f"wait in {beat.collective or beat.phase}"
-    return f"are {_where([beat])}"
+def _clause(heartbeat: Heartbeat) -> str:
+    if heartbeat.waits:
+        return f"wait in {heartbeat.collective or heartbeat.phase}"
+    return f"are {_where([heartbeat])}"
 
 
 def _singular(clause: str) -> str:
@@ -284,12 +284,13 @@ def _singular(clause: str) -> str:
     return f"{'waits' if verb == 'wait' else 'is'} {rest}"
 
 
-def _where(beats: Sequence[Beat]) -> str:
+def _where(heartbeats: Sequence[Heartbeat]) -> str:
     places = []
-    for beat in beats:
-        place = f"in {beat.collective}" if beat.collective else _PLACES.get(beat.phase)
-        place = place or f"at {beat.phase}"
-        step = f" at step {beat.step}" if beat.step >= 0 else ""
+    for heartbeat in heartbeats:
+        collective = heartbeat.collective
+        place = f"in {collective}" if collective else _PLACES.get(heartbeat.phase)
+        place = place or f"at {heartbeat.phase}"
+        step = f" at step {heartbeat.step}" if heartbeat.step >= 0 else ""
         places.append(f"{place}{step}")
     return " and ".join(dict.fromkeys(places))
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from muster.base.atomic_files import disk_error, explain_os_error
 from muster.base.code import Code
 from muster.base.codec import decode, write_json
-from muster.base.errors import EXIT_REQUEUE, MusterError
+from muster.base.errors import EXIT_REQUEUE, EXIT_SOME_FAILED, MusterError
 from muster.gang.beacon import BEACON
 from muster.gang.topology import Topology, read_topology
 from muster.rank.checkpoint import (
@@ -74,7 +74,7 @@ class Trainer(ABC):
         """Called once, before the first step of this start."""
 
     @abstractmethod
-    def progress(self) -> Progress:
+    def status(self) -> Status:
         """Where the training is."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Trainer(ABC):
         """Called once, whatever has happened."""
 
 
-class Progress(NamedTuple):
+class Status(NamedTuple):
     """Where a training is after a step.
 
     ``step`` names checkpoints and lines of the record, ``updates`` is what --checkpoint-steps
@@ -181,8 +181,8 @@ def live(
         finally:
             trainer.close()
         if ending.kind == "requeue":
-            step = trainer.progress().step
-            _tell_requeue(folder, gang, trainer.progress())
+            step = trainer.status().step
+            _tell_requeue(folder, gang, trainer.status())
             say(f"stopped    at step {step:,}, saved: {ending.why}")
             return None
         BEACON.phase = "finish"
@@ -201,16 +201,16 @@ def _train(trainer: Trainer, stop: StopFlag, interval: Interval) -> Ending:
     ends every step, and all ranks act on that sum. So they save and stop at the same step.
     """
     trainer.begin()
-    while (over := trainer.progress().over) is None:
+    while (over := trainer.status().over) is None:
         decision = trainer.step(stop, interval)
         if decision is None:
             continue
         is_best = False
-        progress = trainer.progress()
-        if progress.wants_evaluation:
+        status = trainer.status()
+        if status.wants_evaluation:
             BEACON.phase = "evaluation"
             is_best = trainer.evaluate()
-        if is_best or decision.save or decision.stop or interval.is_due_at(progress.updates):
+        if is_best or decision.save or decision.stop or interval.is_due_at(status.updates):
             trainer.save(is_best=is_best)
             interval.done()
         if decision.stop:
@@ -306,6 +306,19 @@ class StartAgain(MusterError):
     """Not an end: the launcher starts the gang again."""
 
 
+class NonFinite(MusterError):
+    """What is learnt, or what it is learnt from, is infinite or not a number."""
+
+    exit_code = EXIT_SOME_FAILED
+
+
+def is_improvement(value: float, best: float | None, *, higher_is_better: bool) -> bool:
+    """Whether a monitored value is the best so far; NaN never is."""
+    if value != value:
+        return False
+    return best is None or (value > best if higher_is_better else value < best)
+
+
 @contextmanager
 def refusals_told(folder: RunFolder) -> Iterator[None]:
     """A user's mistake goes to where the launcher finds it, without a traceback."""
@@ -331,9 +344,9 @@ def _tell(folder: RunFolder, error: MusterError) -> None:
         write_json(folder.ending_json, {"ending": kind, **word})
 
 
-def _tell_requeue(folder: RunFolder, gang: Gang, progress: Progress) -> None:
+def _tell_requeue(folder: RunFolder, gang: Gang, status: Status) -> None:
     """Tell the launcher that this was no failure and no end: the same command goes on."""
     if gang.is_first:
-        values = {"ending": "requeue", "step": progress.step, "total_steps": progress.total_steps}
+        values = {"ending": "requeue", "step": status.step, "total_steps": status.total_steps}
         write_json(folder.ending_json, {**values, "exit": EXIT_REQUEUE})
     gang.council.meet()

@@ -11,7 +11,7 @@ from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.rank.life import Decision, Progress, Results, Trainer
+from muster.rank.life import Decision, Results, Status, Trainer
 from muster.rank.seeding import STEP, mix, seed_everything
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
@@ -43,9 +43,9 @@ class AgentTrainer(Trainer):
         if run.limits.is_over(run.progress) is None and run.progress.updates == 0:
             self._check_identical("at the start")
 
-    def progress(self) -> Progress:
+    def status(self) -> Status:
         limits, progress = self.run.limits, self.run.progress
-        return Progress(
+        return Status(
             step=progress.steps,
             updates=progress.updates,
             total_steps=None,

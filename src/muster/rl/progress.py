@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from muster.rank.life import is_improvement
 from muster.rl.config import PpoConfig
 
 
@@ -139,9 +140,7 @@ class AgentProgress:
             self.evaluations_since_best = 0
         else:
             self.evaluations_since_best += 1
-        is_better = value == value and (
-            self.best is None or (value > self.best if higher_is_better else value < self.best)
-        )
+        is_better = is_improvement(value, self.best, higher_is_better=higher_is_better)
         if is_better:
             self.best, self.best_step = value, self.steps
         return is_better

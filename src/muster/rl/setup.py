@@ -13,7 +13,7 @@ goes on exactly where as many environments are wanted as before, whatever the ra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from muster.base.code import Code
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.checkpoint_files import read_shapes, read_tensors
-from muster.rank.life import Start, newest_state, restore
+from muster.rank.life import Say, Start, newest_state, restore
 from muster.rank.meter import card_name
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
@@ -42,7 +42,6 @@ from muster.rl.statistics import ReturnScale
 from muster.rl.task import AgentTask
 from muster.run.folder import RunFolder
 
-Say = Callable[[str], None]
 #: Seeds of the splits' environments are apart.
 _SPLIT_SEEDS: dict[Split, int] = {"train": 11, "val": 12, "test": 13}
 

@@ -12,8 +12,9 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from muster.base.errors import EXIT_SOME_FAILED, MusterError
+from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
+from muster.rank.life import NonFinite
 from muster.rank.meter import memory_sentence
 from muster.rl import streams
 from muster.rl.config import PpoConfig
@@ -23,12 +24,6 @@ from muster.rl.losses import PpoTerms, ppo_terms, total
 from muster.rl.rollout import Rollout
 from muster.rl.sequences import SequencePlan, plan_sequences
 from muster.rl.setup import AgentRun
-
-
-class NonFinite(MusterError):
-    """A loss, a gradient, a reward, an observation or a value is infinite or not a number."""
-
-    exit_code = EXIT_SOME_FAILED
 
 
 def end_for_nan(run: AgentRun, what: str, look: str) -> NoReturn:

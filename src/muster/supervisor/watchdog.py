@@ -20,9 +20,9 @@ from datetime import timedelta
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from muster.base.processes import send_signal
-from muster.gang.beacon import EVERY_S, beat_key, family_cpu_s
+from muster.gang.beacon import EVERY_S, family_cpu_s, heartbeat_key
 from muster.gang.rank import stack_signal
-from muster.gang.stall import Beat, Verdict, Watch
+from muster.gang.stall import Heartbeat, Verdict, Watch
 from muster.run.folder import RunFolder
 
 _DUMP_S = 5.0
@@ -99,18 +99,18 @@ class Watchdog:
         return f"muster/cpu/{self._restart_count}/{rank}"
 
     def _look(self, store: TCPStore) -> None:
-        beats, used = [], {}
+        heartbeats, used = [], {}
         for rank in range(self._world_size):
-            key = beat_key(self._restart_count, rank)
+            key = heartbeat_key(self._restart_count, rank)
             if rank in self._known or store.check([key]):
                 self._known.add(rank)
-                beats.append(Beat.from_record(json.loads(store.get(key))))
+                heartbeats.append(Heartbeat.from_record(json.loads(store.get(key))))
             if rank in self._known and store.check([self._cpu_key(rank)]):
                 used[rank] = float(store.get(self._cpu_key(rank)))
         now_s = time.monotonic()
         with self._lock:
-            for beat in beats:
-                self._watch.hear(beat, now_s)
+            for heartbeat in heartbeats:
+                self._watch.hear(heartbeat, now_s)
             for rank, cpu_s in used.items():
                 self._watch.see_cpu(rank, cpu_s, now_s)
             verdict = self._watch.judge(now_s)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from muster.base.errors import PlanMismatchError, UsageError
+from muster.rank.life import Say
 from muster.rank.meter import remembered_micro_batch
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan, learning_rate, plan_batches
 from muster.train.config import TrainConfig
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from muster.base.errors import EXIT_SOME_FAILED, MusterError
+from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint_files import find_steps
+from muster.rank.life import NonFinite
 from muster.rank.meter import memory_sentence, remember_micro_batch
 from muster.train.feed import Window
 from muster.train.rehearsal import rehearse
@@ -21,29 +22,23 @@ from muster.train.setup import Training
 _BIGGER = "use --strategy fsdp on more GPUs, --precision bf16, a smaller model or shorter samples."
 
 
-class NonFinite(MusterError):
-    """The loss or a parameter is infinite or not a number."""
+def loss_not_finite(run: Training, attempt: int, loss: float) -> NonFinite:
+    """The error for a loss that stopped being a number in ``attempt``, with the first cause."""
+    return NonFinite(
+        f"The loss became {loss} in step {attempt + 1} (epoch {run.progress.epoch + 1}). "
+        f"{_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
+        hint=_REMEDIES,
+    )
 
-    exit_code = EXIT_SOME_FAILED
 
-    @staticmethod
-    def at(run: Training, attempt: int, loss: float) -> NonFinite:
-        """The error for a loss that stopped being a number in ``attempt``, with the first cause."""
-        return NonFinite(
-            f"The loss became {loss} in step {attempt + 1} (epoch {run.progress.epoch + 1}). "
-            f"{_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
-            hint=_REMEDIES,
-        )
-
-    @staticmethod
-    def after(run: Training) -> NonFinite:
-        """The error for parameters that a step has spoilt, while its loss was a number."""
-        return NonFinite(
-            f"Parameters are no longer finite after step {run.progress.step} (epoch "
-            f"{run.progress.epoch + 1}), whose loss was {run.progress.last_loss}: a gradient was "
-            f"not. {_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
-            hint=_REMEDIES,
-        )
+def parameters_not_finite(run: Training) -> NonFinite:
+    """The error for parameters that a step has spoilt, while its loss was a number."""
+    return NonFinite(
+        f"Parameters are no longer finite after step {run.progress.step} (epoch "
+        f"{run.progress.epoch + 1}), whose loss was {run.progress.last_loss}: a gradient was "
+        f"not. {_first_bad(run.work.replica.bare)} {_what_is_kept(run)}",
+        hint=_REMEDIES,
+    )
 
 
 _REMEDIES = (

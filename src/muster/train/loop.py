@@ -11,12 +11,19 @@ from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.rank.life import Decision, Progress, Results, StartAgain, Trainer
+from muster.rank.life import Decision, Results, StartAgain, Status, Trainer
 from muster.rank.meter import remember_micro_batch
 from muster.rank.seeding import STEP, get_generators, mix
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
-from muster.train.diagnose import NonFinite, are_finite, out_of_memory_error, rebalance, shrink
+from muster.train.diagnose import (
+    are_finite,
+    loss_not_finite,
+    out_of_memory_error,
+    parameters_not_finite,
+    rebalance,
+    shrink,
+)
 from muster.train.progress import LossTrail, StepLoss, factor_at
 from muster.train.reporting import Reporter, headlines, sum_up
 from muster.train.setup import Training
@@ -41,9 +48,9 @@ class ModelTrainer(Trainer):
         self.run.work.replica.wrapped.train()
         self._reporter.begin(self.run)
 
-    def progress(self) -> Progress:
+    def status(self) -> Status:
         limits, progress = self.run.limits, self.run.progress
-        return Progress(
+        return Status(
             step=progress.step,
             updates=progress.step,
             total_steps=limits.total_steps,
@@ -176,7 +183,7 @@ def _check_finite(run: Training, losses: Losses) -> None:
     for loss in losses:
         if not math.isfinite(loss.mean):
             _finish_writing(run)
-            raise NonFinite.at(run, loss.attempt, loss.mean)
+            raise loss_not_finite(run, loss.attempt, loss.mean)
         run.progress.add_loss(loss)
 
 
@@ -216,7 +223,7 @@ def _save(run: Training, *, is_best: bool) -> float:
     replica.settle()
     if council.any(not are_finite(replica.parameters)):
         _finish_writing(run)
-        raise NonFinite.after(run)
+        raise parameters_not_finite(run)
     if not replica.is_sharded:
         named = dict(replica.bare.named_parameters())
         check_identical(named, council, f"at the checkpoint of step {run.progress.step}")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from muster.rank.life import is_improvement
 from muster.rank.seeding import Position
 from muster.train.config import ScheduleName
 
@@ -130,9 +131,7 @@ class Progress:
 
     def judge(self, value: float, *, higher_is_better: bool) -> bool:
         """Take note of a monitored value; True when it is the best so far. NaN never is."""
-        is_better = value == value and (
-            self.best is None or (value > self.best if higher_is_better else value < self.best)
-        )
+        is_better = is_improvement(value, self.best, higher_is_better=higher_is_better)
         if is_better:
             self.best, self.best_step, self.num_bad = value, self.step, 0
         else:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from muster.base.code import Code
 from muster.base.errors import TargetError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
-from muster.rank.life import Start, newest_state, restore
+from muster.rank.life import Say, Start, newest_state, restore
 from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops
 from muster.rank.precision import Precision, resolve_precision
 from muster.rank.process_group import Gang
@@ -32,7 +32,7 @@ from muster.rank.seeding import (
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
-from muster.train.contract import Contract, Say, agree_on_contract
+from muster.train.contract import Contract, agree_on_contract
 from muster.train.evaluation import Evaluator
 from muster.train.feed import (
     Batch,

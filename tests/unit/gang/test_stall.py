@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.gang.stall import Beat, Verdict, Watch, name_ranks
+from muster.gang.stall import Heartbeat, Verdict, Watch, name_ranks
 
 LIMIT = 20.0
 
 
-def beat(rank: int, **values: Any) -> Beat:
-    return Beat(rank=rank, count=0, is_ready=True, **values)
+def beat(rank: int, **values: Any) -> Heartbeat:
+    return Heartbeat(rank=rank, count=0, is_ready=True, **values)
 
 
 def watch_still(
-    beats: list[Beat], seconds: float, cpu_share: dict[int, float] | None = None
+    beats: list[Heartbeat], seconds: float, cpu_share: dict[int, float] | None = None
 ) -> list[Verdict]:
     """What is said while all ranks go on beating from where they are, up to the first end."""
     watch, said = Watch(len(beats), LIMIT), []
