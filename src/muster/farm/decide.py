@@ -28,7 +28,7 @@ from muster.farm.events import (
     WorkerLeaving,
     WorkerReady,
 )
-from muster.farm.lifecycle import death_as_finished, fingerprint
+from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
     DeviceHealth,
@@ -219,11 +219,11 @@ class Scheduler:
         self._reserved_done(worker)
         if tasks:
             finished = death_as_finished(event, worker.killing, max(0.0, now - worker.head_since))
-            self._mourn(worker, tasks, finished, now, out)
+            self._lose_tasks(worker, tasks, finished, now, out)
         if event.stuck:
             self._quarantine([slot], event.stuck, out)
 
-    def _mourn(
+    def _lose_tasks(
         self, worker: Worker, tasks: list[Task], finished: Finished, now: float, out: Decisions
     ) -> None:
         """What becomes of the tasks a dead worker held: only the one it was at is to blame."""
@@ -258,7 +258,7 @@ class Scheduler:
         slot.start_failures += 1
         slot.start_after = now + self.policy.retry.pause_s(slot.start_failures, 1.0)
         if slot.start_failures >= self.policy.start_failure_limit:
-            reason = f"its worker did not start {slot.start_failures} times: {_cause(event)}"
+            reason = f"its worker did not start {slot.start_failures} times: {cause_of(event)}"
             self._quarantine([slot], reason, out)
 
     # ------------------------------------------------------------------ failures
@@ -355,7 +355,7 @@ class Scheduler:
             if worker is not None:
                 self._stop(worker, out)
         task = self._reserved.pop(slots[0].spec.device_key, None)
-        if task is not None and not self._is_in_flight(task):
+        if task is not None and not self.roster.is_in_flight(task):
             self.solo.appendleft(task)
         out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
 
@@ -469,7 +469,7 @@ class Scheduler:
         """A task that crashed goes to another device first, if there is one left."""
         for _ in range(len(self.wary)):
             task = self.wary.popleft()
-            if not self._elsewhere(task):
+            if not self.roster.is_usable_without(task.avoid):
                 self.queue.appendleft(task)
                 continue
             able = (
@@ -571,18 +571,12 @@ class Scheduler:
     def _enqueue(self, task: Task, *, front: bool = False) -> None:
         if task.solo:
             self.solo.append(task)
-        elif task.avoid and self._elsewhere(task):
+        elif task.avoid and self.roster.is_usable_without(task.avoid):
             self.wary.append(task)
         elif front:
             self.queue.appendleft(task)
         else:
             self.queue.append(task)
-
-    def _elsewhere(self, task: Task) -> bool:
-        return any(slot.spec.device_key != task.avoid for slot in self.roster.usable())
-
-    def _is_in_flight(self, task: Task) -> bool:
-        return any(task.task_id in w.in_flight for w in self.roster.workers.values())
 
     def _is_batched(self, task: Task) -> bool:
         return self.targets[task.target_id].is_batched
@@ -597,9 +591,3 @@ class Scheduler:
 
     def _health_of_key(self, key: str) -> DeviceHealth:
         return self._health.setdefault(key, DeviceHealth())
-
-
-def _cause(event: WorkerDied) -> str:
-    """With the last it printed: what went wrong before the worker began stands nowhere else."""
-    words = "; ".join([line.strip() for line in event.trace.splitlines() if line.strip()][-3:])
-    return f"{event.reason} (it printed: {words[-300:]})" if words else event.reason

@@ -140,3 +140,9 @@ def death_as_finished(event: WorkerDied, killing: Outcome | None, seconds: float
         trace=event.trace,
         signal=event.signal,
     )
+
+
+def cause_of(event: WorkerDied) -> str:
+    """With the last it printed: what went wrong before the worker began stands nowhere else."""
+    words = "; ".join([line.strip() for line in event.trace.splitlines() if line.strip()][-3:])
+    return f"{event.reason} (it printed: {words[-300:]})" if words else event.reason

@@ -82,6 +82,13 @@ class Roster:
     def usable(self) -> list[Slot]:
         return [slot for slot in self.slots if not slot.quarantined]
 
+    def is_usable_without(self, device_key: str) -> bool:
+        """Whether a slot of another device is usable."""
+        return any(slot.spec.device_key != device_key for slot in self.usable())
+
+    def is_in_flight(self, task: Task) -> bool:
+        return any(task.task_id in worker.in_flight for worker in self.workers.values())
+
     def num_at_work(self) -> int:
         """Workers that take tasks now: one that waits in a cluster's queue does not."""
         usable = [w for w in self.workers.values() if w.ready and not w.stopping]
