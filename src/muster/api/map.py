@@ -46,9 +46,9 @@ from muster.devices.discovery import discover
 from muster.devices.placement import Placement
 from muster.farm.canonical import name_with_hash
 from muster.farm.view import RunView
-from muster.pipeline.sinks.spec import check_place, spec_of
+from muster.pipeline.sinks.formats import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
 from muster.pipeline.worker import write_plan

@@ -18,8 +18,8 @@ from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Outcome, TargetSpec, TaskState
-from muster.pipeline.sinks.spec import SinkSpec
-from muster.pipeline.sources.model import Selection, Source
+from muster.pipeline.sinks.formats import SinkSpec
+from muster.pipeline.sources.source import Selection, Source
 from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
 from muster.pipeline.stages import StageSpec
 from muster.pipeline.worker import MapPlan

@@ -20,11 +20,12 @@ from muster.farm.balance import ChunkCounts, imbalance_of_rows
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.farm.view import RunView
+from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sinks.merge import merge, repeated_ids
-from muster.pipeline.sinks.spec import Part, SinkSpec
+from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sinks.unordered import Appender, check_growable
 from muster.pipeline.sources.files import find_files
-from muster.pipeline.sources.model import Source
+from muster.pipeline.sources.source import Source
 from muster.run.folder import RunFolder
 
 

@@ -16,7 +16,7 @@ from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.parse import Parsed, Part, options_of, parse_groups, word_first
 from muster.cli.recipes import MAPS, is_recipe, map_recipe, names_of
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _job(
     name: str, specs: tuple[Any, ...], parsed: Parsed, *, recipe: Any = None, config: Any = None
 ) -> MapJob:
     from muster.api.map_job import MapJob
-    from muster.pipeline.sinks.spec import spec_of
+    from muster.pipeline.sinks.formats import spec_of
 
     places, options = parsed.places, parsed.input
     if places.input is not None and recipe is not None and recipe.source(config) is not None:

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 
 from muster.pipeline.sinks.parts import MARK_IN_JSON
-from muster.pipeline.sources.model import ArrowRow
+from muster.pipeline.sources.source import ArrowRow
 
 _SIMPLE = (int, str, bytes, bool, type(None))
 #: A dictionary that is so much longer than the rows of a group is cut to what they use.

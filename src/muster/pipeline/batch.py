@@ -7,6 +7,8 @@ raises is asked again for halves, so that only the record to blame is rejected.
 
 from __future__ import annotations
 
+import gc
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from muster.pipeline.sources.model import ArrowRow
+from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.stages import Reject
 
 _TRACE_LIMIT = 8000
@@ -205,11 +207,20 @@ def failure_of(stage: str, error: BaseException) -> Failure:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a device, or of the host where Python notices it before the kernel does."""
+    """Of a device, or of the host where that is noticed before the kernel does."""
     names = {base.__name__ for base in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
-    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    marks = ("out of memory", "alloc_failed", "can't allocate memory")
+    return isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in marks)
+
+
+def give_memory_back() -> None:
+    """What Python and torch have cached."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Pace:

@@ -30,11 +30,12 @@ from muster.pipeline.batch import (
     checked,
     children,
     failure_of,
+    give_memory_back,
     recovery,
 )
 from muster.pipeline.engines.engine import EngineError
 from muster.pipeline.journal import Journal
-from muster.pipeline.sources.model import BLANK, ArrowRow, BadRow, Shard
+from muster.pipeline.sources.source import BLANK, ArrowRow, BadRow, Shard
 from muster.pipeline.stages import METER, Reject
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
@@ -249,7 +250,7 @@ class Chunk:
         self._size.good()
 
     def _in_pieces(self, steps: Sequence[Any], batch: list[Row], error: OutOfMemory) -> None:
-        _give_memory_back()
+        give_memory_back()
         if len(batch) == 1:
             reason = f"out of memory with this record alone: {error}"
             batch[0].failures.append(Failure(steps[0].name, reason))
@@ -414,13 +415,3 @@ class Chunk:
         if self._size.now != worker.batch_size:
             text += f", batch {self._size.now}"
         self._ctx.measure(text, numbers)
-
-
-def _give_memory_back() -> None:
-    import gc
-    import sys
-
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

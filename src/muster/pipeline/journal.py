@@ -135,9 +135,6 @@ class Journal:
 
     # ------------------------------------------------------------------ what is in it
 
-    def is_done(self, row: int) -> bool:
-        return any(entry.start <= row < entry.stop for entry in self._entries)
-
     def missing(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The ranges of rows from ``start`` to ``stop`` that are not in it, in order."""
         at = start

@@ -31,9 +31,6 @@ from typing import Any
 from muster.base.errors import TargetError
 from muster.base.target import TargetRef, load_value, parse_target, ref_of
 
-#: What a stage makes of one record: another, none, or several.
-Made = dict[str, Any] | None | list[dict[str, Any]]
-
 
 class Reject(Exception):
     """This record cannot be processed; trying again would not help."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from muster.base.codec import read_json, write_json
 from muster.pipeline.batch import Pace, Step
-from muster.pipeline.sources.model import Source
+from muster.pipeline.sources.source import Source
 from muster.pipeline.sources.table import reopen
 from muster.pipeline.stages import StageSpec, make_stage
 from muster.run.folder import RunFolder

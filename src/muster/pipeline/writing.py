@@ -13,7 +13,7 @@ from muster.base.errors import TargetError
 from muster.pipeline.batch import Failure, Row, failure_of
 from muster.pipeline.journal import Journal
 from muster.pipeline.sinks.parts import as_plain, marked, with_header
-from muster.pipeline.sources.model import ArrowRow
+from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 
 #: So many records at the start of a worker that all fail say that the stage is broken.

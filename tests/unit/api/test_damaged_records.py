@@ -20,7 +20,7 @@ from muster.base.errors import MusterError
 from muster.cli.commands import look
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
 from muster.monitor.sample import tasks_by_pid
-from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sinks.formats import spec_of
 from muster.plan.compare import compare_run
 from muster.rank.checkpoint import best_step, find_damage
 from muster.rank.meter import remembered_micro_batch

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import muster
-from muster.pipeline.sinks.formats import read_output
-from muster.pipeline.sinks.spec import spec_of
+from muster.pipeline.sinks.formats import read_output, spec_of
 
 STAGE = "def same(record):\n    return record\n"
 IDS = ["a", "b", "a", "c", "b", "a"]

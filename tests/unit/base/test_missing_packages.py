@@ -12,8 +12,8 @@ import pytest
 
 from muster.base.errors import MissingPackageError
 from muster.farm.executors import ray
+from muster.pipeline.engines.answers import check as check_loading
 from muster.pipeline.engines.engine import EngineSpec
-from muster.pipeline.engines.loading import check as check_loading
 from muster.pipeline.engines.remote import OpenAiEngine
 from muster.pipeline.engines.vllm_offline import VllmEngine
 from muster.pipeline.sources import hub, unpack

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.pipeline.chunk import run_chunk
+from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.spec import Part, SinkSpec
-from muster.pipeline.sources.model import Source
+from muster.pipeline.sinks.parts import Part
+from muster.pipeline.sources.source import Source
 from muster.pipeline.stages import StageSpec
 from muster.pipeline.worker import MapPlan, write_plan
 from muster.run.folder import RunFolder

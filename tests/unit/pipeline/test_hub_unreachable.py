@@ -16,7 +16,7 @@ arrow_files("openai/gsm8k", InputOptions(config="main", split="test"))
 """
 MODEL = """
 from muster.generation import EngineSpec
-from muster.pipeline.engines.loading import load
+from muster.pipeline.engines.answers import load
 load(EngineSpec(model="Qwen/Qwen2.5-0.5B"), "cpu")
 """
 JOINED = """

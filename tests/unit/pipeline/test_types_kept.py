@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pipeline.chunks_here import run_chunks
 
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import open_input
 
 

@@ -16,7 +16,7 @@ from muster.api.report.sweep import Content, drawn, pictures_of
 from muster.api.runs import Run
 from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
-from muster.pipeline.sinks.spec import SinkSpec
+from muster.pipeline.sinks.formats import SinkSpec
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 

@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import SetupError
-from muster.pipeline.batch import BatchSize
-from muster.pipeline.engines.answers import Answer, window
+from muster.pipeline.batch import BatchSize, give_memory_back, is_out_of_memory
+from muster.pipeline.engines.answers import (
+    Answer,
+    Loaded,
+    check,
+    load,
+    prepared,
+    window,
+)
 from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
@@ -25,7 +32,6 @@ from muster.pipeline.engines.engine import (
     Sampling,
     Watchdog,
 )
-from muster.pipeline.engines.loading import Loaded, check, load, prompt_text
 from muster.pipeline.stages import METER
 
 if TYPE_CHECKING:
@@ -157,7 +163,7 @@ class TransformersEngine:
                 return False
         for job in new:
             try:
-                job.answer = _prepared(job.request, loaded)
+                job.answer = prepared(job.request, loaded)
                 self._waiting.append(job)
             except RequestError as error:
                 self._post(_fail, job.future, error)
@@ -230,7 +236,7 @@ class TransformersEngine:
             if job.answer is not None:
                 job.answer.restart()
         self._running.clear()
-        _give_memory_back()
+        give_memory_back()
         self._counts["out_of_memory"] += 1
         if len(rows) == 1:
             text = f"Out of memory with this prompt alone ({_tokens(rows[0])} tokens): {reason}"
@@ -270,7 +276,7 @@ def _warm_up(decoder: Decoder, loaded: Loaded) -> None:
     """Compile at the start, where a failure is the machine's and not a request's."""
     request = Request(prompt="1 2 3", sampling=Sampling(max_tokens=4))
     try:
-        decoder.admit([_prepared(request, loaded) for _ in range(2)])
+        decoder.admit([prepared(request, loaded) for _ in range(2)])
         while decoder.active:
             decoder.step()
     except Exception as error:
@@ -281,54 +287,8 @@ def _warm_up(decoder: Decoder, loaded: Loaded) -> None:
         ) from error
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of a CUDA device or of the host."""
-    import torch
-
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    return any(mark in text for mark in ("out of memory", "ALLOC_FAILED", "can't allocate memory"))
-
-
-def _prepared(request: Request, loaded: Loaded) -> Answer:
-    """Raises RequestError for a prompt without tokens or with too many."""
-    text, adds_special = request.prompt, True
-    if text is None:
-        text, adds_special = prompt_text(loaded.tokenizer, request.messages)
-    prompt = list(loaded.tokenizer(text, add_special_tokens=adds_special)["input_ids"])
-    if not prompt:
-        raise RequestError("The prompt is empty.")
-    limit = request.sampling.max_tokens
-    if loaded.max_positions is not None:
-        if len(prompt) >= loaded.max_positions:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens; the model has room for "
-                f"{loaded.max_positions} with the answer."
-            )
-        limit = min(limit, loaded.max_positions - len(prompt))
-    return Answer(
-        prompt=prompt,
-        sampling=request.sampling,
-        seed=request.seed,
-        limit=max(1, limit),
-        end_tokens=loaded.end_tokens,
-        decode=lambda tokens: str(loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
-    )
-
-
 def _tokens(job: _Job) -> int:
     return 0 if job.answer is None else len(job.answer.prompt)
-
-
-def _give_memory_back() -> None:
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _answer(future: asyncio.Future[Any], value: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
+from muster.pipeline.engines.answers import prompt_text
 from muster.pipeline.engines.engine import (
     Completion,
     EngineError,
@@ -22,7 +23,6 @@ from muster.pipeline.engines.engine import (
     RequestError,
     Watchdog,
 )
-from muster.pipeline.engines.loading import prompt_text
 from muster.pipeline.sources.hub import use_cache_if_unreachable
 from muster.pipeline.stages import METER
 

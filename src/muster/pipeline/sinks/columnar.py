@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from muster.base.errors import UsageError
 from muster.pipeline.arrow import json_like
-from muster.pipeline.sinks.parts import Batch, as_plain, batches
-from muster.pipeline.sinks.spec import Part
+from muster.pipeline.sinks.parts import Batch, Part, as_plain, batches
 from muster.pipeline.sinks.survey import Seen
 
 #: Small, because it is what the peak of memory consists of, and a run of a few thousand records

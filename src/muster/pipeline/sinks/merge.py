@@ -22,9 +22,15 @@ from typing import Any
 from muster.base.atomic_files import explain_os_error, replacing, sync_folder
 from muster.base.codec import to_json
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.formats import Encoder, encoder_for
-from muster.pipeline.sinks.parts import batches, by_shard, error_blocks
-from muster.pipeline.sinks.spec import MANIFEST, Format, Part, SinkSpec, prepare_place
+from muster.pipeline.sinks.formats import (
+    MANIFEST,
+    Encoder,
+    Format,
+    SinkSpec,
+    encoder_for,
+    prepare_place,
+)
+from muster.pipeline.sinks.parts import Part, batches, by_shard, error_blocks
 
 #: Hashes of ids that are read at once.
 _HASHES = 1 << 20

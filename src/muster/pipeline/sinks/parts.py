@@ -21,7 +21,6 @@ from zoneinfo import ZoneInfo
 import orjson
 
 from muster.base.errors import SetupError
-from muster.pipeline.sinks.spec import Part
 
 _BLOCK_BYTES = 1 << 20
 BATCH_ROWS = 1024
@@ -29,6 +28,22 @@ _BATCH_VALUES = 1 << 18
 #: Begins with a character that no column's name has.
 MARK = "\x01muster"
 MARK_IN_JSON = orjson.dumps(MARK)
+
+
+class Part(NamedTuple):
+    """The output of rows ``start`` to ``stop`` of shard ``order``: JSON lines in ``rows`` (and of
+    rejected records in ``errors``; None where there are none), as the ledger knows them.
+    """
+
+    order: int
+    start: int
+    stop: int
+    rows: Path
+    num_rows: int
+    num_bytes: int
+    sha256: str
+    errors: Path | None
+    num_errors: int
 
 
 class Carried(NamedTuple):

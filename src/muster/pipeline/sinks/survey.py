@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.pipeline.sinks.parts import Batch, batches
-from muster.pipeline.sinks.spec import Part
+from muster.pipeline.sinks.parts import Batch, Part, batches
 
 #: Beyond, a float no longer holds every integer.
 _EXACT_IN_FLOAT = 1 << 53

@@ -13,10 +13,16 @@ from typing import Self
 
 from muster.base.atomic_files import replacing, sync_folder
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.formats import MAX_CELL_CHARS, as_csv, columns_of, csv_blocks
+from muster.pipeline.sinks.formats import (
+    MAX_CELL_CHARS,
+    SinkSpec,
+    as_csv,
+    columns_of,
+    csv_blocks,
+    prepare_place,
+)
 from muster.pipeline.sinks.merge import Merged, explained, merge_errors, sweep
-from muster.pipeline.sinks.parts import blocks, by_shard, records
-from muster.pipeline.sinks.spec import Part, SinkSpec, prepare_place
+from muster.pipeline.sinks.parts import Part, blocks, by_shard, records
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.base.errors import UsageError
 from muster.pipeline.sources.conditions import Condition, matches
-from muster.pipeline.sources.model import MAX_SHARD_BYTES, ArrowRow, Cut, DataFile, Row
+from muster.pipeline.sources.source import MAX_SHARD_BYTES, ArrowRow, Cut, DataFile, Row
 
 _BATCH = 1024
 

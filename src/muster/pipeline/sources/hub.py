@@ -18,7 +18,7 @@ from muster.base.errors import (
     UnknownNameError,
     UsageError,
 )
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.unpack import spool_stream
 
 _LIMIT_S = 3.0
@@ -101,7 +101,7 @@ def arrow_files(name: str, options: InputOptions) -> list[Path]:
 def streamed_file(name: str, options: InputOptions, selection: Selection, folder: Path) -> Path:
     """The records that are asked for, as JSON lines. An interrupted download goes on."""
     data = _load(name, options)
-    most = first_rows(selection)
+    most = selection.first_rows
     key = hashlib.blake2b(repr((name, options, most)).encode(), digest_size=8).hexdigest()
 
     def open_at(number: int) -> Iterable[Any]:
@@ -116,13 +116,6 @@ def streamed_file(name: str, options: InputOptions, selection: Selection, folder
             f"The connection to hf:{name} was lost: {error}.",
             hint="run the same command again; it goes on where it was.",
         ) from None
-
-
-def first_rows(selection: Selection) -> int | None:
-    """How many rows of an input are needed at most; None: all."""
-    if selection.limit is None or selection.shuffle_seed is not None:
-        return None
-    return selection.skip + selection.limit
 
 
 def _load(name: str, options: InputOptions) -> Any:

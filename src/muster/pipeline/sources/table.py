@@ -10,10 +10,9 @@ from typing import Any
 from muster.base.errors import UsageError
 from muster.pipeline.sources.columnar import ArrowStream, Parquet
 from muster.pipeline.sources.conditions import parse_conditions
-from muster.pipeline.sources.file_source import FileSource
 from muster.pipeline.sources.files import changes, check_start, find_files, fingerprint, identity
-from muster.pipeline.sources.hub import InputOptions, arrow_files, first_rows, streamed_file
-from muster.pipeline.sources.model import DataFile, Format, Selection
+from muster.pipeline.sources.hub import InputOptions, arrow_files, streamed_file
+from muster.pipeline.sources.source import DataFile, Format, Selection, Source
 from muster.pipeline.sources.text import Delimited, JsonLines
 from muster.pipeline.sources.unpack import recode, spool, text_encoding, unpack
 
@@ -29,7 +28,7 @@ def open_input(
     selection: Selection,
     options: InputOptions = _NO_OPTIONS,
     folder: Path = Path("input"),
-) -> FileSource:
+) -> Source:
     """A path, folder, glob, ``hf:NAME`` or an iterable of records, looked at but not yet scanned.
 
     ``folder`` keeps the index and what has to be unpacked; a second start finds both there.
@@ -88,14 +87,14 @@ def _delimiter(text: str) -> str:
     return found
 
 
-def from_iterator(records: Iterable[Any], folder: Path, selection: Selection) -> FileSource:
+def from_iterator(records: Iterable[Any], folder: Path, selection: Selection) -> Source:
     """Write ``records`` down once, in constant memory; with a limit, no more than are needed."""
-    path = spool(records, folder, first_rows(selection))
+    path = spool(records, folder, selection.first_rows)
     files = [_entry(path, "the iterable")]
     return _opened("jsonl", files, selection, folder, "the iterable")
 
 
-def reopen(description: Mapping[str, Any], folder: Path | None = None) -> FileSource:
+def reopen(description: Mapping[str, Any], folder: Path | None = None) -> Source:
     """The source that ``describe()`` described; reads no data. ``folder`` as in ``open_input``.
 
     UsageError when a file is gone or has another size: its shards would hold other rows.
@@ -108,7 +107,7 @@ def reopen(description: Mapping[str, Any], folder: Path | None = None) -> FileSo
     where = parse_conditions(
         selection.where, description["columns"], reads_numbers=kind in ("csv", "tsv")
     )
-    return FileSource(
+    return Source(
         description=dict(description),
         format=_format(kind, where, description.get("delimiter")),
         selection=selection,
@@ -129,7 +128,7 @@ def _check_still_there(file: Mapping[str, Any]) -> None:
         )
 
 
-def _from_hub(name: str, selection: Selection, options: InputOptions, folder: Path) -> FileSource:
+def _from_hub(name: str, selection: Selection, options: InputOptions, folder: Path) -> Source:
     shown = f"hf:{name}"
     if options.streaming:
         path = streamed_file(name, options, selection, folder)
@@ -149,7 +148,7 @@ def _opened(
     folder: Path,
     text: str,
     reading: Mapping[str, str] | None = None,
-) -> FileSource:
+) -> Source:
     if not sum(file["size"] for file in files):
         raise UsageError(f"There are no records in {text}: it is empty.")
     reading = reading or {}

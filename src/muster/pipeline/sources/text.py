@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from muster.base.errors import UsageError
-from muster.pipeline.sources.model import BLANK, MAX_SHARD_BYTES, BadRow, Cut, DataFile, Row
+from muster.pipeline.sources.source import BLANK, MAX_SHARD_BYTES, BadRow, Cut, DataFile, Row
 
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from muster.pipeline.sinks.spec import Part
+from muster.pipeline.sinks.parts import Part
 
 Rows = list[dict[str, Any]]
 

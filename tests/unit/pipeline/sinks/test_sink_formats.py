@@ -16,9 +16,8 @@ from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, parts_of
 
 from muster.base.errors import UsageError
 from muster.pipeline.sinks import columnar
-from muster.pipeline.sinks.formats import read_output
+from muster.pipeline.sinks.formats import SinkSpec, read_output
 from muster.pipeline.sinks.merge import Merged, merge
-from muster.pipeline.sinks.spec import SinkSpec
 
 
 def write(folder: Path, name: str, shards: list[list[Rows]], **columns: str) -> Merged:

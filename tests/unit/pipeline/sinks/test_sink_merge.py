@@ -21,9 +21,9 @@ from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.formats import files_of, read_output
+from muster.pipeline.sinks.formats import SinkSpec, files_of, read_output, spec_of
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.spec import Part, SinkSpec, spec_of
+from muster.pipeline.sinks.parts import Part
 
 ROOT = str(Path(__file__).parents[4])
 
@@ -172,7 +172,7 @@ MERGING = textwrap.dedent(
     sys.path.insert(0, sys.argv[1])
     from pathlib import Path
     from muster.pipeline.sinks.merge import merge
-    from muster.pipeline.sinks.spec import spec_of
+    from muster.pipeline.sinks.formats import spec_of
     from tests.unit.pipeline.sinks.sink_parts import part
     home = Path(sys.argv[2])
     rows = [{"n": n, "text": "new" * 50} for n in range(400)]
@@ -218,7 +218,7 @@ LIMITED = textwrap.dedent(
     from pathlib import Path
     from muster.base.errors import SetupError
     from muster.pipeline.sinks.merge import merge
-    from muster.pipeline.sinks.spec import spec_of
+    from muster.pipeline.sinks.formats import spec_of
     from tests.unit.pipeline.sinks.sink_parts import part
     home = Path(sys.argv[2])
     import random
@@ -256,7 +256,7 @@ MEASURING = textwrap.dedent(
     import resource
     from pathlib import Path
     from muster.pipeline.sinks.merge import merge
-    from muster.pipeline.sinks.spec import spec_of
+    from muster.pipeline.sinks.formats import spec_of
     from tests.unit.pipeline.sinks.sink_parts import part
     home, count, name = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     rows = [{"n": n, "text": f"{n}" * 10, "v": [n / 7]} for n in range(8000)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import UnknownNameError, UsageError
-from muster.pipeline.sinks.spec import SinkSpec, spec_of
+from muster.pipeline.sinks.formats import SinkSpec, spec_of
 
 GOOD: list[tuple[str, str | None, str, bool]] = [
     ("out.jsonl", None, "jsonl", False),

@@ -18,9 +18,9 @@ from tests.examples import examples
 from tests.unit.pipeline.sinks.sink_parts import Rows, cuts, flat, lines, part, parts_of
 
 from muster.base.errors import SetupError, UsageError
-from muster.pipeline.sinks.formats import read_output
+from muster.pipeline.sinks.formats import read_output, spec_of
 from muster.pipeline.sinks.merge import merge
-from muster.pipeline.sinks.spec import Part, spec_of
+from muster.pipeline.sinks.parts import Part
 from muster.pipeline.sinks.unordered import Appender, discard
 
 pytestmark = pytest.mark.thorough
@@ -86,7 +86,7 @@ APPENDING = textwrap.dedent(
     import sys
     sys.path.insert(0, sys.argv[1])
     from pathlib import Path
-    from muster.pipeline.sinks.spec import spec_of
+    from muster.pipeline.sinks.formats import spec_of
     from muster.pipeline.sinks.unordered import Appender
     from tests.unit.pipeline.sinks.sink_parts import part
     home = Path(sys.argv[2])

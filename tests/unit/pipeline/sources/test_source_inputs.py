@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from muster.base.errors import UnknownNameError, UsageError
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import (
     InputOptions,
     changes,

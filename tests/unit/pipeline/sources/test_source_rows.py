@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.pipeline.sources.model import BLANK, BadRow, Selection
+from muster.pipeline.sources.source import BLANK, BadRow, Selection
 from muster.pipeline.sources.table import open_input, reopen
 
 Factory = pytest.TempPathFactory

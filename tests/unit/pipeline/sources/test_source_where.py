@@ -17,7 +17,7 @@ from tests.examples import examples
 
 from muster.base.errors import UnknownNameError, UsageError
 from muster.pipeline.sources.conditions import parse_conditions
-from muster.pipeline.sources.model import Selection
+from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import open_input
 
 COMPARE = {

@@ -1,22 +1,124 @@
-"""Where an input is cut, in a file: looked for once, read lazily, found again at the next start."""
+"""A source is made of files of one kind: cuts in them, shards of rows that tasks read, and rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from muster.base.atomic_files import replacing
 from muster.base.errors import UsageError
-from muster.pipeline.sources.columnar import ArrowStream, Parquet
+from muster.base.flags import Flag
 from muster.pipeline.sources.conditions import Condition, matches
-from muster.pipeline.sources.hub import first_rows
-from muster.pipeline.sources.model import Cut, DataFile, Format, Row, Selection, Shard
+
+
+class Shard(NamedTuple):
+    """A piece of the input that one task reads. ``count`` rows from row ``first`` on.
+
+    ``first`` counts rows over the whole input (all files, in order), from 0; it is also where the
+    ids of records come from. ``file`` is the place in ``Source.describe()["files"]``. ``place`` is
+    where to begin reading in that file, in the source's own terms (a byte offset and a line
+    number, a row group and a row in it), JSON values only.
+    """
+
+    order: int
+    first: int
+    count: int  # type: ignore[assignment]
+    file: int
+    place: tuple[int, ...]
+
+
+class ArrowRow(dict[str, Any]):
+    """A record that is row ``index`` of the Arrow ``batch``. A copy of it is a plain dict."""
+
+    __slots__ = ("batch", "index")
+
+    batch: Any
+    index: int
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is no record: malformed JSON, wrong encoding, too many fields.
+
+    ``where`` names file and line, ``reason`` says what is wrong with it.
+    """
+
+    where: str
+    reason: str
+
+
+#: A line without anything in it: a row by its place in the file, and no record.
+BLANK = BadRow("", "a blank line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows, in which order. ``skip`` and ``limit`` count rows of the source (of its shuffled
+    order when ``shuffle_seed`` is given); ``where`` then drops those that do not match.
+
+    ``where``: conditions ``column OP value`` with OP one of == != < <= > >= in; all must hold.
+    """
+
+    skip: Annotated[int, Flag(aliases=("start-from",))] = 0
+    """Leave out this many records at the beginning."""
+    limit: Annotated[int | None, Flag(aliases=("num-examples",))] = None
+    """Read at most this many records."""
+    shuffle_seed: int | None = None
+    """Read in an order that this seed fixes: shards shuffled, and records inside them."""
+    where: Annotated[tuple[str, ...], Flag(metavar="'COLUMN OP VALUE'", repeats=True)] = ()
+    """Only records with COLUMN OP VALUE, such as 'level>=3'; several must all hold."""
+
+    @property
+    def first_rows(self) -> int | None:
+        """How many rows of an input are needed at most; None: all."""
+        if self.limit is None or self.shuffle_seed is not None:
+            return None
+        return self.skip + self.limit
+
+
+#: A shard holds no more of a text file than this (one row may be larger).
+MAX_SHARD_BYTES = 32 << 20
+
+Row = dict[str, Any] | BadRow | None
+
+
+class Cut(NamedTuple):
+    """``num_rows`` rows that begin at (``place``, ``line``), in the format's own terms."""
+
+    num_rows: int
+    place: int
+    line: int
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """``path`` is what is read; ``name`` is what the user knows it by."""
+
+    path: Path
+    name: str
+
+
+class Format(Protocol):
+    """A kind of file. All methods stream; ``rows`` and ``pick`` count rows from the cut on."""
+
+    def columns(self, file: DataFile) -> list[str]:
+        """Names of the columns, from the schema or the first records. UsageError: no such file."""
+
+    def cuts(self, file: DataFile, rows: int) -> Iterator[Cut]:
+        """The whole file in pieces of at most ``rows`` rows."""
+
+    def rows(self, file: DataFile, cut: Cut, start: int, stop: int) -> Iterator[Row]:
+        """Rows ``start`` to ``stop`` of the cut, in order."""
+
+    def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
+        """These rows of the cut, in this order."""
+
 
 _WIDTH = 5  # 64-bit numbers per piece
 _AT_ONCE = 4096
@@ -34,32 +136,27 @@ class CutIndex:
     """The pieces of an input in its order; memory does not depend on how many there are."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._num_pieces = path.stat().st_size // (8 * _WIDTH)
+        import numpy as np
+
+        is_empty = not path.stat().st_size  # of which numpy makes no map
+        self._rows: Any = [] if is_empty else np.memmap(path, "<i8", "r").reshape(-1, _WIDTH)
 
     def __len__(self) -> int:
-        return self._num_pieces
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[Piece]:
-        import numpy as np
-
-        with self._path.open("rb") as stream:
-            while block := stream.read(8 * _WIDTH * _AT_ONCE):
-                for row in np.frombuffer(block, "<i8").reshape(-1, _WIDTH).tolist():
-                    yield _piece(row)
+        for begin in range(0, len(self), _AT_ONCE):
+            for row in self._rows[begin : begin + _AT_ONCE].tolist():
+                yield _piece(row)
 
     def __getitem__(self, number: int) -> Piece:
-        import numpy as np
-
-        with self._path.open("rb") as stream:
-            stream.seek(8 * _WIDTH * number)
-            return _piece(np.frombuffer(stream.read(8 * _WIDTH), "<i8").tolist())
+        return _piece(self._rows[number].tolist())
 
     @property
     def num_rows(self) -> int:
-        if not self._num_pieces:
+        if not len(self):
             return 0
-        last = self[self._num_pieces - 1]
+        last = self[len(self) - 1]
         return last.first + last.cut.num_rows
 
 
@@ -131,8 +228,11 @@ LEAST_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileSource:
-    """Made by ``table.open_input``. Without ``folder``, ``shards`` looks for its cuts each time."""
+class Source:
+    """Made by ``table.open_input``; opened again from ``describe()`` it is the same.
+
+    Without ``folder``, ``shards`` looks for its cuts each time.
+    """
 
     description: Mapping[str, Any]
     format: Format
@@ -159,9 +259,8 @@ class FileSource:
 
     @property
     def _schema(self) -> Any:
-        if isinstance(self.format, Parquet | ArrowStream) and self._files:
-            return self.format.schema(self._files[0])
-        return None
+        schema = getattr(self.format, "schema", None)  # text files have none
+        return None if schema is None or not self._files else schema(self._files[0])
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
         """Pieces of ``rows_per_shard`` rows, or of a 64th of the selected rows, from 256 to 10,000;
@@ -174,7 +273,10 @@ class FileSource:
             yield from shards_of(self._index(Path(folder), rows_per_shard), self.selection)
 
     def read(self, shard: Shard, start: int, stop: int) -> Iterator[tuple[int, Row]]:
-        """As ``Source.read``; streams, from the shard's place on."""
+        """Rows ``start`` to ``stop`` (counted in the shard from 0) as (row in the shard, record).
+
+        Streams. None is a row that ``where`` leaves out, `BLANK` a blank line.
+        """
         place, line, count, begin = shard.place
         cut, file = Cut(count, place, line), self._files[shard.file]
         stop = min(stop, shard.count)
@@ -213,7 +315,7 @@ class FileSource:
             raise UsageError(f"A chunk of {rows_per_shard} rows holds nothing.")
         selection = self.selection
         index = self._cut(folder, rows_per_shard or DEFAULT_ROWS)
-        if not index.num_rows and first_rows(selection) != 0:
+        if not index.num_rows and selection.first_rows != 0:
             names = ", ".join(file.name for file in self._files[:3])
             raise UsageError(f"There are no rows in {names}.")
         if rows_per_shard is not None:
@@ -228,7 +330,7 @@ class FileSource:
         return index if rows >= DEFAULT_ROWS else self._cut(folder, rows)
 
     def _cut(self, folder: Path, rows: int) -> CutIndex:
-        most = first_rows(self.selection)
+        most = self.selection.first_rows
         files = [
             [file["size"], file["mtime_ns"], file["hash"]] for file in self.description["files"]
         ]
