@@ -32,7 +32,7 @@ from muster.gang.beacon import HeartbeatSender
 from muster.gang.topology import Topology, read_topology
 from muster.run.folder import RunFolder
 
-_OURS = ("/muster/gang/", "/muster/train/", "<frozen ")
+_OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
 #: Kept, because the interpreter empties a module that nobody holds.
 _REPLACED_MAIN: list[ModuleType] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from pathlib import Path
@@ -13,6 +14,7 @@ from muster.base.errors import UsageError
 from muster.base.tail import Tail, last_lines
 from muster.cli.commands import run
 from muster.gang.beacon import BEACON, Beacon, read_place
+from muster.gang.rank import _is_ours
 from muster.gang.spec import Entry, GangSpec, Script
 from muster.run.folder import RunFolder
 
@@ -131,3 +133,11 @@ def test_a_beacon_is_plain_attributes() -> None:
     assert isinstance(BEACON, Beacon) and not hasattr(beacon, "__dict__")
     assert read_place(None) == ("", "")
     assert sys.getsizeof(beacon) < 100
+
+
+@pytest.mark.parametrize("name", ["gang.rank", "rank.life", "train.entry", "rl.entry"])
+def test_what_stands_between_a_rank_and_its_task_is_left_out_of_tracebacks(name: str) -> None:
+    found = importlib.util.find_spec(f"muster.{name}")
+    assert found is not None and found.origin is not None
+    assert _is_ours(found.origin)
+    assert not _is_ours("/home/user/train.py")
