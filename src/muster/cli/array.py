@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from muster.base.errors import EXIT_OK, UsageError
 from muster.cli import output
 from muster.cli.flags import ONE_TIME
 from muster.cli.parse import Parsed
+from muster.farm.executors.cluster import ClusterRequest
 
 #: Of the array and not of its elements.
 _OF_THE_ARRAY = {
-    "executor", "num_workers", "gpus_per_worker", "cpus_per_worker", "memory", "time_limit",
-    "partition", "account", "slurm_args", "warn_before_s", "array", "run_dir", "name", *ONE_TIME,
+    *(field.name for field in fields(ClusterRequest)), *ONE_TIME,
+    "executor", "array", "run_dir", "name",
 }  # fmt: skip
 
 

@@ -4,19 +4,22 @@ what is shown meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from muster.api.slurm_gang import NodeCommand, SlurmGang, follow, hand_in
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK
 from muster.cli import output
+from muster.cli.flags import ShownFlags
 from muster.cli.parse import Parsed
 from muster.run.folder import RunFolder
+from muster.slurm.request import JobRequest
 
 #: What is for the one who submits, and not for the launchers on the nodes.
 _NOT_FOR_NODES = {
-    "on", "partition", "account", "time_limit", "memory", "cpus_per_node", "slurm_args", "no_wait",
-    "num_nodes", "run_dir", "dry_run", "restart", "log_level", "quiet", "json",
+    *(field.name for kind in (JobRequest, ShownFlags) for field in fields(kind)),
+    "on", "no_wait", "run_dir", "restart",
 }  # fmt: skip
 
 

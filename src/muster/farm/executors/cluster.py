@@ -103,13 +103,8 @@ class ClusterRequest(SlurmOptions):
         return JobRequest(
             gpus_per_node=num_gpus,
             cpus_per_node=self.cpus_per_worker,
-            memory=self.memory,
-            time_limit=self.time_limit,
-            partition=self.partition,
-            account=self.account,
-            slurm_args=self.slurm_args,
-            setup_lines=self.setup_lines,
             warn_before_s=self.warn_before_s,
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(SlurmOptions)},
         )
 
     @property
