@@ -1,8 +1,8 @@
-"""Black and Scholes's price of a European option without dividends, and its derivatives.
+"""Black and Scholes's price of a European option without dividends, and its delta.
 
 Source: Black and Scholes (1973), "The Pricing of Options and Corporate Liabilities"; in the form
 of Hull, "Options, Futures, and Other Derivatives", chapters "The Black-Scholes-Merton model" and
-"The Greek letters".
+"The Greek letters". Other derivatives are autograd's.
 
 In every function ``spot``, ``strike`` (greater than 0), ``years`` to expiry and ``volatility``
 (per year) are tensors that broadcast; ``rate`` (continuous, per year) and ``is_call`` are tensors
@@ -24,19 +24,8 @@ from torch import Tensor
 RATE = 0.05
 
 
-class Greeks(NamedTuple):
-    """Derivatives of the price: by spot, by spot twice, by volatility (per 1.00), by the passing
-    of time (per year), by rate (per 1.00)."""
-
-    delta: Tensor
-    gamma: Tensor
-    vega: Tensor
-    theta: Tensor
-    rho: Tensor
-
-
 class _Terms(NamedTuple):
-    """What price and derivatives share. ``sign``: 1 for a call, -1 for a put. ``left``: the years
+    """What price and delta share. ``sign``: 1 for a call, -1 for a put. ``left``: the years
     left, at least 0. ``is_open``: whether uncertainty is left; elsewhere ``d1`` and ``deviation``
     (volatility x square root of years) are harmless stand-ins. ``in_spot`` and ``in_strike``:
     N(sign d1) and N(sign d2), or their limits."""
@@ -79,32 +68,6 @@ def delta(
     """0 to 1 for a call, -1 to 0 for a put; at expiry a step that is one half at the strike."""
     terms = _terms(spot, strike, years, volatility, rate, is_call)
     return terms.sign * terms.in_spot
-
-
-def greeks(
-    spot: Tensor,
-    strike: Tensor,
-    years: Tensor,
-    volatility: Tensor,
-    rate: Tensor | float,
-    is_call: Tensor | bool,
-) -> Greeks:
-    """All five. Where no uncertainty is left gamma and vega are 0; from expiry on theta too."""
-    terms = _terms(spot, strike, years, volatility, rate, is_call)
-    sign, left = terms.sign, terms.left
-    density = torch.exp(-0.5 * terms.d1**2) / math.sqrt(2.0 * math.pi)
-    density = torch.where(terms.is_open, density, 0.0)
-    safe_years = torch.where(terms.is_open, left, 1.0)
-    vega = terms.spot * density * torch.sqrt(safe_years)
-    decay = terms.spot * density * terms.deviation / (2.0 * safe_years)
-    carry = sign * rate * terms.discounted * terms.in_strike
-    return Greeks(
-        delta=sign * terms.in_spot,
-        gamma=density / (terms.spot * terms.deviation),
-        vega=vega,
-        theta=torch.where(left > 0.0, -decay - carry, 0.0),
-        rho=sign * left * terms.discounted * terms.in_strike,
-    )
 
 
 def implied_volatility(level: Tensor, spot: Tensor, strike: Tensor, skew: float) -> Tensor:

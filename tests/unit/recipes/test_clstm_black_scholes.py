@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from torch import Tensor
 
-from muster_recipes.clstm_ppo.black_scholes import delta, greeks, implied_volatility, price
+from muster_recipes.clstm_ppo.black_scholes import delta, implied_volatility, price
 
 
 def number(value: float) -> Tensor:
@@ -52,10 +52,14 @@ def test_prices_are_the_published_ones(
 def test_greeks_are_the_published_ones() -> None:
     # Hull, chapter "The Greek letters": S=49, K=50, r=5 %, sigma=20 %, 20 weeks (0.3846 years):
     # delta 0.522, gamma 0.066, vega 12.1, theta -4.31 per year, rho 8.91.
-    found = greeks(*numbers(49.0, 50.0, 0.3846, 0.20), 0.05, True)
-    assert [round(found.delta.item(), 3), round(found.gamma.item(), 3)] == [0.522, 0.066]
-    assert [round(found.vega.item(), 1), round(found.theta.item(), 2)] == [12.1, -4.31]
-    assert round(found.rho.item(), 2) == 8.91
+    leaves = [number.requires_grad_() for number in numbers(49.0, 50.0, 0.3846, 0.20, 0.05)]
+    spot, _, years, volatility, rate = leaves
+    slope = delta(*leaves, True)
+    (gamma,) = torch.autograd.grad(slope, [spot])
+    vega, theta, rho = torch.autograd.grad(price(*leaves, True), [volatility, years, rate])
+    assert [round(slope.item(), 3), round(gamma.item(), 3)] == [0.522, 0.066]
+    assert [round(vega.item(), 1), round(-theta.item(), 2)] == [12.1, -4.31]
+    assert round(rho.item(), 2) == 8.91
 
 
 inputs = st.fixed_dictionaries(
@@ -136,45 +140,24 @@ def test_parity_bounds_and_monotonicity(given_: dict[str, float]) -> None:
 
 @examples(40)
 @given(inputs.filter(lambda given_: given_["years"] > 0.02 and given_["volatility"] > 0.05))
-def test_greeks_are_the_derivatives_of_the_price(given_: dict[str, float]) -> None:
-    """By autograd; gamma as autograd of delta. Each against its own scale."""
-    leaves = [
-        number(given_[name]).requires_grad_()
-        for name in ("spot", "strike", "years", "volatility", "rate")
-    ]
-    spot, strike, years, volatility, rate = leaves
+def test_delta_is_the_derivative_of_the_price(given_: dict[str, float]) -> None:
+    spot = number(given_["spot"]).requires_grad_()
+    others = [number(given_[name]) for name in ("strike", "years", "volatility", "rate")]
     is_call = bool(given_["is_call"])
-    found = greeks(spot, strike, years, volatility, rate, is_call)
-    by_spot, _, by_years, by_volatility, by_rate = torch.autograd.grad(
-        price(spot, strike, years, volatility, rate, is_call), leaves
-    )
-    (by_spot_twice,) = torch.autograd.grad(
-        delta(spot, strike, years, volatility, rate, is_call), [spot]
-    )
-    close = {"rel": 1e-7, "abs": 1e-7}
-    assert found.delta.item() == pytest.approx(by_spot.item(), **close)
-    assert found.gamma.item() == pytest.approx(by_spot_twice.item(), **close)
-    assert found.vega.item() == pytest.approx(by_volatility.item(), **close)
-    assert found.theta.item() == pytest.approx(-by_years.item(), **close)
-    assert found.rho.item() == pytest.approx(by_rate.item(), **close)
+    (by_spot,) = torch.autograd.grad(price(spot, *others, is_call), [spot])
+    found = delta(spot, *others, is_call).item()
+    assert found == pytest.approx(by_spot.item(), rel=1e-7, abs=1e-7)
 
 
 @pytest.mark.parametrize("is_call", [True, False])
-def test_greeks_are_the_differences_of_the_price(is_call: bool) -> None:
-    base, step = [100.0, 95.0, 0.4, 0.3, 0.05], 1e-4
-
-    def at(place: int, by: float) -> float:
-        moved = [value + (by if i == place else 0.0) for i, value in enumerate(base)]
-        return price(*numbers(*moved[:4]), moved[4], is_call).item()
-
-    found = greeks(*numbers(*base[:4]), base[4], is_call)
-    slopes = [(at(place, step) - at(place, -step)) / (2 * step) for place in range(5)]
-    curve = (at(0, 0.01) - 2 * at(0, 0) + at(0, -0.01)) / 0.01**2
-    assert found.delta.item() == pytest.approx(slopes[0], abs=1e-6)
-    assert found.gamma.item() == pytest.approx(curve, abs=1e-6)
-    assert found.theta.item() == pytest.approx(-slopes[2], abs=1e-4)
-    assert found.vega.item() == pytest.approx(slopes[3], abs=1e-4)
-    assert found.rho.item() == pytest.approx(slopes[4], abs=1e-4)
+def test_delta_is_the_difference_of_the_price(is_call: bool) -> None:
+    strike, years, volatility = numbers(95.0, 0.4, 0.3)
+    higher, lower = (
+        price(number(spot), strike, years, volatility, 0.05, is_call).item()
+        for spot in (100.0 + 1e-4, 100.0 - 1e-4)
+    )
+    found = delta(number(100.0), strike, years, volatility, 0.05, is_call).item()
+    assert found == pytest.approx((higher - lower) / 2e-4, abs=1e-6)
 
 
 def test_at_expiry_the_value_is_intrinsic_to_the_last_bit_and_delta_is_a_step() -> None:
@@ -187,8 +170,6 @@ def test_at_expiry_the_value_is_intrinsic_to_the_last_bit_and_delta_is_a_step() 
         assert torch.equal(put, (strike - spot).clamp(min=0))
         assert delta(spot, strike, years, volatility, 0.05, True).tolist() == [0.0, 0.5, 1.0]
         assert delta(spot, strike, years, volatility, 0.05, False).tolist() == [-1.0, -0.5, 0.0]
-        others = greeks(spot, strike, years, volatility, 0.05, True)
-        assert all(not values.any() for values in others[1:])
 
 
 def test_without_volatility_it_is_the_discounted_forward() -> None:
@@ -206,7 +187,7 @@ def test_a_row_at_expiry_or_at_an_extreme_poisons_neither_values_nor_gradients()
     values = price(spot, number(40.0), years, volatility, 0.05, is_call)
     values.sum().backward()
     everything = [values, spot.grad, years.grad, volatility.grad]
-    everything += list(greeks(spot, number(40.0), years, volatility, 0.05, is_call))
+    everything.append(delta(spot, number(40.0), years, volatility, 0.05, is_call))
     assert all(part is not None and part.isfinite().all() for part in everything)
     assert values[1].item() == 0.0 and values[2].item() == pytest.approx(1e9 - 40.0, rel=1e-12)
 
@@ -233,8 +214,8 @@ def test_shapes_broadcast_and_mix_calls_with_puts_in_float64() -> None:
     values = price(spot, torch.tensor(40.0), torch.tensor(0.5), torch.tensor(0.2), 0.1, is_call)
     assert values.shape == (3, 2) and values.dtype == torch.float64
     assert [round(value, 2) for value in values[0].tolist()] == [4.76, 0.81]
-    derivatives = greeks(spot, torch.tensor(40.0), torch.tensor(0.5), torch.tensor(0.2), 0.1, True)
-    assert all(part.dtype == torch.float64 for part in derivatives)
+    slope = delta(spot, torch.tensor(40.0), torch.tensor(0.5), torch.tensor(0.2), 0.1, True)
+    assert slope.dtype == torch.float64
 
 
 def test_the_smile_has_its_lowest_point_at_the_money_and_is_symmetric_in_the_logarithm() -> None:
