@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import move_aside
@@ -258,16 +256,3 @@ def renewal(
         return dataclasses.replace(now, run_id=before.run_id, created_s=before.created_s)
 
     return renew
-
-
-def new_folder(name: str, node_rank: int = 0) -> RunFolder:
-    """``runs/<name>-<time>``, with a number behind it while somebody else has that name."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-node{node_rank}" if node_rank else "")
-    number = 1
-    while True:
-        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            path.mkdir(parents=True)
-            return RunFolder(path)
-        except FileExistsError:
-            number += 1

@@ -13,7 +13,6 @@ from muster.api.gangs import (
     GangEnding,
     GangPlan,
     Script,
-    new_folder,
     plan_gang,
     run_gang,
 )
@@ -50,7 +49,7 @@ def run_script(
     )  # complain before a folder is made
     if run_dir is not None:
         check_script(RunFolder(run_dir), script, options)
-    folder = RunFolder(run_dir) if run_dir else new_folder(script.name, options.node_rank)
+    folder = RunFolder(run_dir) if run_dir else _new_folder(script.name, options.node_rank)
     code = code_of_script(script)
     return folder, run_gang(folder, script, options, audience, code=code, supervisor=supervisor)
 
@@ -84,3 +83,16 @@ def check_there(script: Script) -> None:
             f"There is no script {script.path} (in {Path.cwd()}).",
             hint="for a module write -m package.module, for another program --no-python.",
         )
+
+
+def _new_folder(name: str, node_rank: int) -> RunFolder:
+    """``runs/<name>-<time>``, with a number behind it while somebody else has that name."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-node{node_rank}" if node_rank else "")
+    number = 1
+    while True:
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return RunFolder(path)
+        except FileExistsError:
+            number += 1

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from muster.api.early import Meeting, read_meeting
 from muster.api.options import GangOptions
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, refuse_without_effect
 from muster.cli.parse import Parsed, Part
+from muster.gang.topology import Meeting, read_meeting
 from muster.slurm.request import JobRequest
 from muster.slurm.script import gang_warning_s
 

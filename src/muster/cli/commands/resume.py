@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.api.options import SweepOptions
-from muster.api.resume import go_to, stored_options, stored_workload
+from muster.api.plans import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_run
 from muster.base.errors import UnknownNameError, UsageError
 from muster.cli import output

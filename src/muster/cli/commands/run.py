@@ -11,9 +11,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster.api.early import SupervisorHandle, start_supervisor
 from muster.base.errors import UsageError
 from muster.cli.parse import wants_slurm
+from muster.gang.launch import SupervisorHandle, start_supervisor
 
 if TYPE_CHECKING:
     from muster.api.options import GangOptions

@@ -9,8 +9,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster.api.early import SupervisorHandle, read_topology, start_supervisor
 from muster.cli.parse import wants_slurm
+from muster.gang.launch import SupervisorHandle, start_supervisor
+from muster.gang.topology import read_topology
 
 if TYPE_CHECKING:
     from muster.api.options import GangOptions

@@ -6,8 +6,8 @@ import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
-from muster.api.early import start_supervisor
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
+from muster.gang.launch import start_supervisor
 
 _HELP = """Compare the gradients of a task on one rank, on several, and with accumulation.
 
