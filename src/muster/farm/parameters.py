@@ -2,7 +2,7 @@
 
 Three forms of one value: the text a user types (``"1e-3"``), the stored form that is part of the
 task's identity (``0.001``; JSON only), and the argument of the call (a Path, an Enum member).
-`bind` and `convert_space` go from the first to the second, `to_call` from the second to the third;
+`convert_space` goes from the first to the second, `to_call` from the second to the third;
 `muster.farm.kinds` has the table of annotations.
 
 Defaults are not filled in: a task is what was asked for, and the function knows the rest.
@@ -188,27 +188,6 @@ def build_batched(
     return Signature(
         declared or (), ANY if declared is None else None, own.takes_ctx, replace(spec, params=None)
     )
-
-
-def bind(signature: Signature, params: Mapping[str, object]) -> dict[str, Any]:
-    """``params`` in their stored form; the error names the parameter that does not fit.
-
-    A `Text` without annotation is guessed; a plain string is kept. For many parameter sets
-    convert the space instead, once per distinct value.
-    """
-    converters, extra = signature.converters, signature.extra
-    bound = {}
-    for name, value in params.items():
-        converter = converters.get(name)
-        if converter is None:
-            check_names(signature, (name,))
-            converter = converter_for(extra or ANY)
-        try:
-            bound[name] = converter(value)
-        except Unreadable as error:
-            raise _cannot_read(signature, name, value, str(error)) from None
-    _check_required(signature, bound)
-    return bound
 
 
 def convert_space(space: Space, signature: Signature) -> Space:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.farm.batched import batched
-from muster.farm.parameters import Signature, bind, convert_space, signature_of, to_call
+from muster.farm.parameters import Signature, convert_space, signature_of, to_call
 from muster.farm.space import Space
 from muster.farm.values import Text
 
@@ -155,6 +155,13 @@ GOOD: list[tuple[object, object, object, object]] = [
     ("Missing", Text("5"), 5, 5),
     (Callable[[int], int], "f", "f", "f"),
 ]
+
+
+def bind(signature: Signature, params: dict[str, Any]) -> dict[str, Any]:
+    """One task's parameters in their stored form."""
+    grid = tuple((name, (value,)) for name, value in params.items())
+    (task,) = convert_space(Space(grid=grid), signature)
+    return task
 
 
 @pytest.mark.parametrize(("annotation", "value", "stored", "argument"), GOOD)
