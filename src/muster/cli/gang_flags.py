@@ -10,7 +10,8 @@ from muster.api.options import GangOptions
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, refuse_without_effect
-from muster.cli.parse import Parsed, Part
+from muster.cli.options import Part
+from muster.cli.parse import Parsed
 from muster.gang.topology import Meeting, read_meeting
 from muster.slurm.request import JobRequest
 from muster.slurm.script import gang_warning_s

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.cli import output
-from muster.cli.parse import Option, shown_metavar
+from muster.cli.options import Option
 
 #: A page of help is read only when it is one page.
 MOST_FLAGS = 30
@@ -111,7 +111,7 @@ def flag_words(option: Option) -> str:
     if option.arity == 0:
         is_on = option.default is True and not option.flag.is_negated
         return f"--[no-]{name}" if is_on else f"--{name}"
-    return f"--{name} {shown_metavar(option)}".rstrip()
+    return f"--{name} {option.metavar}".rstrip()
 
 
 def _entry(option: Option, width: int) -> list[str]:

@@ -14,7 +14,8 @@ from muster.api.recipe import MapRecipe
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
-from muster.cli.parse import Parsed, Part, options_of, parse_groups, word_first
+from muster.cli.options import Part, options_of
+from muster.cli.parse import Parsed, parse_groups, word_first
 from muster.cli.recipes import MAPS, is_recipe, map_recipe, names_of
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import math
-import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from muster.base.errors import EXIT_OK, TargetError, UsageError
+from muster.base.errors import EXIT_OK, UsageError
 from muster.base.flags import Alias, Flag
 from muster.cli import values
+from muster.cli.options import Option, build, options_of
 
 _T = TypeVar("_T")
 
@@ -32,46 +30,6 @@ class RunPlace:
 
 
 _HELP_WORDS = {"help", "h", "help-all"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A group of options of which a command takes ``only`` some, or leaves some out.
-
-    ``is_loose``: the values come as they are, because the class is the user's and is made
-    elsewhere. ``readers``: how fields are read here. ``texts``: help of fields, where it differs.
-    """
-
-    of: Any
-    only: Collection[str] = ()
-    without: Collection[str] = ()
-    is_loose: bool = False
-    readers: Mapping[str, Callable[[Sequence[str]], Any]] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """A field as a flag. ``path``: where it is inside its group."""
-
-    group: str
-    path: tuple[str, ...]
-    kind: Any
-    flag: Flag
-    default: Any
-    owner: type
-    reader: Callable[[Sequence[str]], Any] | None = None
-    text: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.flag.name or self.path[-1].replace("_", "-")
-
-    @property
-    def arity(self) -> int | None:
-        if self.flag.read is not None:
-            return 1
-        return 0 if self.flag.is_negated else values.arity(self.kind)
 
 
 class Said(NamedTuple):
@@ -108,7 +66,7 @@ class Parsed:
         top."""
         said = {one.option.path: one.value for one in self._of(group)}
         said.update({(name,): value for name, value in changes.items()})
-        return _made(self.groups[group] if of is None else of, said)
+        return build(self.groups[group] if of is None else of, said)
 
     def _of(self, group: str) -> list[Said]:
         return [one for one in self.said if one.option.group == group]
@@ -201,90 +159,6 @@ def parse_groups(
     )
 
 
-def options_of(name: str, group: Any) -> list[Option]:
-    """The fields of a group as flags, those of dataclasses inside it included."""
-    part = group if isinstance(group, Part) else Part(of=group)
-    kind = part.of if isinstance(part.of, type) else type(part.of)
-    default = None if isinstance(part.of, type) else part.of
-    return [
-        option
-        for option in _fields(name, part, kind, default, ())
-        if (not part.only or option.path[0] in part.only) and option.path[0] not in part.without
-    ]
-
-
-def _fields(name: str, part: Part, kind: type, default: Any, path: tuple[str, ...]) -> list[Option]:
-    found: list[Option] = []
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for one in dataclasses.fields(kind):
-        hint = hints[one.name]
-        if not one.init or get_origin(hint) is ClassVar:
-            continue
-        value = _default_of(one) if default is None else getattr(default, one.name)
-        flag = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Flag)), Flag())
-        bare = values.plain(hint)
-        here = (*path, one.name)
-        if flag.is_hidden:
-            continue
-        if isinstance(bare, type) and dataclasses.is_dataclass(bare):
-            inside = None if value is dataclasses.MISSING else value
-            found += _fields(name, part, bare, inside, here)
-            continue
-        if value is dataclasses.MISSING and part.is_loose:
-            raise TargetError(
-                f"The field {one.name} of {kind.__name__} has no default.",
-                hint="give every field one; the command line overrides it.",
-            )
-        found.append(
-            Option(
-                group=name, path=here, kind=bare, flag=flag, default=value,
-                owner=_owner(kind, one.name),
-                reader=part.readers.get(one.name), text=part.texts.get(one.name),
-            )
-        )  # fmt: skip
-    return found
-
-
-def _owner(kind: type, name: str) -> type:
-    """The class that says the field, of those that ``kind`` is made from."""
-    return next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
-
-
-def _default_of(one: dataclasses.Field[Any]) -> Any:
-    if one.default_factory is not dataclasses.MISSING:
-        return one.default_factory()
-    return one.default
-
-
-def _made(group: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
-    part = group if isinstance(group, Part) else Part(of=group)
-    if part.is_loose:
-        values = {option.path[-1]: option.default for option in options_of("", part)}
-        return SimpleNamespace(**{**values, **{path[-1]: value for path, value in said.items()}})
-    return _built(part.of, said)
-
-
-def _built(of: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
-    """``of`` (a class or a value) with these values, from the innermost dataclass outwards."""
-    direct = {path[0]: value for path, value in said.items() if len(path) == 1}
-    for outer in {path[0] for path in said if len(path) > 1}:
-        inner = {path[1:]: value for path, value in said.items() if path[0] == outer}
-        direct[outer] = _built(_inside(of, outer), inner)
-    if isinstance(of, type):
-        return of(**direct)
-    return dataclasses.replace(of, **direct) if direct else of
-
-
-def _inside(of: Any, name: str) -> Any:
-    if not isinstance(of, type):
-        return getattr(of, name)
-    one = next(entry for entry in dataclasses.fields(of) if entry.name == name)
-    value = _default_of(one)
-    if value is not dataclasses.MISSING:
-        return value
-    return values.plain(typing.get_type_hints(of, include_extras=True)[name])
-
-
 class _Reading:
     """One command line, from its first word to its last."""
 
@@ -348,7 +222,7 @@ class _Reading:
             return Said(option, name, (), is_off == option.flag.is_negated)
         words = self._values(option, text if equals else None)
         if not words and not is_help and option.arity is not None:
-            raise UsageError(f"{flag} needs a value: {shown_metavar(option)}.")
+            raise UsageError(f"{flag} needs a value: {option.metavar}.")
         return Said(option, name, tuple(words), self._value(option, alias, words, flag))
 
     def _values(self, option: Option, text: str | None) -> list[str]:
@@ -453,10 +327,6 @@ def _check_there(command: str, options: Sequence[Option], said: Sequence[Said]) 
         if option.default is dataclasses.MISSING and option.path not in there:
             name = option.name.upper() if option.flag.is_positional else f"--{option.name}"
             raise UsageError(f"{name} is missing.", hint=f"`muster {command} --help` has examples.")
-
-
-def shown_metavar(option: Option) -> str:
-    return option.flag.metavar or values.metavar(option.kind)
 
 
 #: What other programs call the same, each group with our own name among them.

@@ -14,7 +14,8 @@ from muster.api.train import TrainJob, job_of_recipe, job_of_target
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.cli.gang_flags import gang_groups, gang_options
-from muster.cli.parse import Parsed, Part, parse_groups, word_first
+from muster.cli.options import Part
+from muster.cli.parse import Parsed, parse_groups, word_first
 from muster.cli.recipes import AGENTS, TASKS, is_recipe, names_of, train_recipe
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig

@@ -15,7 +15,8 @@ from tests.examples import examples
 from muster.base.errors import UsageError
 from muster.cli.help_page import MOST_FLAGS, flag_words, help_text
 from muster.cli.main import COMMANDS, read_command
-from muster.cli.parse import Option, Parsed, options_of
+from muster.cli.options import Option, options_of
+from muster.cli.parse import Parsed
 from muster.cli.values import texts
 
 PAGES = [

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from muster.api.options import SweepOptions
 from muster.api.recipe import MapRecipe
 from muster.base.errors import EXIT_INTERRUPTED, MusterError
 from muster.base.flags import Flag
 from muster.base.settings import Settings, read_settings
 from muster.cli import output
+from muster.cli.flags import SpaceFlags
 from muster.cli.launcher.answers import Answers, command_line, command_words, plan_words
 from muster.cli.launcher.asking import Asker, make_asker
 from muster.cli.launcher.questions import Gpu, Machine, answered, check_given, questions
-from muster.cli.parse import parse
+from muster.cli.map_flags import MapPlaces
+from muster.cli.options import Part
+from muster.cli.parse import parse_groups
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, load_own
 from muster.devices.discovery import discover
 from muster.devices.placement import busy_reason
+from muster.train.config import TrainConfig
 
-_HELP = """Be led to the right command: arrow keys, defaults, help at each question.
+_HELP = """Answer a few questions and get the command: arrow keys, defaults, help at each question.
 
 Every answer can be given as a flag; what is given is not asked. The command is shown and asked for
 once before it runs. Without a terminal, defaults stand in and --yes or --print is needed.
@@ -32,7 +37,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What is not asked."""
+    """What is asked first, and what becomes of the command."""
 
     kind: Literal["train", "run", "sweep", "map"] | None = None
     """The kind of work."""
@@ -40,34 +45,6 @@ class _Launch:
     """What to train, run, sweep or map: a recipe, file.py:NAME or a script."""
     args: str | None = None
     """Arguments of a script, as one text."""
-    devices: str | None = None
-    """As --devices takes it: 4, 0,2,3, cpu:8, auto."""
-    gpu_ids: str | None = None
-    """Which GPUs, as a list."""
-    strategy: Literal["auto", "single", "dp", "ddp", "fsdp"] | None = None
-    """How devices share one model."""
-    batch_size: int | None = None
-    """Samples per device and step."""
-    lr: float | None = None
-    """Learning rate, taken as it is."""
-    lr_scaling: Literal["none", "linear", "sqrt"] | None = None
-    """How the learning rate follows the global batch."""
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
-    """auto, fp32, tf32, bf16 or fp16."""
-    epochs: int | None = None
-    """How many epochs; never asked."""
-    grid: tuple[str, ...] | None = None
-    """NAME=V1,V2 of a sweep."""
-    seeds: str | None = None
-    """Seeds of a sweep."""
-    per_gpu: str | None = None
-    """Workers that share a GPU in a sweep; never asked."""
-    input: str | None = None
-    """The data of a map."""
-    output: str | None = None
-    """The result of a map."""
-    run_dir: str | None = None
-    """The run folder."""
     estimate: Literal["auto", "yes", "no"] = "auto"
     """Measure some steps and show what a training will take; auto: in a terminal."""
     print_: Annotated[bool, Flag(name="print")] = False
@@ -76,10 +53,26 @@ class _Launch:
     """Run it without asking."""
 
 
+#: The flags of other commands that answer a question here.
+_ANSWERS = {
+    "options": Part(of=SweepOptions, only=("devices", "gpu_ids", "per_gpu", "run_dir")),
+    "train": Part(
+        of=TrainConfig,
+        only=("strategy", "batch_size", "lr", "lr_scaling", "precision", "epochs"),
+    ),
+    "space": Part(of=SpaceFlags, only=("grid", "seeds")),
+    "places": Part(of=MapPlaces, only=("input", "output")),
+}
+
+
 def main(argv: list[str]) -> int:
-    flags = parse(_Launch, argv, "launch", _HELP)
-    others = ("estimate", "print_", "yes")
-    values = {name: value for name, value in vars(flags).items() if name not in others}
+    parsed = parse_groups({"launch": _Launch, **_ANSWERS}, argv, "launch", _HELP)
+    flags: _Launch = parsed.launch
+    values: dict[str, Any] = {"kind": flags.kind, "target": flags.target, "args": flags.args}
+    for group in _ANSWERS:
+        values.update(parsed.given(group))
+    for name in values.keys() & {"run_dir", "per_gpu"}:
+        values[name] = str(values[name])
     asker = make_asker()
     try:
         machine = find_machine(read_settings())

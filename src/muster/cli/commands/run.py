@@ -93,7 +93,8 @@ def flags_of_run(argv: list[str]) -> Parsed:
     """Our flags, which end at the first other word, and the program with its arguments."""
     from muster.api.options import GangOptions
     from muster.cli.gang_flags import gang_groups
-    from muster.cli.parse import Part, parse_groups
+    from muster.cli.options import Part
+    from muster.cli.parse import parse_groups
     from muster.gang.spec import Script
 
     groups = {

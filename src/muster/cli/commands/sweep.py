@@ -24,14 +24,8 @@ from muster.base.flags import Flag
 from muster.base.target import names_at_top, read_source
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
-from muster.cli.parse import (
-    Parsed,
-    Part,
-    options_of,
-    parse_groups,
-    split_command,
-    word_first,
-)
+from muster.cli.options import Part, options_of
+from muster.cli.parse import Parsed, parse_groups, split_command, word_first
 from muster.cli.programs import as_program, is_script
 from muster.cli.recipes import RECIPES, is_recipe, names_of, sweep_recipe
 from muster.cli.wording import summary_line

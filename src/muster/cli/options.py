@@ -1,0 +1,144 @@
+"""The fields of dataclasses as options, and what was said of them as values again."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar, get_origin
+
+from muster.base.errors import TargetError
+from muster.base.flags import Flag
+from muster.cli import values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A group of options of which a command takes ``only`` some, or leaves some out.
+
+    ``is_loose``: the values come as they are, because the class is the user's and is made
+    elsewhere. ``readers``: how fields are read here. ``texts``: help of fields, where it differs.
+    """
+
+    of: Any
+    only: Collection[str] = ()
+    without: Collection[str] = ()
+    is_loose: bool = False
+    readers: Mapping[str, Callable[[Sequence[str]], Any]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A field as a flag. ``path``: where it is inside its group."""
+
+    group: str
+    path: tuple[str, ...]
+    kind: Any
+    flag: Flag
+    default: Any
+    owner: type
+    reader: Callable[[Sequence[str]], Any] | None = None
+    text: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.flag.name or self.path[-1].replace("_", "-")
+
+    @property
+    def metavar(self) -> str:
+        return self.flag.metavar or values.metavar(self.kind)
+
+    @property
+    def arity(self) -> int | None:
+        if self.flag.read is not None:
+            return 1
+        return 0 if self.flag.is_negated else values.arity(self.kind)
+
+
+def options_of(name: str, group: Any) -> list[Option]:
+    """The fields of a group as flags, those of dataclasses inside it included."""
+    part = group if isinstance(group, Part) else Part(of=group)
+    kind = part.of if isinstance(part.of, type) else type(part.of)
+    default = None if isinstance(part.of, type) else part.of
+    return [
+        option
+        for option in _fields(name, part, kind, default, ())
+        if (not part.only or option.path[0] in part.only) and option.path[0] not in part.without
+    ]
+
+
+def _fields(name: str, part: Part, kind: type, default: Any, path: tuple[str, ...]) -> list[Option]:
+    found: list[Option] = []
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        hint = hints[one.name]
+        if not one.init or get_origin(hint) is ClassVar:
+            continue
+        value = _default_of(one) if default is None else getattr(default, one.name)
+        flag = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Flag)), Flag())
+        bare = values.plain(hint)
+        here = (*path, one.name)
+        if flag.is_hidden:
+            continue
+        if isinstance(bare, type) and dataclasses.is_dataclass(bare):
+            inside = None if value is dataclasses.MISSING else value
+            found += _fields(name, part, bare, inside, here)
+            continue
+        if value is dataclasses.MISSING and part.is_loose:
+            raise TargetError(
+                f"The field {one.name} of {kind.__name__} has no default.",
+                hint="give every field one; the command line overrides it.",
+            )
+        found.append(
+            Option(
+                group=name, path=here, kind=bare, flag=flag, default=value,
+                owner=_owner(kind, one.name),
+                reader=part.readers.get(one.name), text=part.texts.get(one.name),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _owner(kind: type, name: str) -> type:
+    """The class that says the field, of those that ``kind`` is made from."""
+    return next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
+
+
+def _default_of(one: dataclasses.Field[Any]) -> Any:
+    if one.default_factory is not dataclasses.MISSING:
+        return one.default_factory()
+    return one.default
+
+
+def build(group: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
+    """The group as a value, from what was said by the fields' paths."""
+    part = group if isinstance(group, Part) else Part(of=group)
+    if part.is_loose:
+        defaults = {option.path[-1]: option.default for option in options_of("", part)}
+        return SimpleNamespace(**{**defaults, **{path[-1]: value for path, value in said.items()}})
+    return _built(part.of, said)
+
+
+def _built(of: Any, said: Mapping[tuple[str, ...], Any]) -> Any:
+    """``of`` (a class or a value) with these values, from the innermost dataclass outwards."""
+    direct = {path[0]: value for path, value in said.items() if len(path) == 1}
+    for outer in {path[0] for path in said if len(path) > 1}:
+        inner = {path[1:]: value for path, value in said.items() if path[0] == outer}
+        direct[outer] = _built(_inside(of, outer), inner)
+    if isinstance(of, type):
+        return of(**direct)
+    return dataclasses.replace(of, **direct) if direct else of
+
+
+def _inside(of: Any, name: str) -> Any:
+    if not isinstance(of, type):
+        return getattr(of, name)
+    one = next(entry for entry in dataclasses.fields(of) if entry.name == name)
+    value = _default_of(one)
+    if value is not dataclasses.MISSING:
+        return value
+    return values.plain(typing.get_type_hints(of, include_extras=True)[name])
