@@ -178,7 +178,7 @@ def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
 
 
 def preview(job: MapJob, options: SweepOptions) -> MapPreview:
-    """What would be done. The input is looked at; nothing is kept of that."""
+    """What a run would do. It looks at the input and writes nothing."""
     import tempfile
 
     folder = folder_of(job, options)
@@ -252,7 +252,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
             )  # fmt: skip
     if growing is not None:
         growing.close()
-    numbers = count.last.numbers if count.last is not None else {}
+    numbers = dict(count.last.numbers) if count.last is not None else {}
     seconds = time.monotonic() - began
     cost = cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None))
     is_cut = was_ended or (run.ending is not None and run.ending.cancelled)
@@ -260,24 +260,13 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         folder, job, published, after, seconds=seconds, numbers=numbers,
         is_interrupted=is_cut and not is_whole,
         stop_signal=0 if run.ending is None else run.ending.stop_signal,
-        causes=[group.message for group in run.failures() if group.num_failed],
+        causes=tuple(group.message for group in run.failures() if group.num_failed),
         cost=cost,
     )  # fmt: skip
 
 
 def _mapped(
-    folder: RunFolder,
-    job: MapJob,
-    published: Published | None,
-    counts: Tally,
-    *,
-    was_done: bool = False,
-    is_interrupted: bool = False,
-    stop_signal: int = 0,
-    seconds: float = 0.0,
-    numbers: Mapping[str, float] | None = None,
-    causes: Sequence[str] = (),
-    cost: str | None = None,
+    folder: RunFolder, job: MapJob, published: Published | None, counts: Tally, **rest: Any
 ) -> Mapped:
     return Mapped(
         path=folder.path,
@@ -290,21 +279,15 @@ def _mapped(
         num_dropped=counts.num_dropped,
         num_blank=counts.num_blank,
         num_lost=counts.num_lost,
-        is_interrupted=is_interrupted,
-        stop_signal=stop_signal,
-        was_done=was_done,
-        seconds=seconds,
-        numbers=dict(numbers or {}),
         notes=published.notes if published is not None else (),
-        causes=tuple(causes),
-        cost=cost,
+        **rest,
     )
 
 
 def _run_stages(
     job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder, requests: Requests
 ) -> Mapped:
-    """A run per stage, each on the output of the one before; the last has the job's own folder."""
+    """Run stage by stage, each on the output of the one before; the last in the job's folder."""
     claim_output(folder, job.output, overwrite=job.settings.overwrite)
     last = len(job.stages) - 1
     source: Any = job.input
@@ -353,7 +336,7 @@ def _with_earlier(done: Mapped, earlier: list[Mapped]) -> Mapped:
 
 
 def _still_there(folder: RunFolder, job: MapJob, counts: Tally) -> Published | None:
-    """The record of an output that is written and as it was, so that nothing is left to do."""
+    """The record of the output if it is written and unchanged, so that nothing is left to do."""
     published = read_published(folder)
     if published is None or counts.num_open or counts.num_lost:
         return None

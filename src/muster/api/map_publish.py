@@ -147,6 +147,8 @@ def publish(
     ``has_ids``: its records have ids of their own, so that several may have the same.
     """
     parts = parts_of(folder)
+    # A kill must never leave an output that this run does not know as its own: the permission is
+    # written before the rename, removed behind the record, and the chunks go last.
     allow_output(folder, sink)
     if appender is None:
         merged = merge(parts, with_columns(folder, sink), errors=folder.errors_jsonl)
@@ -243,7 +245,7 @@ def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> bool:
 
 
 def claim_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> None:
-    """As `check_output`, and what ``--overwrite`` allows now is allowed to every later start."""
+    """Check the output, and note what ``--overwrite`` allows for every later start."""
     if check_output(folder, sink, overwrite=overwrite):
         folder.create()
         allow_output(folder, sink)
@@ -293,7 +295,7 @@ _EVERY_S = 2.0
 
 
 class Growing:
-    """Asks the ledger every few seconds for chunks that are not in the output yet.
+    """``--unordered``: every few seconds, append newly finished chunks to the output.
 
     Only what is committed is appended, so that the output never holds a chunk that is done again.
     """
@@ -320,7 +322,7 @@ class Growing:
             self._appender.close()
 
     def look(self, view: RunView) -> None:
-        """Called with every picture of the run; does something when chunks have ended."""
+        """Append new chunks; called with every view of the run."""
         now = time.monotonic()
         if now < self._due_s or view.num_done == self._num_done:
             return

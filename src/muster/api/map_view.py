@@ -15,7 +15,7 @@ from muster.plan.units import Figure, Seconds
 
 @dataclass
 class RecordCount:
-    """Pictures of chunks as pictures of records. ``before``: rows done by earlier starts."""
+    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts."""
 
     total: int
     before: int = 0
@@ -45,7 +45,7 @@ class RecordCount:
         return self.last
 
     def _beside(self, waited_s: float, view: RunView, tokens: int) -> str:
-        """Tokens and the share of the workers' time that went into reading."""
+        """Tokens per second, and the share of time that workers wait for input."""
         parts = []
         rate = self._tokens.per_second()
         if tokens and rate:

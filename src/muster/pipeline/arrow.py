@@ -37,7 +37,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[ArrowRow]:
 
 
 def values_of(array: Any) -> list[Any]:
-    """What a stage sees of a column."""
+    """The values of a column as a stage sees them."""
     try:
         view = _view(array.type)
         return (array if view is None else array.cast(view, safe=False)).to_pylist()  # type: ignore[no-any-return]
@@ -46,7 +46,7 @@ def values_of(array: Any) -> list[Any]:
 
 
 def json_like(array: Any) -> list[Any]:
-    """As `values_of`, with the pairs of maps as lists, which is what lines of JSON have."""
+    """As `values_of`, but maps are lists of [key, value], as in lines of JSON."""
     values = values_of(array)
     return [_with_lists(v) for v in values] if pa.types.is_nested(array.type) else values
 
@@ -58,7 +58,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def _value_of(scalar: Any) -> Any:
-    """Of a column that holds something for which Python has no value."""
+    """One value of a column in which some value has no equal in Python."""
     if not scalar.is_valid:
         return None
     if isinstance(scalar, pa.StructScalar):
@@ -77,7 +77,7 @@ def _value_of(scalar: Any) -> Any:
 
 
 def lost_as_text(schema: Any) -> list[str]:
-    """Sentences about what JSON lines and CSV cannot hold of such columns."""
+    """Sentences that name the columns whose values JSON lines and CSV cannot hold."""
     raw = [field.name for field in schema if _holds_bytes(field.type)]
     fine = [field.name for field in schema if _view(field.type) is not None]
     said = []
@@ -101,7 +101,7 @@ def _holds_bytes(kind: Any) -> bool:
 
 @cache
 def _view(kind: Any) -> Any:
-    """The type with microseconds for nanoseconds, anywhere in it; None where it has none."""
+    """The type with nanoseconds replaced by microseconds; None if there are none in it."""
     found = _in_microseconds(kind)
     return None if found == kind else found
 
@@ -170,7 +170,7 @@ def _was_altered(field: Any, rows: Sequence[ArrowRow], records: Sequence[dict[st
 
 
 def _is_same(one: Any, two: Any) -> bool:
-    """Equality for which NaN is itself."""
+    """Compare two values; NaN equals NaN."""
     if isinstance(one, dict) and isinstance(two, dict):
         return one.keys() == two.keys() and all(_is_same(one[key], two[key]) for key in one)
     if isinstance(one, list | tuple) and type(one) is type(two):

@@ -69,7 +69,7 @@ class Step:
 
 
 def apply(step: Step, rows: Sequence[Row], *, keeps_ids: bool) -> None:
-    """Put what ``step`` makes of the rows' records in their place.
+    """Replace the records of each row by what ``step`` makes of them.
 
     Raises OutOfMemory where the step does; the rows are then as they were.
     """
@@ -112,7 +112,7 @@ def _apply_one(
 def _again(
     step: Step, function: Callable[[dict[str, Any]], Any], record: dict[str, Any], error: Exception
 ) -> Any:
-    """What further tries give, or the last failure. A `Reject` is an answer and not tried again."""
+    """Try the record again; the result, or the last failure. A `Reject` is never tried again."""
     for _ in range(step.retries):
         if isinstance(error, Reject):
             break
@@ -124,7 +124,7 @@ def _again(
 
 
 def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
-    """Halves until the record that makes the step raise is alone; others are done once more."""
+    """Process the records; when that raises, bisect until the record at fault is alone."""
     if not records:
         return []
     assert step.many is not None
@@ -163,7 +163,7 @@ def _wrong_length(step: Step, made: Any, expected: int) -> str:
 
 
 def checked(stage: str, made: Any) -> Any:
-    """``made`` if a stage may say that of a record, else a failure that says what it may."""
+    """``made`` if it is a valid result of a stage, else a failure that says what is valid."""
     if made is None or isinstance(made, dict | Failure):
         return made
     if isinstance(made, Reject):
@@ -180,7 +180,7 @@ def checked(stage: str, made: Any) -> Any:
 def children(
     parent: dict[str, Any], made: dict[str, Any] | list[dict[str, Any]] | None, *, keeps_ids: bool
 ) -> list[dict[str, Any]]:
-    """The records with ids that lead back to the row they came from."""
+    """The records that were made of ``parent``, with ids derived from its id."""
     if made is None:
         return []
     if isinstance(made, dict):
@@ -207,7 +207,7 @@ def failure_of(stage: str, error: BaseException) -> Failure:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a device, or of the host where that is noticed before the kernel does."""
+    """Whether a device ran out of memory, or the host did and Python noticed."""
     names = {base.__name__ for base in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
@@ -216,7 +216,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_memory_back() -> None:
-    """What Python and torch have cached."""
+    """Free what Python and torch have cached."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -273,7 +273,7 @@ class BatchSize:
 
 
 class Kind(IntEnum):
-    """What an attempt was at. Stored: never renumber."""
+    """What an attempt was doing. The numbers are on disk: never change them."""
 
     NOTHING = 0
     BATCH = 1

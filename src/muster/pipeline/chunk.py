@@ -146,7 +146,7 @@ class Chunk:
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Loading a model may take minutes: others get their share of the rows meanwhile.
+        """Give idle workers their share of the rows while this one loads its model.
 
         The thread touches nothing but the end of this chunk, and nobody else does before it ends.
         """
@@ -173,7 +173,7 @@ class Chunk:
     # ------------------------------------------------------------------ reading
 
     def _blank_before(self) -> int:
-        """Blank lines among the rows of earlier attempts: the journal has them as dropped rows."""
+        """Count the blank lines of earlier attempts, which the journal keeps as dropped rows."""
         if self._worker.plan.source["kind"] not in ("jsonl", "csv", "tsv"):
             return 0
         return sum(
@@ -183,7 +183,7 @@ class Chunk:
         )
 
     def _read(self) -> Iterator[tuple[int, dict[str, Any] | BadRow | None]]:
-        """The rows that are not in the journal, in order."""
+        """Read the rows that are not in the journal yet, in order."""
         for start, stop in list(self._journal.missing(self._start, self._stop)):
             yield from self._worker.source.read(self._shard, start, stop)
 
@@ -240,7 +240,7 @@ class Chunk:
             self._between(grain=self._size.now if pace is None else pace.now)
 
     def _through(self, steps: Sequence[Any], batch: list[Row]) -> None:
-        """All steps for the batch; pieces of it where memory does not hold it."""
+        """Run all steps on the batch, in pieces if memory does not hold it."""
         for position, step in enumerate(steps):
             try:
                 apply(step, batch, keeps_ids=self._worker.plan.keeps_ids)
@@ -334,7 +334,7 @@ class Chunk:
     # ------------------------------------------------------------------ between batches
 
     def _between(self, grain: int) -> None:
-        """Answer others, watch the memory, give a sign of life."""
+        """Share rows with idle workers, check memory, report progress."""
         others = self._ctx.num_waiting
         if others:
             self._share(others, grain)
@@ -348,8 +348,8 @@ class Chunk:
             self._report()
 
     def _has_moved(self) -> bool:
-        """Whether a row or a token was finished since the last time: only that is a sign of life,
-        which puts off the time limit.
+        """Whether a row or a token was finished since the last time: only that counts as progress
+        and puts off the time limit.
         """
         seen = (self._worker.num_rows, METER.read())
         before, self._seen = self._seen, seen
@@ -357,7 +357,7 @@ class Chunk:
 
     @property
     def _free_from(self) -> int:
-        """The first row that nobody has touched."""
+        """The first row that no attempt has touched."""
         return max(self._next, self._journal.end, self._recovery.stop)
 
     def _share(self, others: int, grain: int) -> None:
@@ -376,7 +376,7 @@ class Chunk:
         self._divide(given[0][0], given)
 
     def _hand_over(self, limit_mib: float) -> None:
-        """A fresh process does the rest: this one has grown over its memory limit."""
+        """Leave the rest to a fresh process, because this one is over its memory limit."""
         if self._worker.num_rows <= self._worker.batch_size:
             raise TargetError(
                 f"The worker holds {resident_mib():,.0f} MiB after its first batch; "

@@ -1,4 +1,4 @@
-"""The rows of a chunk that are done, on the disk as they come.
+"""The journal of a chunk: finished rows, appended to disk as they come.
 
 Guarantees
 - What ``add`` was called with survives a kill -9 of the worker at once, and a power cut after the
@@ -122,11 +122,11 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def begin(self, note: InProgress) -> None:
-        """Note what is worked on from now, so that a crash can be laid at the right door."""
+        """Note which rows are worked on from now, so that a crash can be traced to them."""
         os.pwrite(self._now, _NOW.pack(*note), 0)
 
     def in_progress(self) -> InProgress | None:
-        """What an earlier attempt was at when it ended."""
+        """The note of an earlier attempt about what it was doing when it ended."""
         data = os.pread(self._now, _NOW.size, 0)
         if len(data) < _NOW.size:
             return None
@@ -157,7 +157,7 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """Behind the last row that is in it; 0 when it is empty."""
+        """The row after the last one that is stored; 0 if there is none."""
         return max((entry.stop for entry in self._entries), default=0)
 
     @property
@@ -191,7 +191,7 @@ class Journal:
         return totals
 
     def close(self) -> None:
-        """Further calls of ``close`` do nothing."""
+        """Close all files; calling it again does nothing."""
         for handle in (self._index, self._rows, self._bad, self._now):
             if handle >= 0:
                 os.close(handle)
@@ -200,7 +200,7 @@ class Journal:
     # ------------------------------------------------------------------ inside
 
     def _append(self, entry: Entry) -> None:
-        """Neighbours become one entry in memory, so that a long chunk costs none."""
+        """Merge adjacent entries in memory, so that a long chunk does not grow it."""
         if self._entries and self._entries[-1].stop == entry.start:
             self._entries[-1] = _join(self._entries[-1], entry)
         else:
@@ -230,7 +230,10 @@ class Journal:
             os.lseek(handle, end, os.SEEK_SET)
 
     def _write_ordered(self, ordered: list[Entry]) -> None:
-        """Copies in the order of rows; what was there stays until the final index is written."""
+        """Copy the lines in the order of rows.
+
+        The final index is written last: a kill before that finds the unordered files again.
+        """
         offsets: dict[Entry, tuple[int, int]] = {}
         at = bad_at = 0
         for entry in self._entries:
@@ -275,7 +278,7 @@ def _joined(ordered: list[Entry]) -> list[Entry]:
 
 
 def _join(first: Entry, second: Entry) -> Entry:
-    """Their checksums are not those of the whole; nobody reads them from memory."""
+    """One entry for two adjacent ones. Its checksums are 0, because none is read from memory."""
     return Entry(
         first.start, second.stop, first.num_rows + second.num_rows,
         first.num_rejects + second.num_rejects, first.num_dropped + second.num_dropped,
@@ -299,7 +302,7 @@ def _open(path: Path) -> int:
 
 
 def _there(raw: Path, final: Path) -> Path:
-    """The file that grows, or what became of it where a kill came in the midst of ``finish``."""
+    """The growing file, or the final one if a kill interrupted ``finish`` after its rename."""
     return final if final.exists() and not raw.exists() else raw
 
 

@@ -119,7 +119,7 @@ def spec_of_object(stage: Any) -> StageSpec:
 
 
 def make_stage(spec: StageSpec, base: Path) -> Any:
-    """The stage itself, in the worker."""
+    """Make the stage, in the worker."""
     found: Any = load_value(spec.ref, base)
     if spec.index is not None:
         found = found[spec.index]

@@ -1,4 +1,4 @@
-"""The worker's side of a map: its stages, made and set up once, and chunks run through them."""
+"""A worker of a map: the plan it reads, and its stages, which are made and set up once."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Worker:
         self.is_set_up = True
 
     def _declare(self) -> None:
-        """Leave the types of columns that stages know for the merge; all workers say the same."""
+        """Store the column types that stages declare, for the merge; all workers write the same."""
         declared: dict[str, str] = {}
         for stage in self.stages:
             columns = getattr(stage, "columns", None)
@@ -167,7 +167,7 @@ class _Alone:
 
 
 def _log_to_stderr() -> None:
-    """What stages and engines log goes into the worker's log, from INFO on."""
+    """Send what stages and engines log, from INFO on, to the worker's log."""
     logger = logging.getLogger("muster")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
@@ -191,7 +191,7 @@ def worker_of(ctx: TaskContext) -> Worker:
 
 
 def _close() -> None:
-    """At the end of the process, in whatever way it comes but a kill."""
+    """Close the stages when the process exits, unless it is killed."""
     if _worker is not None:
         _worker.close()
 

@@ -30,7 +30,7 @@ Written = tuple[Row, list[bytes]]
 
 
 class RowWriter:
-    """Of one chunk; ``row_of`` leads from its rows to those of the input."""
+    """Writes the rows of one chunk; ``row_of`` maps a row of the chunk to a row of the input."""
 
     def __init__(self, worker: Worker, journal: Journal, row_of: Callable[[int], int]) -> None:
         self._worker = worker
@@ -53,13 +53,13 @@ class RowWriter:
         self._write(written)
 
     def end(self) -> None:
-        """The chunk is over: what was held back is stored now, unless it is too much of it."""
+        """Finish the chunk: store what was held back, unless there are too many failures."""
         if len(self._held) >= _TOO_MANY_HELD:
             self._give_up()
         self._store_held()
 
     def _give_up(self) -> None:
-        """Nothing has been stored: once the cause is put right, these rows are done again."""
+        """Stop without storing the failures, so that a corrected stage does these rows again."""
         failure = self._held[-1][0].failures[-1]
         self._held = []
         raise TargetError(

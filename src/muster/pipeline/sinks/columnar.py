@@ -150,7 +150,7 @@ def _json_text(value: Any) -> str:
 def _kept_metadata(
     metadata: Mapping[bytes, bytes], carried: set[str], fields: Sequence[Any]
 ) -> dict[bytes, bytes] | None:
-    """Of what pandas and Hugging Face have noted of columns, that which is still true of them."""
+    """The notes of pandas and Hugging Face about columns, as far as they are still true."""
     if not metadata or {field.name for field in fields} == carried:
         return dict(metadata) or None
     kept = dict(metadata)
@@ -221,7 +221,7 @@ def _type_of(seen: Seen) -> Any:
 
 @contextmanager
 def _plain_memory() -> Iterator[None]:
-    """Arrow's own allocators keep what was freed: the peak would be several row groups higher."""
+    """Use the system's allocator: Arrow's own keep freed memory, several row groups of it."""
     before = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     try:
@@ -231,7 +231,7 @@ def _plain_memory() -> Iterator[None]:
 
 
 def _exact(values: list[Any], kind: Any) -> Any:
-    """An array of just these values; pyarrow's own errors, and ValueError where it would bend."""
+    """An array of exactly these values; ValueError where pyarrow would change one silently."""
     _check_kinds(values, kind)
     array = pa.array(values, type=kind)
     flat = array

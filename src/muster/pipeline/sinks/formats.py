@@ -171,7 +171,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def value_of(cell: str) -> Any:
-    """The value a cell was most likely made of. CSV has no types: the text "1" comes back as 1."""
+    """The most likely value of a cell. CSV has no types: the text "1" is read as 1."""
     if not cell:
         return None
     if cell[0] not in "-0123456789tf[{":

@@ -50,7 +50,8 @@ def use_cache_if_unreachable() -> None:
     The libraries try each file six times otherwise, half a minute long and with a line each.
     """
     if not is_hub_reachable():
-        importlib.import_module(_CONSTANTS).HF_HUB_OFFLINE = True
+        constants: Any = importlib.import_module(_CONSTANTS)
+        constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:  # it has made a copy
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True
 
