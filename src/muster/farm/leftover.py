@@ -216,9 +216,3 @@ class _Orders:
 
     def end(self, worker_id: int, *, kill: bool) -> None:
         self.ending.add(worker_id)
-
-    def poll(self, timeout_s: float) -> list[Any]:
-        return []
-
-    def close(self) -> None:
-        return

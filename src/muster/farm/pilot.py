@@ -241,12 +241,6 @@ class _Gate:
     def end(self, worker_id: int, *, kill: bool) -> None:
         self._executor.end(worker_id, kill=kill)
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        return self._executor.poll(timeout_s)
-
-    def close(self) -> None:
-        self._executor.close()
-
 
 def _not_to_blame(finished: Finished, leaving: Outcome) -> Finished:
     """SLURM's signals also reach what a task has started: its crash is then not its fault."""

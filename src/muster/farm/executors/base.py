@@ -49,8 +49,8 @@ class Assignment:
     left: Sequence[PilotLeft] = ()
 
 
-class Executor(Protocol):
-    """Five questions. Contract: tests/contract/test_executors.py."""
+class TakesCommands(Protocol):
+    """What can be asked for; the answers are events."""
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
         """Begin to start a worker and return the name of its log.
@@ -74,6 +74,10 @@ class Executor(Protocol):
 
         ``WorkerDied`` follows from ``poll`` either way, once nothing of it is left.
         """
+
+
+class Executor(TakesCommands, Protocol):
+    """A supplier of workers. Contract: tests/contract/test_executors.py."""
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What has happened; waits up to ``timeout_s`` for something to happen."""

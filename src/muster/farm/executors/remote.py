@@ -23,7 +23,7 @@ from muster.farm.events import (
     WorkerDied,
     WorkerReady,
 )
-from muster.farm.executors.base import Executor
+from muster.farm.executors.base import TakesCommands
 from muster.farm.task import Outcome, SlotSpec, Task
 
 Frame = tuple[list[Any], bytes]
@@ -68,7 +68,7 @@ def close_command() -> bytes:
 class CommandReader:
     """Applies frames to an executor; a SEND and its tasks may arrive in pieces."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: TakesCommands) -> None:
         self._executor = executor
         self._head: list[Any] | None = None
         self._tasks: list[Task] = []
