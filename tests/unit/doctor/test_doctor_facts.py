@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
-from muster.cli.doctor_wording import finding_lines, summary
+from muster.cli.commands.doctor import finding_lines, summary
 from muster.doctor.checks.table import run_checks
 from muster.doctor.facts import FACTS_VERSION, Facts, facts_from_json, load_facts, save_facts
 from muster.doctor.findings import Finding, env_script, ok
