@@ -1,6 +1,7 @@
 """How figures look, whoever draws them: panels, axes, colours, and files that are whole or absent.
 
-The only place of muster itself that needs matplotlib, imported when something is drawn.
+The only place of muster itself that needs matplotlib, imported when something is drawn. Recipes
+may draw with it too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from typing import Any
 
 from muster.base.atomic_files import replacing
 from muster.base.shown_text import one_line
+
+__all__ = [
+    "BLACK", "BLUE", "COLOURS", "GREEN", "GREY", "MARKS", "ORANGE", "PINK", "SKY", "YELLOW",
+    "dress", "grid", "legend", "log_ticks", "mosaic", "note_counts", "panels", "png_and_pdf",
+    "safe", "save", "ticks",
+]  # fmt: skip
 
 #: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from muster import agents, generation
+from muster import agents, generation, plotting
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -116,7 +116,7 @@ def convenient_packages(source: Path) -> list[str]:
 def private_uses(source: Path) -> list[str]:
     """Recipes that use more of muster than its public names."""
     public = {"muster", *(f"muster.{name}" for name in muster.__all__)}
-    for module in (agents, generation):
+    for module in (agents, generation, plotting):
         public |= {module.__name__, *(f"{module.__name__}.{name}" for name in module.__all__)}
     return [
         f"{place}: {name}"
