@@ -41,6 +41,7 @@ DOORS = {
         "muster/train/",
         "muster/rl/",
         "muster/api/",
+        "muster/cli/",
     ),
 }
 ENVIRONMENT = ("muster/base/settings.py", "muster/gang/topology.py")
