@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +53,13 @@ _IMPORTERS = {"import_module", "__import__"}
 def modules(source: Path) -> Iterator[tuple[str, ast.Module]]:
     """Every module with its place, ``muster/farm/space.py``."""
     for path in sorted(source.rglob("*.py")):
-        yield path.relative_to(source).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(source).as_posix(), _parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _parse(text: str) -> ast.Module:
+    """Each file is parsed once for all the tests here, which only look at it."""
+    return ast.parse(text)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
