@@ -61,8 +61,9 @@ def renewal(
                 folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
             )
         check_same_plan(folder, before, workload, options)
-        argv_now = tuple(argv) or before.argv
-        return dataclasses.replace(before, options=plain_options(options), argv=argv_now, **asked)
+        if argv:  # its words are read from where it was typed
+            asked |= {"argv": tuple(argv), "cwd": str(Path.cwd())}
+        return dataclasses.replace(before, options=plain_options(options), **asked)
 
     return renew
 

@@ -296,9 +296,25 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
     for path in (Path(text), root / text):
         if RunFolder(path).exists():
             return Run(path)
+    if (stage := open_first_stage(text, root)) is not None:
+        raise UsageError(
+            f"{stage.folder.whole} is a map that runs stage by stage, and its last stage has not "
+            "begun.",
+            hint=f"go on with it: muster resume {stage.folder.whole}; "
+            f"look at its first stage: muster status {stage.path}",
+        )
     from muster.base.errors import UnknownNameError
 
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
+
+
+def open_first_stage(text: str, root: Path = Path("runs")) -> Run | None:
+    """Of a map stage by stage that has only its stages yet; its record has the whole command."""
+    for path in (Path(text), root / text):
+        folder = RunFolder(RunFolder(path).stage(0))
+        if folder.exists() and not RunFolder(path).exists():
+            return Run(folder.path)
+    return None
 
 
 def refresh_export(folder: RunFolder) -> None:

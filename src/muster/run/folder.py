@@ -295,6 +295,11 @@ class RunFolder:
         return self.path / "stages" / str(number)
 
     @property
+    def whole(self) -> Path:
+        """The folder of the map that this is an earlier stage of; else its own."""
+        return self.path.parent.parent if self.path.parent.name == "stages" else self.path
+
+    @property
     def model(self) -> Path:
         """What a task's ``finish`` writes: the trained model in a form of its own."""
         return self.path / "model"

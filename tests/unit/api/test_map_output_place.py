@@ -86,7 +86,14 @@ def lines(place: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("again", "more"), [("same", []), ("same", ["--stage-by-stage"]), ("resume", [])]
+    ("again", "more"),
+    [
+        ("same", []),
+        ("same", ["--stage-by-stage"]),
+        ("resume", []),
+        ("resume", ["--stage-by-stage"]),
+        ("resume a stage", ["--stage-by-stage"]),
+    ],
 )
 def test_what_overwrite_allowed_holds_for_the_resumed_run(
     place: Path, muster_main: Callable[..., CompletedProcess[str]], more: list[str], again: str
@@ -100,7 +107,12 @@ def test_what_overwrite_allowed_holds_for_the_resumed_run(
     assert (place / "out.jsonl").read_text() == "somebody else's\n"
     (place / "go").touch()
     [run] = (place / "runs").iterdir()
-    done = muster_main("resume", str(run)) if again == "resume" else muster_main(*words)
+    if more:
+        told = muster_main("status", str(run))
+        assert told.returncode == 2
+        assert f"muster resume {run}" in told.stderr
+    what = {"resume": run, "resume a stage": run / "stages" / "0"}.get(again)
+    done = muster_main(*words) if what is None else muster_main("resume", str(what))
     assert done.returncode == 0, done.stderr
     assert lines(place) == 30
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import MusterCli
 
 from muster.api.array import make_ready, part_of, plan_array
 from muster.api.earlier_work import move_aside
@@ -393,3 +394,18 @@ def test_restart_of_a_linked_folder_stays_on_its_disk(here: Path) -> None:
     assert aside is not None and aside.parent == here / "disk"
     run(workload(grid={"x": [1, 2]}), here / "r")
     assert (here / "disk/data/run.json").exists()
+
+
+def test_the_command_of_the_last_start_is_read_where_it_was_typed(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """The same command from two folders: its relative words mean the second one then."""
+    words = ["--grid", "x=1,2", "--on", "inline", "--run-dir", str(tmp_path / "r")]
+    command = ["--", "python", "prog.py", "{x}"]
+    for name, code in (("one", 3), ("two", 3)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "prog.py").write_text(f"import sys\nsys.exit({code})\n")
+        muster_main("sweep", *words, *command, folder=tmp_path / name)
+    record = read_run(RunFolder(tmp_path / "r"))
+    assert Path(record.cwd) == tmp_path / "two"
+    assert "prog.py" in record.argv

@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.api.options import SweepOptions
 from muster.api.plans import go_to, stored_options, stored_workload
-from muster.api.runs import Run, open_run
+from muster.api.runs import Run, open_first_stage, open_run
 from muster.base.errors import UnknownNameError, UsageError
 from muster.cli import output
 from muster.cli.commands import map as map_command
@@ -75,7 +75,8 @@ def _run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
     for index, word in enumerate(argv):
         if not word.startswith("-"):
             with suppress(UnknownNameError):
-                return open_run(word), [*argv[:index], *argv[index + 1 :]]
+                run = open_first_stage(word) or open_run(word)
+                return run, [*argv[:index], *argv[index + 1 :]]
     return None, argv
 
 
@@ -140,7 +141,7 @@ def _by_command_line(run: Run, extra: list[str], command_main: Callable[[list[st
     from muster.cli.main import read_command
 
     stored = run.stored
-    path = run.path.absolute()
+    path = run.folder.whole.absolute()
     extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
     go_to(stored)
     argv = with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv))
