@@ -283,12 +283,18 @@ def _asked(folder: RunFolder) -> bool:
 
 
 def find_runs(root: Path) -> list[Run]:
-    """The runs directly below ``root``, the newest first."""
+    """The runs directly below ``root``, those that worked last first."""
     if not root.is_dir():
         return []
     folders = [RunFolder(path) for path in root.iterdir() if path.is_dir()]
     runs = [Run(folder.path) for folder in folders if folder.exists()]
-    return sorted(runs, key=lambda run: run.folder.run_json.stat().st_mtime, reverse=True)
+    return sorted(runs, key=lambda run: _last_at_work_s(run.folder), reverse=True)
+
+
+def _last_at_work_s(folder: RunFolder) -> float:
+    """Unix time. A start that changes nothing leaves run.json, and writes to its journal."""
+    paths = (folder.run_json, folder.events)
+    return max(path.stat().st_mtime for path in paths if path.exists())
 
 
 def open_run(text: str, root: Path = Path("runs")) -> Run:

@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -409,3 +410,12 @@ def test_the_command_of_the_last_start_is_read_where_it_was_typed(
     record = read_run(RunFolder(tmp_path / "r"))
     assert Path(record.cwd) == tmp_path / "two"
     assert "prog.py" in record.argv
+
+
+def test_the_list_begins_with_what_worked_last(tmp_path: Path, muster_main: MusterCli) -> None:
+    words = ["sweep", "--grid", "x=1", "--on", "inline", "--run-dir"]
+    for name in ("one", "two", "one"):
+        muster_main(*words, f"runs/{name}", "--", "false", "{x}")
+        time.sleep(0.02)
+    listed = json.loads(muster_main("list", "--json").stdout)
+    assert [run["name"] for run in listed] == ["one", "two"]
