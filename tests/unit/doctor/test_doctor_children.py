@@ -275,6 +275,14 @@ def test_a_folder_that_cannot_be_written_is_told() -> None:
     assert done.value["problem"]
 
 
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
 def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
     """kill -9 of the one who waits: the kernel ends the probe, which then says nothing more."""
     text = (
@@ -283,7 +291,8 @@ def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", text]) as doctor:
         children: list[psutil.Process] = []
-        while not any("probes.master" in " ".join(child.cmdline()) for child in children):
+        while not any("probes.network" in command_line(child) for child in children):
+            assert doctor.poll() is None, "it never started the probe"
             children = psutil.Process(doctor.pid).children()
             time.sleep(0.02)
         time.sleep(0.5)  # it asks the kernel at its start, after its imports
@@ -295,7 +304,7 @@ def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
 def test_probes_print_one_object_and_progress_beside_it() -> None:
     """Run as a user would run it by hand."""
     done = subprocess.run(
-        [sys.executable, "-m", "muster.doctor.probes.master", "localhost"],
+        [sys.executable, "-m", "muster.doctor.probes.network", "resolve", "localhost"],
         capture_output=True,
         text=True,
         check=True,
