@@ -9,14 +9,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from muster_recipes.ssm.config import SsmConfig
-from muster_recipes.ssm.figure import _dress, _lines, _medians, _title, points_of
+from muster_recipes.ssm.figure import _finish, _lines, _medians, _title, points_of
 from muster_recipes.ssm.summary import summarise
 
 
 def test_values_within_a_decade_have_numbers_on_the_axis() -> None:
     axis = Figure().subplots()
     axis.plot([4, 8], [2.0, 6.0])
-    _dress(axis, [4, 8])
+    _finish(axis, [4, 8], "")
     axis.figure.canvas.draw()
     labels = [text.get_text() for text in axis.get_yticklabels(which="both")]
     assert sum(map(bool, labels)) >= 2
@@ -80,6 +80,6 @@ def test_lines_break_where_a_width_has_no_value() -> None:
 def test_a_single_width_stands_in_the_middle() -> None:
     axis = Figure().subplots()
     axis.plot([31, 33], [1.0, 2.0])
-    _dress(axis, [32])
+    _finish(axis, [32], "")
     low, high = axis.get_xlim()
     assert low * high == pytest.approx(32.0**2)
