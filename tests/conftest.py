@@ -45,6 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         of_processes = folder in _OF_PROCESSES or item.get_closest_marker("alone")
         if of_processes and item.get_closest_marker("quick") is None:
             item.add_marker(pytest.mark.thorough)
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.property)
 
 
 @pytest.fixture(autouse=True)
