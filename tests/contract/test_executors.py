@@ -463,7 +463,7 @@ def test_orphans_of_finished_tasks_are_collected(bench: Bench) -> None:
         children = psutil.Process().children()
         return [c.pid for c in children if c.status() == psutil.STATUS_ZOMBIE]
 
-    bench.until(lambda: not zombies(), limit_s=5.0)
+    bench.until(lambda: not zombies())
 
 
 @local
@@ -473,7 +473,7 @@ def test_a_thread_left_behind_does_not_keep_a_worker_from_ending(bench: Bench) -
     executor.send(1, [bench.task(1)], together=False)
     bench.until(bench.results)
     executor.end(1, kill=False)
-    bench.until(lambda: bench.of(WorkerDied), limit_s=8.0)
+    bench.until(lambda: bench.of(WorkerDied))
 
 
 @local

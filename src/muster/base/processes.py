@@ -86,13 +86,16 @@ def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0)
     sessions = tuple(sessions)
     deadline = time.monotonic() + limit_s
     killed: set[int] = set()
+    begun: set[int] = set()
     while True:
         alive = find_marked(mark, sessions)
+        begun.update(map(_session_of, alive))
         for pid in alive:
             send_signal(pid, KILL)
         killed.update(alive)
         reap(killed)
         if not alive:
+            _reap_leaders(begun.difference(sessions))
             return []
         if time.monotonic() > deadline:
             return alive
@@ -108,6 +111,7 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
     deadline = time.monotonic() + 2.0
     me = os.getpid()
     killed: set[int] = set()
+    begun: set[int] = set()
     while True:
         table = {p.pid: p for p in _processes() if p.state not in "ZX"}
         needle = f"{RUN_MARKER}={mark}".encode()
@@ -123,11 +127,13 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
             more = {pid for pid, p in table.items() if p.parent in found} - found
             found |= more
             grown = bool(more)
+        begun |= {table[pid].session for pid in found}
         for pid in found:
             send_signal(pid, KILL)
         killed |= found
         reap(killed)  # those killed in an earlier round are dead by now
         if not found:
+            _reap_leaders(begun - spared - {session})
             return []
         if time.monotonic() > deadline:
             return sorted(found)
@@ -188,6 +194,16 @@ def reap_adopted(sessions: Iterable[int]) -> None:
     wanted, me = set(sessions), os.getpid()
     dead = [p.pid for p in _processes() if p.parent == me and p.state == "Z"]
     reap(p for p in dead if _session_of(p) in wanted)
+
+
+def _reap_leaders(sessions: set[int]) -> None:
+    """Collect who began a session, left a process in it and ended by itself: a double fork.
+
+    Dead before it could be found, it is not among those that were killed. A session of this
+    process's own is left alone, because the exits in it are for whoever started them.
+    """
+    if IS_LINUX:
+        reap_adopted(sessions - {os.getsid(0)})
 
 
 def resident_mib() -> float:
