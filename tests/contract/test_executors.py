@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import TypeVar
 import orjson
 import psutil
 import pytest
+from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
 from muster.farm import canonical
@@ -45,6 +47,8 @@ class Bench:
         self.source = folder / "target.py"
         self.source.write_text(SOURCE)
         self.name = name
+        # An executor ends what an earlier one of its run has left, wherever it is on the machine.
+        self.run_id = "contract" + secrets.token_hex(12)
         self.events: list[Event] = []
         self.executor: Executor | None = None
         self._next = 0
@@ -59,7 +63,7 @@ class Bench:
         )
         assignment = Assignment(
             folder=self.folder,
-            run_id="contract" + "0" * 24,
+            run_id=self.run_id,
             targets={1: spec},
             cluster=ClusterRequest(num_workers=workers),
         )
@@ -131,13 +135,6 @@ every = pytest.mark.parametrize(
     indirect=True,
 )
 local = pytest.mark.parametrize("bench", ["local"], indirect=True)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 # ------------------------------------------------------------------ every executor
@@ -489,7 +486,7 @@ def test_log_offsets_cut_out_what_each_task_printed(bench: Bench) -> None:
 
 @local
 def test_what_an_earlier_coordinator_left_is_ended_before_anything_starts(bench: Bench) -> None:
-    environment = {**os.environ, "MUSTER_RUN_MARK": "contract" + "0" * 24 + "-old"}
+    environment = {**os.environ, "MUSTER_RUN_MARK": f"{bench.run_id}-old"}
     start = ["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!"]
     pid = int(subprocess.run(start, env=environment, capture_output=True, check=True).stdout)
     assert not is_gone(pid)
@@ -498,21 +495,13 @@ def test_what_an_earlier_coordinator_left_is_ended_before_anything_starts(bench:
     bench.ready()
 
 
-def _command_line(process: psutil.Process) -> str:
-    """Empty for one that has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
-
-
 @local
 def test_a_killed_reaper_is_replaced_and_the_run_goes_on(bench: Bench) -> None:
     executor = bench.start("echo")
     bench.ready()
 
     def reapers() -> list[psutil.Process]:
-        return [c for c in psutil.Process().children() if "reaper" in _command_line(c)]
+        return [c for c in psutil.Process().children() if "reaper" in command_line(c)]
 
     [first] = reapers()
     first.kill()

@@ -16,6 +16,7 @@ import pexpect
 import psutil
 import pytest
 from tests.conftest import MusterCli
+from tests.processes import is_gone
 from tests.programs import read_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -55,14 +56,6 @@ def until(found: Callable[[], object], limit_s: float = 300.0) -> None:
     while not found():
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.02)
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [
-        pid
-        for pid in pids
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 def pids_in(folder: Path, pattern: str) -> list[int]:
@@ -162,10 +155,10 @@ def test_an_exit_code_and_a_killed_rank_are_told(tmp_path: Path, muster_cli: Mus
 GRANDCHILDREN = (
     PLAIN
     + """
-child = subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
 (here / f"child-{rank}").write_text(str(child.pid))
 everybody("rank")
-time.sleep(60)
+time.sleep(600)
 """
 )
 
@@ -178,9 +171,9 @@ def test_nothing_survives_a_kill(victim: str, start: str, tmp_path: Path) -> Non
         until(lambda: len(pids_in(tmp_path, "rank-*")) == 2)
         pids = [*pids_in(tmp_path, "rank-*"), *pids_in(tmp_path, "child-*")]
         agent = agent_of(launcher.pid)
-        assert len(alive(pids)) == 4
+        assert len(pids) == 4 and not any(map(is_gone, pids))
         os.kill(launcher.pid if victim == "launcher" else agent.pid, signal.SIGKILL)
-        until(lambda: not alive([*pids, agent.pid]), 2.0)
+        until(lambda: all(map(is_gone, [*pids, agent.pid])), 60.0)
         _, error = launcher.communicate(timeout=300)
     if victim == "agent":
         assert launcher.returncode == 3
@@ -307,14 +300,14 @@ while True: time.sleep(0.05)
     child = pexpect.spawn(sys.executable, words, cwd=str(tmp_path), timeout=300)
     child.expect("all up")
     child.sendintr()
-    until(lambda: len(list(tmp_path.glob("saving-*"))) == 2, 5.0)
+    until(lambda: len(list(tmp_path.glob("saving-*"))) == 2)
     if times == 2:
         child.sendintr()
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
     assert len(list(tmp_path.glob("saved-*"))) == (2 if times == 1 else 0)
-    assert alive(pids_in(tmp_path, "rank-*")) == []
+    assert all(map(is_gone, pids_in(tmp_path, "rank-*")))
 
 
 def test_what_a_rank_raises_while_it_is_stopped_is_shown(tmp_path: Path) -> None:

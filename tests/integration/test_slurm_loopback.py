@@ -6,8 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from tests.processes import is_gone
 from tests.slurm_cluster import SlurmCluster, loopback
 
 pytestmark = pytest.mark.slurm
@@ -53,7 +53,7 @@ def test_it_dies_with_its_starter(slurm: SlurmCluster, tmp_path: Path) -> None:
         assert len(pids) == 5  # munged, slurmctld, two slurmd, and what watches
         starter.kill()
     deadline = time.monotonic() + 300
-    while root.exists() or any(map(_is_running, pids)):
+    while root.exists() or not all(map(is_gone, pids)):
         assert time.monotonic() < deadline, "the cluster outlives its starter"
         time.sleep(0.1)
 
@@ -63,10 +63,3 @@ def _await(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} never came"
         time.sleep(0.05)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

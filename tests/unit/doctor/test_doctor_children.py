@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tests.processes import command_line, is_gone
 
 from muster.doctor.child import Outcome, run_probe, run_program
 from muster.doctor.facts import NetworkFacts
@@ -96,12 +97,9 @@ def test_nothing_that_a_probe_started_outlives_it(ending: str) -> None:
         silence_s=0.2,
     )
     deadline = time.monotonic() + 300
-    while psutil.pid_exists(done.value["pid"]) and time.monotonic() < deadline:
-        if psutil.Process(done.value["pid"]).status() == psutil.STATUS_ZOMBIE:
-            break
+    while not is_gone(done.value["pid"]):
+        assert time.monotonic() < deadline, "the child's child has outlived it"
         time.sleep(0.02)
-    else:
-        assert not psutil.pid_exists(done.value["pid"])
 
 
 def test_copies_between_devices_in_a_child() -> None:
@@ -273,14 +271,6 @@ def test_a_folder_that_cannot_be_written_is_told() -> None:
     done = run_probe("disk", ["/proc/runs", "0.1"], limit_s=30.0)
     assert done.value["is_writable"] is False
     assert done.value["problem"]
-
-
-def command_line(process: psutil.Process) -> str:
-    """Empty for one that has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
 
 
 def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:

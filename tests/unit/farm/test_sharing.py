@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import orjson
@@ -164,7 +165,8 @@ def test_with_real_workers_every_number_is_counted_once_and_both_work(tmp_path: 
     )
     clock = SystemClock()
     hooks = Hooks(show=lambda v: None, requests=list, housekeeping=lambda v: ([], []), clock=clock)
-    executor = LocalExecutor(Assignment(folder=folder, run_id="share", targets={number: spec}))
+    run_id = f"share-{os.getpid()}"  # a run ends what an earlier one with its id has left
+    executor = LocalExecutor(Assignment(folder=folder, run_id=run_id, targets={number: spec}))
     journal = Journal(folder.events, clock)
     ending = Coordinator(plan, ledger, executor, journal, hooks).run()
     journal.close()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.processes import command_line
 
 from muster_recipes.reasoning import referee
 from muster_recipes.reasoning.referee import Referee
@@ -134,7 +135,7 @@ def test_a_question_that_takes_too_long_has_no_answer() -> None:
 
 def comparers() -> list[psutil.Process]:
     """Those of this process; other tests may have left it helpers of their own."""
-    return [p for p in psutil.Process().children() if "referee_process.py" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children() if "referee_process.py" in command_line(p)]
 
 
 def test_a_comparer_that_was_killed_is_started_again(judge: Referee) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from tests.processes import is_gone
 from tests.unit.rl.ladder import Ladder, kind_of, of, place_of, registered
 
 from muster.base.errors import MusterError, SetupError, UsageError
@@ -251,16 +252,9 @@ def test_async_environments_die_with_their_owner() -> None:
             owner.kill()
     assert told == ["stepping\n"] * 3
     deadline = time.monotonic() + 300
-    while any(map(_is_alive, pids)):
+    while not all(map(is_gone, pids)):
         assert time.monotonic() < deadline, "processes have outlived their owner"
         time.sleep(0.02)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork is safe there")
