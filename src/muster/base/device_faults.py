@@ -1,0 +1,91 @@
+"""What the errors of accelerators mean, told by their names and texts. Nothing here imports torch.
+
+The same fault reaches a run as an exception of torch, as one of a library beside torch, and as
+the last line of a program's log, so it is known by what it says and not by its class.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections.abc import Collection
+from typing import Any
+
+#: What a user can do about a torch that cannot use the GPUs that the driver has.
+NO_CUDA_HINT = (
+    "`muster doctor` says which driver and which build of torch go together; "
+    "--devices cpu computes on the CPU."
+)
+_NO_DEVICE_MEMORY = re.compile(
+    r"(CUDA|HIP|XPU|MPS backend) out of memory"
+    r"|(CUDA|HIP|CUDA driver) error: out of memory"
+    r"|Triton Error \[\w+\]: out of memory"
+    r"|RESOURCE_EXHAUSTED: Out of memory"
+    r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT, cuRAND, and the same of ROCm
+    r"|\b(CU|HIP|ROC)[A-Z]+_([A-Z]+_)*ALLOC(ATION)?_FAILED"
+)
+_NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
+_LOST_DEVICE = re.compile(
+    r"No (CUDA|HIP) GPUs are available|CUDA unknown error|driver initialization failed"
+    r"|no (CUDA|ROCm)-capable device|busy or unavailable|(CUDA|HIP) driver error"
+    r"|fallen off the bus|GPU is lost|uncorrectable (ECC|NVLink) error"
+)
+
+
+def looks_like_out_of_device_memory(type_names: Collection[str], text: str) -> bool:
+    """Whether an error says that an accelerator had no memory left.
+
+    ``type_names``: the names of its class and of those above it.
+
+    >>> looks_like_out_of_device_memory(["RuntimeError"], "cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+    True
+    """
+    return "OutOfMemoryError" in type_names or _NO_DEVICE_MEMORY.search(text) is not None
+
+
+def looks_like_out_of_memory(type_names: Collection[str], text: str) -> bool:
+    """Whether an error says that memory ran out, an accelerator's or the host's.
+
+    >>> looks_like_out_of_memory(["MemoryError"], ""), looks_like_out_of_memory(["ValueError"], "")
+    (True, False)
+    """
+    if "MemoryError" in type_names or looks_like_out_of_device_memory(type_names, text):
+        return True
+    return "RuntimeError" in type_names and _NO_MEMORY.search(text) is not None
+
+
+def looks_like_lost_device(text: str) -> bool:
+    """Whether an error says that the device cannot be used, whatever a program does with it.
+
+    >>> looks_like_lost_device("RuntimeError: No CUDA GPUs are available")
+    True
+    """
+    return _LOST_DEVICE.search(text) is not None and not _NO_DEVICE_MEMORY.search(text)
+
+
+def names_of(error: BaseException) -> set[str]:
+    """The names of an error's class and of those above it."""
+    return {base.__name__ for base in type(error).__mro__}
+
+
+def give_memory_back() -> None:
+    """Free what Python and torch keep for later. An exception that is still held keeps the tensors
+    of its frames: drop it first.
+    """
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def why_no_cuda(torch: Any) -> str:
+    """Why ``torch`` can use no CUDA device, in its own words; "" where it can use one."""
+    if torch.cuda.is_available():
+        return ""
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return "torch.cuda.is_available() is False"
