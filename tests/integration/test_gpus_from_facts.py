@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.conftest import MusterCli
 
 import muster
 from muster.base.errors import PlacementError
@@ -200,3 +201,36 @@ def test_a_gang_is_refused_a_gpu_that_another_run_has_leased(
     assert refused.returncode == 3
     assert "cuda:2: leased by run theirs" in refused.stderr
     assert not (host / "run" / "run.json").exists()
+
+
+RANK = """
+import json, os
+names = ("CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT",
+         "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_BUFFER_SIZE")
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+
+def test_a_training_on_gpus_that_torch_cannot_use_does_not_begin(
+    host: Path, muster_cli: MusterCli
+) -> None:
+    (host / "runs").mkdir()
+    done = muster_cli("train", "digits", "--devices", "2", "--max-steps", "3")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "This rank was placed on a GPU" in done.stderr and "muster doctor" in done.stderr
+    assert "Traceback" not in done.stderr and "on the CPU, " not in done.stdout
+
+
+def test_nccl_writes_into_the_run_folder_and_the_users_settings_stay(
+    host: Path, muster_cli: MusterCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host / "look.py").write_text(RANK)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
+    done = muster_cli("run", "--devices", "1", "--run-dir", "r", "look.py")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((host / "r/logs/rank-0.log").read_text().splitlines()[-1])
+    assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+    assert seen["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+    assert (seen["TORCH_NCCL_DUMP_ON_TIMEOUT"], seen["TORCH_FR_BUFFER_SIZE"]) == ("1", "7")
+    assert seen["TORCH_FR_DUMP_TEMP_FILE"] == str(host / "r/logs/nccl-rank-")

@@ -159,6 +159,7 @@ def _spec(plan: GangPlan, program: Script | Entry) -> GangSpec:
         folder=RunFolder(folder.path.absolute()),
         program=program,
         num_ranks=1 if options.one_process else len(plan.slots),
+        slot=plan.slots[0].kind,
         visible_devices=",".join(slot.visible_devices or "" for slot in plan.slots).strip(","),
         threads_per_rank=plan.threads_per_rank,
         max_restarts=options.max_restarts,

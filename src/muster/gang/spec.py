@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from muster.base.codec import to_json
 from muster.base.flags import Flag
+from muster.gang.topology import SlotKind
 from muster.run.folder import RunFolder
 
 Start = Literal["exec", "fork", "spawn"]
@@ -48,6 +49,7 @@ class GangSpec:
 
     Attributes
         num_ranks: on this node; every node has as many.
+        slot: what every rank is placed on; one on a GPU never computes on the CPU instead.
         visible_devices: CUDA_VISIBLE_DEVICES of every rank, where LOCAL_RANK picks; "" hides all
             GPUs, None leaves the variable as it is.
         restart_on: what ``max_restarts`` is for; a crash is a death by a signal, or a stall.
@@ -61,6 +63,7 @@ class GangSpec:
     folder: RunFolder
     program: Script | Entry
     num_ranks: int
+    slot: SlotKind | None = None
     visible_devices: str | None = ""
     threads_per_rank: int = 1
     max_restarts: int = 0

@@ -15,6 +15,10 @@ from typing import Literal, NamedTuple
 
 from muster.base.errors import UsageError
 
+#: What a rank is placed on; the launcher knows it from the driver, before torch has looked.
+SlotKind = Literal["cuda", "cpu"]
+SLOT = "MUSTER_SLOT"
+
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -22,7 +26,8 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 class Topology:
     """One rank's place. ``rank`` counts over all nodes, ``local_rank`` on this one.
 
-    ``restart_count``: how often the launcher has started the gang anew before this time.
+    ``restart_count``: how often the launcher has started the gang anew before this time; ``slot``:
+    the kind of device it was placed on, None from a launcher that does not say.
     """
 
     rank: int
@@ -35,6 +40,7 @@ class Topology:
     master_port: int
     restart_count: int
     launcher: Literal["torchrun", "slurm"]
+    slot: SlotKind | None = None
 
     def __post_init__(self) -> None:
         for name, value, bound, limit in (
@@ -97,6 +103,7 @@ def _of_torchrun(env: Mapping[str, str]) -> Topology:
         master_port=_whole(env, "MASTER_PORT", "torchrun"),
         restart_count=_whole(env, "TORCHELASTIC_RESTART_COUNT", "torchrun", "0"),
         launcher="torchrun",
+        slot=_slot(env.get(SLOT)),
     )
 
 
@@ -150,6 +157,10 @@ def read_meeting(environment: Mapping[str, str] | None = None) -> Meeting:
         )
 
     return Meeting(number("NODE_RANK"), said("MASTER_ADDR"), number("MASTER_PORT"))
+
+
+def _slot(text: str | None) -> SlotKind | None:
+    return "cuda" if text == "cuda" else "cpu" if text == "cpu" else None
 
 
 def set_default(name: str, value: str) -> None:

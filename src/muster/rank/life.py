@@ -23,7 +23,7 @@ from muster.base.code import Code
 from muster.base.codec import decode, write_json
 from muster.base.errors import EXIT_REQUEUE, EXIT_SOME_FAILED, MusterError
 from muster.gang.beacon import BEACON
-from muster.gang.topology import Topology, read_topology
+from muster.gang.topology import SlotKind, Topology, read_topology
 from muster.rank.checkpoint import (
     CheckpointWriter,
     agree_on_best,
@@ -155,12 +155,19 @@ def live(
     checkpoint_s: float | None = 60.0,
     checkpoint_steps: int | None = None,
     num_devices: int = 1,
+    slot: SlotKind | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
     code: Code | None = None,
     allow_changed_code: bool = False,
 ) -> Results | None:
-    """Train in this process as one rank; the results, or None when it was asked to stop."""
-    with joined(topology, num_devices=num_devices) as gang, StopFlag(is_cancelled) as stop:
+    """Train in this process as one rank; the results, or None when it was asked to stop.
+
+    ``slot``: see ``joined``.
+    """
+    with (
+        joined(topology, num_devices=num_devices, slot=slot) as gang,
+        StopFlag(is_cancelled) as stop,
+    ):
         say = say if gang.is_first else _silent
         BEACON.phase = "setup"
         if gang.is_first:  # it is of a start before this one

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.base.errors import MusterError, PlacementError
+from muster.base.errors import MusterError, PlacementError, SetupError
+from muster.base.settings import variable
 from muster.gang.beacon import BEACON
-from muster.gang.topology import Topology
+from muster.gang.topology import SlotKind, Topology
 
 _COLLECTIVE = "an agreement"
 
@@ -142,16 +143,22 @@ class Gang:
 
 
 @contextmanager
-def joined(topology: Topology | None, *, num_devices: int = 1) -> Iterator[Gang]:
+def joined(
+    topology: Topology | None, *, num_devices: int = 1, slot: SlotKind | None = None
+) -> Iterator[Gang]:
     """Join the gang that the launcher has made, or be one rank alone; leaves it at the end.
 
-    ``num_devices``: GPUs that this one process uses itself (dp mode). The device is set before
-    anything else, so that no rank opens a context on GPU 0.
+    ``num_devices``: GPUs that this one process uses itself (dp mode). ``slot``: what this process
+    was placed on, where no launcher has said it; without either, the GPU if there is one. The
+    device is set before anything else, so that no rank opens a context on GPU 0.
+
+    Raises SetupError on a rank that was placed on a GPU which torch cannot use.
     """
     local_rank = 0 if topology is None else topology.local_rank
     num_ranks = 1 if topology is None else topology.world_size
     is_slurm = topology is not None and topology.launcher == "slurm"
-    device = _device(local_rank, shows_own=is_slurm)
+    slot = slot or (None if topology is None else topology.slot)
+    device = _device(local_rank, slot, shows_own=is_slurm)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if num_ranks > 1:
@@ -188,10 +195,22 @@ def joined(topology: Topology | None, *, num_devices: int = 1) -> Iterator[Gang]
             dist.destroy_process_group()
 
 
-def _device(local_rank: int, *, shows_own: bool) -> torch.device:
+def _device(local_rank: int, slot: SlotKind | None, *, shows_own: bool) -> torch.device:
     """``shows_own``: the launcher may show each rank its own GPU only."""
-    if not torch.cuda.is_available():
+    if slot == "cpu":
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if slot == "cuda":
+            raise SetupError(
+                "This rank was placed on a GPU, which the driver shows, and torch "
+                f"{torch.__version__} cannot use it: {why_no_cuda()} On the CPU it would take many "
+                "times as long.",
+                hint="`muster doctor` says what to repair; --devices cpu trains on the CPU.",
+            )
+        return torch.device("cpu")
+    # A launcher of any kind may have left each rank a list of its own.
+    listed = variable("CUDA_VISIBLE_DEVICES")
+    shows_own = shows_own or (listed is not None and "," not in listed)
     count = torch.cuda.device_count()
     if shows_own and count == 1:
         local_rank = 0
@@ -201,6 +220,16 @@ def _device(local_rank: int, *, shows_own: bool) -> torch.device:
             hint="start as many ranks per node as it has GPUs.",
         )
     return torch.device("cuda", local_rank)
+
+
+def why_no_cuda() -> str:
+    """What torch itself says of a GPU that it cannot use, as a sentence."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+        said = str(error).strip().partition("\n")[0]
+        return said if said.endswith(".") else f"{said}."
+    return "It sees none."
 
 
 def _devices(device: torch.device, num_devices: int) -> tuple[torch.device, ...]:

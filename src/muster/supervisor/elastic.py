@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -28,6 +29,8 @@ from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
 from muster.gang.blame import RankEnd, consequence, read_rank_error
 from muster.gang.spec import Entry, GangSpec
+from muster.gang.topology import SLOT
+from muster.run.folder import RunFolder
 from muster.supervisor.forkserver import Child, ForkServer
 from muster.supervisor.rendezvous import interface_towards
 from muster.supervisor.watchdog import Watchdog, dump_stacks
@@ -38,7 +41,14 @@ _NOTICE_S = 0.5
 _AFTER_FAILURE_S = 5.0
 _AFTER_STALL_S = 1.0
 _POLL_S = 0.01
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+#: Where gloo and NCCL listen; a node may have interfaces that the others cannot reach.
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+#: NCCL's record of what each rank has called, by the names that torch has for it from 2.9 on, and
+#: before. Only one of the two is set: torch warns of the old one.
+_RECORD_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_RECORD_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_IS_OLD = torch.__version__ < (2, 9)  # type: ignore[operator]
 
 Tell = Callable[..., None]
 
@@ -192,7 +202,6 @@ class Supervisor(SimpleElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "OPENBLAS_NUM_THREADS": threads,
@@ -201,14 +210,21 @@ class Supervisor(SimpleElasticAgent):
         if self._spec.visible_devices is not None:
             values["CUDA_VISIBLE_DEVICES"] = self._spec.visible_devices
             values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        return child_environment({**self._interface(), **values})
+        if self._spec.slot is not None:
+            values[SLOT] = self._spec.slot
+        values |= self._defaults(child_environment({}))
+        return child_environment(values)
 
-    def _interface(self) -> dict[str, str]:
-        """Where gloo is to listen, between nodes and unless the user has said it."""
-        if self._spec.num_nodes == 1 or _INTERFACE in child_environment({}):
-            return {}
-        name = interface_towards(self._spec.master_addr, self._spec.master_port)
-        return {} if name is None else {_INTERFACE: name}
+    def _defaults(self, said: Mapping[str, str]) -> dict[str, str]:
+        """What the user has not said in the environment."""
+        spec, values = self._spec, dict[str, str]()
+        if spec.slot != "cpu":
+            values |= flight_recorder(said, spec.folder)
+        missing = [name for name in _INTERFACES if name not in said]
+        if spec.num_nodes > 1 and missing:
+            found = interface_towards(spec.master_addr, spec.master_port)
+            values |= {} if found is None else dict.fromkeys(missing, found)
+        return values
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]
@@ -281,3 +297,18 @@ class Supervisor(SimpleElasticAgent):
             for rank in self._ranks
         ]
         self._tell("failed", ends=ends, restarts_left=self._remaining_restarts)
+
+
+def flight_recorder(said: Mapping[str, str], folder: RunFolder) -> dict[str, str]:
+    """Variables that make NCCL write down, beside the ranks' logs, what it gave up waiting for.
+
+    What the environment has ``said`` under either name stays as it is.
+    """
+    wanted = (
+        (("TORCH_NCCL_DUMP_ON_TIMEOUT",) * 2, "1"),
+        (_RECORD_SIZE, "2000"),
+        (_RECORD_FILE, str(folder.logs / "nccl-rank-")),
+    )
+    return {
+        names[_IS_OLD]: value for names, value in wanted if not any(name in said for name in names)
+    }
