@@ -46,3 +46,34 @@ def altered(record: dict[str, Any]) -> dict[str, Any]:
         "price": decimal.Decimal("12.50"),
         "nested": {"raw": [b"a", None]},
     }
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names it."""
+
+
+class Block:
+    """Memory of a pretend device of 100 units, taken for as long as anything refers to it."""
+
+    taken = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = 0
+        if Block.taken + size > 100:
+            raise OutOfMemoryError(f"CUDA out of memory: {size} asked for, {Block.taken} taken")
+        self.size = size
+        Block.taken += size
+
+    def __del__(self) -> None:
+        Block.taken -= self.size
+
+
+class Cramped:
+    """A call takes 60 units, and 8 for each of its records, so that five fit."""
+
+    batch_size = 16
+
+    def process(self, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        weights = Block(60)
+        activations = Block(8 * len(batch))
+        return [{**record, "held": weights.size + activations.size} for record in batch]

@@ -24,11 +24,10 @@ _ID = "id"
 
 
 class OutOfMemory(Exception):
-    """The device's memory did not hold the batch; ``size`` records were in it."""
+    """The device's memory did not hold the batch; the text is that of the first error.
 
-    def __init__(self, size: int, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.size = size
+    It has no cause: that one's frames would hold the tensors of the failed call.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,9 @@ def _apply_one(
         try:
             made = function(record.copy())
         except Exception as error:
-            made = _again(step, function, record, error)
+            made = failure_of(step.name, error)
+        if type(made) is Failure:
+            made = _again(step, function, record, made)
         if type(made) is dict and (_ID in made or not keeps_ids):  # by far the most
             kept.append(made)
             continue
@@ -110,17 +111,19 @@ def _apply_one(
 
 
 def _again(
-    step: Step, function: Callable[[dict[str, Any]], Any], record: dict[str, Any], error: Exception
+    step: Step, function: Callable[[dict[str, Any]], Any], record: dict[str, Any], failure: Failure
 ) -> Any:
-    """Try the record again; the result, or the last failure. A `Reject` is never tried again."""
+    """Try the record again; the result, or the last failure. What the stage itself has rejected,
+    which has no trace, is never tried again.
+    """
     for _ in range(step.retries):
-        if isinstance(error, Reject):
+        if not failure.trace:
             break
         try:
             return function(record.copy())
-        except Exception as another:
-            error = another
-    return failure_of(step.name, error)
+        except Exception as error:
+            failure = failure_of(step.name, error)
+    return failure
 
 
 def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
@@ -128,18 +131,21 @@ def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
     if not records:
         return []
     assert step.many is not None
+    # An error's frames hold what the call has put on the device. So the handler takes what is to
+    # be known of it, and whatever needs that memory comes after the handler.
     try:
         made = step.many([dict(record) for record in records])
     except Exception as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory(len(records), error) from error
-        if len(records) == 1:
-            return [_again(step, lambda record: _alone(step, record), records[0], error)]
+        failure, has_room = failure_of(step.name, error), not is_out_of_memory(error)
     else:
         if not isinstance(made, list | tuple) or len(made) != len(records):
             # Which entry is of which record nobody knows: guessing one by one would hide that.
             return [Failure(step.name, _wrong_length(step, made, len(records)))] * len(records)
         return [checked(step.name, item) for item in made]
+    if not has_room:
+        raise OutOfMemory(failure.reason)
+    if len(records) == 1:
+        return [_again(step, lambda record: _alone(step, record), records[0], failure)]
     half = len(records) // 2
     return _call_many(step, records[:half]) + _call_many(step, records[half:])
 

@@ -243,22 +243,26 @@ class Chunk:
         """Run all steps on the batch, in pieces if memory does not hold it."""
         for position, step in enumerate(steps):
             try:
-                apply(step, batch, keeps_ids=self._worker.plan.keeps_ids)
+                apply(step, batch, keeps_ids=self._keeps_ids)
+                continue
             except OutOfMemory as error:
-                self._in_pieces(steps[position:], batch, error)
-                return
+                reason = str(error)
+            # After the handler: the error's frames may hold what the step made of other records.
+            self._in_pieces(steps[position:], batch, reason)
+            return
         self._size.good()
 
-    def _in_pieces(self, steps: Sequence[Any], batch: list[Row], error: OutOfMemory) -> None:
+    def _in_pieces(self, steps: Sequence[Any], batch: list[Row], reason: str) -> None:
         give_memory_back()
         if len(batch) == 1:
-            reason = f"out of memory with this record alone: {error}"
+            reason = f"out of memory with this record alone: {reason}"
             batch[0].failures.append(Failure(steps[0].name, reason))
             batch[0].records = []
             return
-        size = self._size.shrink(len(batch))
-        for begin in range(0, len(batch), size):
-            self._through(steps, batch[begin : begin + size])
+        self._size.shrink(len(batch))
+        while batch:  # the size may change with every piece
+            piece, batch = batch[: self._size.now], batch[self._size.now :]
+            self._through(steps, piece)
 
     # ------------------------------------------------------------------ stages that wait
 

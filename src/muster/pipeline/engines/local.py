@@ -181,19 +181,20 @@ class TransformersEngine:
         joining = self._joining(decoder)
         if not joining and not self._running:
             return
+        num_rows, no_room = len(joining) or len(self._running), ""
         try:
             if joining:
                 complete = decoder.admit([job.answer for job in joining if job.answer is not None])
             else:
-                num_rows = len(self._running)
                 complete = decoder.step()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._shrink(decoder, joining, error)
+            no_room = (str(error) or type(error).__name__).splitlines()[0]
+        if no_room:  # after the handler: the error's frames hold the tensors of the batch
+            self._shrink(decoder, no_room)
             return
         if joining:
-            num_rows = len(joining)
             self._joined(joining)
         else:
             self._counts["steps"] += 1
@@ -226,11 +227,9 @@ class TransformersEngine:
         self._counts["prompt_tokens"] += prompt_tokens
         METER.add("prompt_tokens", prompt_tokens)
 
-    def _shrink(self, decoder: Decoder, joining: Sequence[_Job], error: Exception) -> None:
+    def _shrink(self, decoder: Decoder, reason: str) -> None:
         """All rows wait again, in front of the others, for a batch of half as many."""
         rows = list(self._running.values())
-        reason = str(error).splitlines()[0]
-        del error  # its frames hold the tensors of the batch
         decoder.clear()
         for job in rows:
             if job.answer is not None:

@@ -265,6 +265,7 @@ class SmallDevice:
     """Stands for a device whose memory holds a batch of so many rows."""
 
     most_rows: int
+    words: str = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 @pytest.fixture
@@ -274,7 +275,7 @@ def device_of_rows() -> Any:
 
     def before(module: Any, args: Any) -> None:
         if isinstance(module, torch.nn.Embedding) and len(args[0]) > device.most_rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise torch.OutOfMemoryError(device.words)
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(before)
     yield device
@@ -314,10 +315,11 @@ def test_the_batch_grows_again_when_there_is_memory(
     assert large == 8
 
 
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2.00 GiB", ""])
 def test_a_prompt_that_does_not_fit_alone_is_an_error_of_its_own(
-    tiny: Path, device_of_rows: SmallDevice
+    tiny: Path, device_of_rows: SmallDevice, words: str
 ) -> None:
-    device_of_rows.most_rows = 0
+    device_of_rows.most_rows, device_of_rows.words = 0, words
     made, _ = run(tiny, mixed_requests(3), 4)
     assert [type(one) for one in made] == [RequestError] * 3
     assert "with this prompt alone" in str(made[0])
