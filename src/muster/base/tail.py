@@ -38,7 +38,7 @@ class Tail:
     def skip_to(self, position: int) -> None:
         """Hear what is left before ``position``, then go on from there."""
         self.read(is_last=True)
-        self._position = position
+        self._position = self.start = position
 
     def _new(self) -> bytes:
         try:
@@ -59,7 +59,7 @@ def last_lines(path: Path, count: int, *, start: int = 0) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(start, size - 8192))
+            file.seek(max(start, size - 160 * max(count, 50)))
             data = file.read()
     except OSError:
         return ()

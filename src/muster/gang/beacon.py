@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import dis
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -66,21 +68,28 @@ _COLLECTIVES = {
     "_verify_param_shape_across_processes": "all-gather",
     "wait_tensor": "a collective",
 }
+#: Calls that return when the GPU is done with what they are about.
+_GPU_WAITS = {
+    "item", "tolist", "cpu", "numpy", "to", "float", "int", "bool", "synchronize",
+    "_cuda_synchronize",
+}  # fmt: skip
 
 
 class Beacon:
     """``step`` -1 and empty texts mean: not said, so look yourself.
 
     ``phase``: setup, data, compiling, forward, backward, optimizer, evaluation, checkpoint, finish;
-    ``collective``: the name of the one that is waited for, "" outside.
+    ``collective``: the name of the one that is waited for, "" outside; ``own_done`` answers what
+    ``Heartbeat.own_done`` means.
     """
 
-    __slots__ = ("collective", "phase", "step")
+    __slots__ = ("collective", "own_done", "phase", "step")
 
     def __init__(self) -> None:
         self.step = -1
         self.phase = ""
         self.collective = ""
+        self.own_done: Callable[[], bool | None] = lambda: None
 
 
 #: Of this process.
@@ -152,8 +161,11 @@ class HeartbeatSender:
         beacon = self._beacon
         frames = sys._current_frames()
         compiles = any(map(is_compiling, frames.values()))  # backward's may be in another thread
-        phase, collective = read_place(frames.get(self._main or 0))
-        distributed = _loaded("torch.distributed")
+        main = frames.get(self._main or 0)
+        phase, collective = read_place(main)
+        distributed, cuda = _loaded("torch.distributed"), _loaded("torch.cuda")
+        # Asked only then: while a CUDA graph is captured, no thread may ask for events.
+        on_gpu = cuda is not None and cuda.is_initialized() and waits_for_gpu(main)
         is_ready = bool(distributed is not None and distributed.is_initialized())
         return Heartbeat(
             rank=self._topology.rank,
@@ -165,6 +177,8 @@ class HeartbeatSender:
             cpu_s=family_cpu_s() or 0.0,
             is_ready=is_ready,
             has_ended=has_ended,
+            on_gpu=on_gpu,
+            own_done=beacon.own_done() if on_gpu else None,
         )
 
 
@@ -191,6 +205,28 @@ def read_place(frame: FrameType | None) -> tuple[str, str]:
             theirs = f"{path.rpartition('/')[2]}:{frame.f_lineno} in {name}"
         frame = frame.f_back
     return theirs, ""
+
+
+def waits_for_gpu(frame: FrameType | None) -> bool:
+    """Whether the call that a stack is in returns when a GPU is done: ``loss.item()``, say.
+
+    Such a call is made in C and has no frame, but the bytecode of its caller names it.
+    """
+    if frame is None:
+        return False
+    code = list(dis.get_instructions(frame.f_code))
+    # At the instruction, or at the last of the caches behind it.
+    index = sum(each.offset <= frame.f_lasti for each in code) - 1
+    if "CALL" not in code[index].opname:
+        return False
+    # What is called is the last thing loaded where the expression of the call begins.
+    begins = code[index].positions and code[index].positions[::2]
+    named = [
+        each.argval
+        for each in code[:index]
+        if each.opname.startswith("LOAD_") and each.positions and each.positions[::2] == begins
+    ]
+    return bool(named) and named[-1] in _GPU_WAITS
 
 
 def is_compiling(frame: FrameType | None) -> bool:

@@ -20,8 +20,10 @@ from muster.gang.stall import name_ranks
 
 MAX_LINES = 10
 _FRAME_LINES = 6
+_TAIL_LINES = 4
 _LINE_WIDTH = 300
 
+_TIMED_OUT = "timed out waiting for the others"
 #: What a rank says when another one has gone: what the report calls it → the pattern.
 _CONSEQUENCES = {
     name: re.compile(pattern, re.I)
@@ -32,12 +34,16 @@ _CONSEQUENCES = {
         "NCCL remote error": r"nccl\s?remote ?error|ncclSystemError|NCCL.*(abort|remote)",
         "connection to the store lost": r"DistNetworkError|DistStoreError|recvValue|sendBytes"
         r"|failed to (recv|send)",
-        "timed out waiting for the others": r"(socket|store|wait|watchdog).{0,40}time(d )?out"
+        _TIMED_OUT: r"(socket|store|wait|watchdog).{0,40}time(d )?out"
         r"|timed? ?out (waiting|after)",
         "could not connect to the others": r"connection refused|connectFullMesh"
         r"|DistBackendError.*connect",
     }.items()
 }
+#: What NCCL's watchdog leaves in the log of a rank that it aborts: the rank has waited in vain.
+_GAVE_UP = re.compile(
+    r"Watchdog caught collective operation timeout|communicator was aborted", re.I
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +65,8 @@ class RankError:
 class RankEnd:
     """``code``: exit code, or minus the signal that killed it.
 
-    ``was_stopped``: muster had told it to end by then. ``tail``: the last lines of its log.
+    ``was_stopped``: muster had told it to end by then. ``tail``: the last lines of its log, as many
+    as an abort prints.
     """
 
     rank: int
@@ -71,9 +78,19 @@ class RankEnd:
 
 
 def find_culprit(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The rank that failed first of its own; None when none failed."""
+    """The rank that failed first of its own; None when none failed.
+
+    Where ranks only gave up waiting, it is one that they waited for.
+    """
     failed = [end for end in ends if end.code != 0]
-    return min(failed, key=_guilt, default=None)
+    return _waited_for(failed) or min(failed, key=_guilt, default=None)
+
+
+def _waited_for(failed: Sequence[RankEnd]) -> RankEnd | None:
+    """The first rank that worked on until muster stopped it, where the others had given up."""
+    late = [end for end in failed if end.was_stopped and consequence(end) == "stopped"]
+    rest = [consequence(end) for end in failed if end not in late]
+    return late[0] if late and _TIMED_OUT in rest and None not in rest else None
 
 
 def raised_while_stopping(ends: Sequence[RankEnd]) -> list[RankEnd]:
@@ -101,9 +118,11 @@ def report(
     if culprit is None:
         return ()
     lines = [_headline(culprit, world_size, num_oom_kills)]
+    if culprit == _waited_for([end for end in ends if end.code != 0]):
+        lines = [f"rank {culprit.rank} of {world_size} did not come to where the others waited"]
     after = [*_others(ends, culprit), f"log: {log}"]
     room = MAX_LINES - len(lines) - len(after)
-    detail = culprit.error.frames if culprit.error else culprit.tail
+    detail = culprit.error.frames if culprit.error else _telling(culprit.tail)
     shown = [f"  {line}" for line in detail[-min(room, _FRAME_LINES) :]]
     return tuple(line[:_LINE_WIDTH] for line in [*lines, *shown, *after])
 
@@ -115,8 +134,14 @@ def consequence(end: RankEnd) -> str | None:
         for name, pattern in _CONSEQUENCES.items():
             if pattern.search(text):
                 return name
-        return "stopped" if end.was_stopped else None
+    elif end.code == -signal.SIGABRT and any(map(_GAVE_UP.search, end.tail)):
+        return _TIMED_OUT
     return "stopped" if end.was_stopped else None
+
+
+def _telling(tail: Sequence[str]) -> Sequence[str]:
+    """The lines that say most: NCCL's own word, which stacks follow, or the last ones."""
+    return [line for line in tail if _GAVE_UP.search(line)][:1] or tail[-_TAIL_LINES:]
 
 
 def _guilt(end: RankEnd) -> tuple[int, float, int]:

@@ -50,7 +50,8 @@ from muster.gang.blame import (
 from muster.gang.spec import Entry, GangSpec
 
 _TURN_S = 0.05
-_TAIL_LINES = 4
+#: As many as a process prints that is aborted: every thread's stack, in Python and in C.
+_TAIL_LINES = 400
 #: Beyond its grace, what a supervisor may take to end itself and its ranks.
 _SUPERVISOR_S = 10.0
 
@@ -389,6 +390,5 @@ class _Launch:
 
     def _log_of_supervisor(self) -> tuple[str, ...]:
         return tuple(
-            f"  {line}"
-            for line in last_lines(self._spec.folder.agent_log(self._spec.node_rank), _TAIL_LINES)
+            f"  {line}" for line in last_lines(self._spec.folder.agent_log(self._spec.node_rank), 4)
         )

@@ -14,10 +14,16 @@ some                   is idle                  ended after the limit
 some                   computes                 a remark after the limit, ended after ten times it
 some                   sets up or saves         a remark, never ended: a disk may be slow
 some                   compiles                 a remark, never ended
+some                   waits for its own GPU    a remark after the limit, ended after ten times it
 all wait               all idle                 mismatched collectives: ended after the limit
 all wait               some compute             a remark, ended after ten times the limit
 nobody waits           (any)                    a remark, never ended
 =====================  =======================  ================================================
+
+On GPUs the host runs ahead of its device and then waits for it, at full processor load. With NCCL
+that is where ranks wait for each other: a rank in such a call waits, unless it knows that the work
+of its own GPU is what is unfinished (``own_done``). How long a GPU may compute nobody can tell, so
+a rank on its GPU counts as one that computes, and one that is alone there is never ended.
 
 Before every rank has initialised torch.distributed only silence is judged: nobody can wait yet.
 """
@@ -42,6 +48,8 @@ _QUIET_S = 4.0
 #: One rank works on its own here, for as long as its disk or its task takes.
 _PATIENT = ("checkpoint", "compiling", "setup", "finish")
 
+_SINGULAR = {"are": "is", "have": "has", "wait": "waits"}
+
 _PLACES = {
     "data": "in the data loader",
     "data loader": "in the data loader",
@@ -64,6 +72,8 @@ class Heartbeat:
     ``phase``: one of the words above or a place in the code; ``collective``: the one it is in,
     "" for none; ``num_collectives``: issued so far; ``cpu_s``: of the process and its descendants;
     ``is_ready``: torch.distributed is initialised; ``has_ended``: it left in order.
+    ``on_gpu``: it is in a call that returns when its GPU is done; ``own_done``: that GPU has done
+    its own work and waits for the others', None where that is not known.
     """
 
     rank: int
@@ -75,6 +85,8 @@ class Heartbeat:
     cpu_s: float = 0.0
     is_ready: bool = False
     has_ended: bool = False
+    on_gpu: bool = False
+    own_done: bool | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Heartbeat:
@@ -82,8 +94,10 @@ class Heartbeat:
 
     @property
     def waits(self) -> bool:
-        """In a collective, or in backward, where DDP and FSDP hide theirs."""
-        return bool(self.collective) or self.phase == "backward"
+        """In a collective, in backward, where DDP and FSDP hide theirs, or for a GPU that waits."""
+        on_gpu = self.on_gpu and self.phase not in _PATIENT
+        may_wait = on_gpu or self.phase == "backward"
+        return bool(self.collective) or (may_wait and self.own_done is not False)
 
     @property
     def sign(self) -> tuple[int, str, str, int]:
@@ -197,7 +211,8 @@ class Watch:
         return self._remark(who, f"{text} (busy, so left alone for now)")
 
     def _standstill(self, here: Sequence[_Rank], still_s: float) -> Verdict | None:
-        waiting = [r for r in here if r.last.waits]
+        is_alone = self._world_size == 1 and here[0].last.on_gpu
+        waiting = [r for r in here if r.last.waits and not is_alone]
         others = [r for r in here if not r.last.waits]
         is_late = still_s >= _PATIENCE * self._limit_s
         if not waiting:
@@ -224,7 +239,7 @@ class Watch:
         return self._remark(who, f"{text} (busy, so left alone for now)")
 
     def _is_idle(self, rank: _Rank) -> bool:
-        if len(rank.cpu) < 2:
+        if len(rank.cpu) < 2 or rank.last.on_gpu or rank.last.own_done is False:
             return False
         (begin_s, begin_cpu), (end_s, end_cpu) = rank.cpu[0], rank.cpu[-1]
         return end_cpu - begin_cpu < _IDLE_SHARE * (end_s - begin_s)
@@ -274,6 +289,10 @@ def _describe(heartbeats: Sequence[Heartbeat], *, count_them: bool = False) -> l
 
 
 def _clause(heartbeat: Heartbeat) -> str:
+    if heartbeat.own_done is False and not heartbeat.collective:
+        return f"have a GPU that is not done with its own work, {_where([heartbeat])}"
+    if heartbeat.on_gpu and not heartbeat.collective:
+        return f"wait for the GPU {_where([heartbeat])}"
     if heartbeat.waits:
         return f"wait in {heartbeat.collective or heartbeat.phase}"
     return f"are {_where([heartbeat])}"
@@ -281,7 +300,7 @@ def _clause(heartbeat: Heartbeat) -> str:
 
 def _singular(clause: str) -> str:
     verb, _, rest = clause.partition(" ")
-    return f"{'waits' if verb == 'wait' else 'is'} {rest}"
+    return f"{_SINGULAR[verb]} {rest}"
 
 
 def _where(heartbeats: Sequence[Heartbeat]) -> str:

@@ -3,8 +3,10 @@
 # No postponed annotations here: DistributedDataParallel reads those of its hook as objects.
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.base.errors import MusterError
+from muster.gang.beacon import BEACON
 from muster.rank.process_group import Council
+
+
+class Marks:
+    """Events of the last steps, in the order in which a GPU comes to them.
+
+    After a rank's own work of a step comes what waits for the other ranks, then the next step.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[Any, bool]] = deque(maxlen=12)  # a host is few steps ahead
+
+    def add(self, event: Any, *, is_own: bool) -> None:
+        """``is_own``: it follows the rank's own work, otherwise a step begins with it."""
+        self._events.append((event, is_own))
+
+    def own_done(self) -> bool | None:
+        """Of a GPU that stands: whether it waits for others; None where all is done. May be asked
+        by another thread."""
+        for event, is_own in list(self._events):
+            if not event.query():
+                return not is_own
+        return None
 
 
 class GradientSync:
@@ -34,15 +59,18 @@ class GradientSync:
         self.last_start_s = 0.0
         self._layout: dict[int, tuple[int, torch.dtype, torch.device]] = {}
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._marks = Marks()
+        BEACON.own_done = self.own_done
 
     def begin_window(self, device: torch.device) -> None:
         """Before the first forward of an optimizer step."""
         self.num_started = 0
         if device.type == "cuda":
-            if self._events is None:
-                make: Any = torch.cuda.Event
-                self._events = make(enable_timing=True), make(enable_timing=True)
+            # Blocking: a host that waits leaves its core to the data loader and does not look busy.
+            make: Any = partial(torch.cuda.Event, enable_timing=True, blocking=True)
+            self._events = make(), make()
             self._events[0].record()
+            self._marks.add(self._events[0], is_own=False)
 
     def compute_s(self) -> float | None:
         """From there until this rank's last gradients; None on a CPU."""
@@ -50,6 +78,17 @@ class GradientSync:
             return None
         self._events[1].synchronize()
         return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+    def own_done(self) -> bool | None:
+        """See ``Marks``; None also where that cannot be asked."""
+        if self._events is None:
+            return None
+        try:
+            # In a thread of its own a query would else open a context on the first GPU.
+            with torch.cuda.device(self._events[0].device):
+                return self._marks.own_done()
+        except RuntimeError:
+            return None
 
     def hook(
         self,
@@ -68,6 +107,7 @@ class GradientSync:
                 del self._layout[later]
             if self._events is not None:
                 self._events[1].record()
+                self._marks.add(self._events[1], is_own=True)
         self.last_start_s = time.perf_counter()
         # Not waited for here: the backward goes on while the bucket travels. DDP waits for all
         # buckets at its end.

@@ -150,11 +150,22 @@ def _prepare(entry: str | None, modules: list[str]) -> str:
     gc.freeze()  # a collection in a rank would copy the pages of everything imported
     gc.enable()
     torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() or _spoils_forks(torch):
         return f"importing {entry} has initialised CUDA"
     if sys.platform == "linux" and (extra := len(os.listdir("/proc/self/task")) - 1):
         return f"importing {entry or 'torch'} has started {extra} threads"
     return ""
+
+
+def _spoils_forks(torch: Any) -> bool:
+    """Whether a forked process could not use CUDA any more, as a first one finds.
+
+    It is so after torch has only counted GPUs, which here looks as if nothing had happened.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _become_rank(message: dict[str, Any], server_pid: int) -> list[str]:

@@ -61,7 +61,7 @@ class LossTrail:
         if isinstance(total, Tensor):
             host = torch.empty((), dtype=total.dtype, pin_memory=True)
             host.copy_(total, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record()
             self._waiting.append(_Waiting(attempt, epoch, host, weight, event))
         else:

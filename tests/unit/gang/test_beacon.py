@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from types import FrameType
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from muster.gang.beacon import family_cpu_s, is_compiling
+from muster.gang.beacon import family_cpu_s, is_compiling, waits_for_gpu
 
 
 def frame_in(*places: tuple[str, str]) -> FrameType:
@@ -52,3 +54,62 @@ def test_processor_time_of_another_process() -> None:
             child.kill()
     assert family_cpu_s(child.pid) is None
     assert (family_cpu_s() or 0.0) >= sum(os.times()[:2]) - 0.1
+
+
+def waits_in(text: str) -> bool:
+    """Whether a function waits for a GPU while it is in the call that is ``text``."""
+    found: list[bool] = []
+
+    def note(*_: object) -> int:
+        found.append(waits_for_gpu(sys._getframe(1)))
+        return 1
+
+    loss = SimpleNamespace(item=note, read=note)
+    scope: dict[str, Any] = {"loss": loss, "float": note, "f": note}
+    exec(compile(f"def step():\n    return [{text}]", "train.py", "exec"), scope)
+    scope["step"]()
+    [waits] = found
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("loss.item()", True),
+        ("1 + loss.item()", True),
+        ("float(True)", True),
+        ("loss.read()", False),
+        ("f()", False),
+    ],
+)
+def test_a_call_that_waits_for_a_gpu_is_known_by_its_name(text: str, wanted: bool) -> None:
+    assert waits_in(text) is wanted
+
+
+def test_torchs_own_synchronize_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def note() -> None:
+        frame = sys._getframe(1)
+        seen.append((frame.f_code.co_filename.endswith("cuda/__init__.py"), waits_for_gpu(frame)))
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_synchronize", note, raising=False)
+    torch.cuda.synchronize(-1)  # of no device
+    assert seen == [(True, True)]
+
+
+def test_an_event_waits_for_a_gpu() -> None:
+    """torch.cuda.Event.synchronize has a frame of its own, which calls that of its base in C."""
+    seen = []
+
+    class Base:
+        def synchronize(self) -> None:
+            seen.append(waits_for_gpu(sys._getframe(1)))
+
+    class Event(Base):
+        def synchronize(self) -> None:
+            super().synchronize()
+
+    Event().synchronize()
+    assert seen == [True]

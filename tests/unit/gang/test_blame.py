@@ -149,3 +149,41 @@ def test_only_what_a_rank_raised_of_its_own_is_told_of_a_gang_that_was_stopped()
     assert [end.rank for end in own] == [3]
     assert report(own, world_size=4, log=LOG)[0] == "rank 3 of 4 failed: ValueError: full"
     assert report(raised_while_stopping(ends[:3]), world_size=4, log=LOG) == ()
+
+
+#: What NCCL's watchdog leaves in a log before it aborts the process, and what follows it there.
+WATCHDOG = (
+    "[rank0]:[E1122 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group"
+    " watchdog thread terminated with exception: [Rank 0] Watchdog caught collective operation"
+    " timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE) ran for 600031 milliseconds.",
+    *(f"frame #{number}: c10d::ProcessGroupNCCL::watchdogHandler()" for number in range(30)),
+    "Fatal Python error: Aborted",
+)
+
+
+def test_ranks_that_nccl_has_aborted_are_not_to_blame() -> None:
+    ends = [RankEnd(rank=r, code=-6, time_s=100 + r / 100, tail=WATCHDOG) for r in range(3)]
+    late = RankEnd(rank=3, code=-15, time_s=101.0, was_stopped=True, tail=("step 7",))
+    assert [consequence(end) for end in ends] == ["timed out waiting for the others"] * 3
+    assert report([*ends, late], world_size=4, log=LOG) == (
+        "rank 3 of 4 did not come to where the others waited",
+        "  step 7",
+        "ranks 0-2 ended because of it (timed out waiting for the others)",
+        f"log: {LOG}",
+    )
+    crashed = RankEnd(rank=3, code=-11, time_s=99.0)
+    assert find_culprit([*ends, crashed]) is crashed
+    # On a node where all of them gave up, NCCL's own word is shown and not the stacks after it.
+    lines = report(ends, world_size=8, log=LOG)
+    assert lines[0].startswith("rank 0 of 8 was killed by SIGABRT")
+    assert "Watchdog caught collective operation timeout" in lines[1]
+
+
+def test_an_abort_of_another_kind_is_a_ranks_own() -> None:
+    own = "watchdog thread terminated with exception: CUDA error: an illegal memory access"
+    ends = [
+        RankEnd(rank=0, code=-6, time_s=100.0, tail=WATCHDOG),
+        RankEnd(rank=1, code=-6, time_s=101.0, tail=(own,)),
+    ]
+    culprit = find_culprit(ends)
+    assert culprit is not None and culprit.rank == 1

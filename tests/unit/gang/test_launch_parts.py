@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -141,3 +142,23 @@ def test_what_stands_between_a_rank_and_its_task_is_left_out_of_tracebacks(name:
     assert found is not None and found.origin is not None
     assert _is_ours(found.origin)
     assert not _is_ours("/home/user/train.py")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked")
+@pytest.mark.parametrize("spoils", [True, False])
+def test_ranks_are_not_forked_once_torch_has_counted_gpus(spoils: bool, tmp_path: Path) -> None:
+    """torch.cuda.is_available() looks like nothing here, and a forked process cannot use CUDA."""
+    (tmp_path / "counts.py").write_text(
+        "import os, torch\n"
+        "def poison(): torch.cuda._is_in_bad_fork = lambda: True\n"
+        f"if {spoils}: os.register_at_fork(after_in_child=poison)\n"
+    )
+    program = (
+        "import torch\n"
+        "from muster.supervisor.forkserver import _prepare\n"
+        "print(_prepare('counts:main', []))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ("importing counts:main has initialised CUDA" if spoils else "")

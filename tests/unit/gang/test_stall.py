@@ -226,3 +226,57 @@ def test_a_long_backward_is_no_mismatch() -> None:
     beats = [beat(0, phase="backward", step=2), beat(1, phase="backward", step=2)]
     remark, *_ = watch_still(beats, 100, {0: 1.0, 1: 1.0})
     assert not remark.is_final and "mismatched" not in remark.text
+
+
+# -------------------------------------------------- ranks that wait on GPUs, at full processor load
+
+SPIN = dict.fromkeys(range(4), 1.0)
+ITEM = {"phase": "train.py:61 in main", "step": 7, "on_gpu": True}
+
+
+def test_a_rank_asleep_is_named_while_the_others_spin_in_item() -> None:
+    beats = [beat(rank, **ITEM) for rank in range(3)]
+    beats.append(beat(3, phase="train.py:57 in main", step=7))
+    [verdict] = watch_still(beats, 30, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert verdict == Verdict(
+        culprits=(3,),
+        text="rank 3 is at train.py:57 in main at step 7; "
+        "ranks 0-2 wait for the GPU at train.py:61 in main at step 7",
+    )
+
+
+def test_a_rank_whose_own_kernel_hangs_is_named() -> None:
+    place = {"phase": "backward", "step": 9, "on_gpu": True}
+    beats = [beat(rank, own_done=rank != 3, **place) for rank in range(4)]
+    for load in (SPIN, {}):  # a host that spins, and one that blocks
+        remark, verdict = watch_still(beats, 300, load)
+        text = (
+            "rank 3 has a GPU that is not done with its own work, in backward at step 9; "
+            "ranks 0-2 wait for the GPU in backward at step 9"
+        )
+        assert remark.culprits == (3,) and remark.text.startswith(text) and not remark.is_final
+        assert verdict == Verdict(culprits=(3,), text=text)
+
+
+def test_gpus_that_all_wait_are_not_ended_at_the_limit() -> None:
+    beats = [beat(rank, **ITEM, own_done=own) for rank, own in enumerate((True, None))]
+    for load in (SPIN, {}):
+        remark, verdict = watch_still(beats, 300, load)
+        assert not remark.is_final
+        assert remark.text.startswith(
+            "no rank has moved for 20 s: ranks 0-1 wait for the GPU at train.py:61 in main"
+        )
+        assert verdict.is_final
+
+
+def test_the_only_rank_may_compute_on_its_gpu_as_long_as_it_likes() -> None:
+    [remark] = watch_still([beat(0, **ITEM)], 1000)
+    assert not remark.is_final
+    assert remark.text == (
+        "no rank has moved for 20 s: rank 0 waits for the GPU at train.py:61 in main at step 7"
+    )
+
+
+def test_a_rank_that_saves_its_tensors_from_a_gpu_is_left_alone() -> None:
+    beats = [beat(0, phase="checkpoint", on_gpu=True), beat(1, collective="an agreement")]
+    assert [verdict.is_final for verdict in watch_still(beats, 400)] == [False]
