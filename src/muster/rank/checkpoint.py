@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from muster.base.atomic_files import disk_error, explain_os_error, sync_folder, write_atomic
@@ -50,8 +51,11 @@ from muster.rank.checkpoint_files import (
 class Staging:
     """Buffers by name, pinned where the source is on a GPU, made once and reused."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
+        self._say = say
+        self._can_pin = True
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
         """Make and touch the buffers, so that the first copy costs no more than the others."""
@@ -68,7 +72,7 @@ class Staging:
             buffer = self._buffer(name, tensor)
             buffer.copy_(local, non_blocking=True)
             on_gpu = on_gpu or local.is_cuda
-            result[name] = _like(tensor, buffer)
+            result[name] = self._like(tensor, buffer)
         if on_gpu:
             torch.cuda.current_stream().synchronize()
         return result
@@ -77,11 +81,42 @@ class Staging:
         local = _local(tensor)
         kept = self._buffers.get(name)
         if kept is None or kept.shape != local.shape or kept.dtype != local.dtype:
-            kept = torch.zeros(
-                local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda
-            )
+            kept = self.make_buffer(local.shape, local.dtype, pinned=local.is_cuda)
             self._buffers[name] = kept
         return kept
+
+    def make_buffer(self, shape: torch.Size, dtype: torch.dtype, *, pinned: bool) -> Tensor:
+        """Zeros on the host; of pageable memory, which is slower, where no more can be pinned."""
+        if pinned and self._can_pin:
+            try:
+                return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
+            except RuntimeError as error:
+                self._can_pin = False
+                why = str(error).partition("\n")[0]
+                self._say(f"note       checkpoints are copied to pageable memory, slower: {why}")
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+
+    def _like(self, tensor: Tensor, buffer: Tensor) -> Tensor:
+        """``buffer`` as what ``tensor`` is: the same shard of the same whole, on the CPU."""
+        if not isinstance(tensor, DTensor):
+            return buffer
+        return DTensor.from_local(
+            buffer,
+            self.cpu_mesh(tensor.device_mesh),
+            tensor.placements,
+            run_check=False,
+            shape=tensor.size(),
+            stride=tensor.stride(),
+        )
+
+    def cpu_mesh(self, mesh: DeviceMesh) -> DeviceMesh:
+        """The same ranks on the CPU; one for all tensors and saves, since each is agreed over the
+        ranks when it is made."""
+        if mesh.device_type == "cpu":
+            return mesh
+        if mesh not in self._cpu_meshes:
+            self._cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh.tolist())
+        return self._cpu_meshes[mesh]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -89,26 +124,6 @@ def _local(tensor: Tensor) -> Tensor:
         local: Tensor = tensor.to_local().detach()
         return local
     return tensor.detach()
-
-
-def _like(tensor: Tensor, buffer: Tensor) -> Tensor:
-    """``buffer`` as what ``tensor`` is: the same shard of the same whole, on the CPU."""
-    if not isinstance(tensor, DTensor):
-        return buffer
-    mesh = tensor.device_mesh
-    cpu_mesh = (
-        mesh
-        if mesh.device_type == "cpu"
-        else torch.distributed.device_mesh.DeviceMesh("cpu", mesh.mesh.tolist())
-    )
-    return DTensor.from_local(
-        buffer,
-        cpu_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.size(),
-        stride=tensor.stride(),
-    )
 
 
 Tensors = Mapping[str, Tensor]
@@ -141,13 +156,14 @@ class CheckpointWriter:
         is_sharded: bool = False,
         keep: int = 3,
         on_commit: Callable[[Path], None] | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.folder = folder
         self._rank = rank
         self._is_writer = is_sharded or rank == 0
         self._keep = keep
         self._on_commit = on_commit
-        self._staging = Staging()
+        self._staging = Staging(say)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         # A group of its own: the writing thread's collectives never meet those of the loop.

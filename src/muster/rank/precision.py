@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 import torch
 
 from muster.base.errors import UsageError
+from muster.gang.stall import name_ranks
+from muster.rank.process_group import Gang
+from muster.rank.task import raise_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,33 +38,68 @@ class Precision:
         return f"{self.name} ({self.why})"
 
 
-def resolve_precision(wanted: str, device: torch.device) -> Precision:
-    """The precision that ``wanted`` means on ``device``, by its type and not by its name.
+#: From the strongest to what every device can compute in.
+_WEAKER = ("bf16", "fp16", "fp32")
 
-    Raises UsageError where the device cannot do it.
+
+def agree_on_precision(wanted: str, gang: Gang) -> Precision:
+    """What ``wanted`` means for all ranks: gradients of two precisions must not be added up.
+
+    Automatically it is what the weakest device can do. Raises UsageError on every rank where a
+    device of any of them cannot do what was asked for.
     """
-    kind = device.type
-    if wanted == "auto":
-        wanted, why = _automatic(device)
-    else:
-        why = "as given"
-    if wanted == "tf32" and not (kind == "cuda" and _capability(device) >= (8, 0)):
-        raise UsageError(
+    if wanted != "auto":
+        raise_together(gang.council, _refusal(wanted, gang.device, gang.rank))
+        return _in_force(wanted, "as given", gang.device)
+    own = _automatic(gang.device)
+    every = gang.council.gather(own)
+    name, why = max(every, key=lambda each: _WEAKER.index(each[0]))
+    if any(each[0] != name for each in every):
+        who = name_ranks([rank for rank, each in enumerate(every) if each[0] == name])
+        why = f"{why}, which decides for all: {who}"
+    return _in_force(name, why, gang.device)
+
+
+def resolve_precision(wanted: str, device: torch.device) -> Precision:
+    """The precision of that name on one device; UsageError where it cannot do it."""
+    if (refusal := _refusal(wanted, device)) is not None:
+        raise refusal
+    return _in_force(wanted, "as given", device)
+
+
+def use_tf32(is_on: bool) -> None:
+    """Whether products of fp32 may round their inputs to 10 bits on an NVIDIA GPU."""
+    # torch 2.9 to 2.11 warn of these names, but the new ones break torch.compile there, which
+    # reads the old ones and refuses a mixture.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API settings")
+        torch.backends.cuda.matmul.allow_tf32 = is_on
+        torch.backends.cudnn.allow_tf32 = is_on
+
+
+def _in_force(name: str, why: str, device: torch.device) -> Precision:
+    if device.type == "cuda":
+        use_tf32(name != "fp32")  # fp32 means what it says
+    kind: Any = name
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+    return Precision(name=kind, why=why, device_type=device.type, dtype=dtype)
+
+
+def _refusal(wanted: str, device: torch.device, rank: int = 0) -> UsageError | None:
+    """Why ``device`` cannot do it."""
+    is_cuda = device.type == "cuda"
+    if wanted == "tf32" and not (is_cuda and torch.cuda.get_device_capability(device) >= (8, 0)):
+        return UsageError(
             f"--precision tf32 needs an NVIDIA GPU of the Ampere generation or later; "
             f"this is {device}.",
             hint="use --precision auto.",
         )
-    if wanted == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(False):
-        raise UsageError(
-            f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16.",
+    if wanted == "bf16" and is_cuda and not torch.cuda.is_bf16_supported(False):
+        return UsageError(
+            f"--precision bf16: {torch.cuda.get_device_name(device)} of rank {rank} has no bf16.",
             hint="use --precision fp16 or auto.",
         )
-    if kind == "cuda":
-        # tf32 rounds the inputs of fp32 products to 10 bits; fp32 means what it says.
-        torch.backends.cuda.matmul.allow_tf32 = wanted != "fp32"
-        torch.backends.cudnn.allow_tf32 = wanted != "fp32"
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(wanted)
-    return Precision(name=wanted, why=why, device_type=kind, dtype=dtype)  # type: ignore[arg-type]
+    return None
 
 
 def _automatic(device: torch.device) -> tuple[str, str]:
@@ -70,7 +109,3 @@ def _automatic(device: torch.device) -> tuple[str, str]:
     if torch.cuda.is_bf16_supported(False):
         return "bf16", f"auto: {name} has it"
     return "fp16", f"auto: {name} has no bf16"
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)

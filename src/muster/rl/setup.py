@@ -28,7 +28,7 @@ from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.checkpoint_files import read_shapes, read_tensors
 from muster.rank.life import Say, Start, newest_state, restore
 from muster.rank.meter import card_name
-from muster.rank.precision import Precision, resolve_precision
+from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, make_replica
 from muster.rank.seeding import MODEL, STEP, mix, seed_everything, use_deterministic
@@ -108,7 +108,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
             "There is no end to this training.", hint="give --num-steps or --num-episodes."
         )
     _say_place(config, gang, say)
-    precision = resolve_precision(config.precision, gang.device)
+    precision = agree_on_precision(config.precision, gang)
     say(f"precision  {precision}")
     if precision.name == "fp16" and gang.device.type == "cpu":
         raise UsageError(
@@ -165,6 +165,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
             num_ranks=gang.num_ranks,
             is_sharded=True,  # every rank has environments of its own
             keep=config.keep,
+            say=say,
         ),
         clock=PhaseClock(device),
         num_parameters=sum(p.numel() for p in policy.parameters()),

@@ -297,6 +297,8 @@ def _is_plain(data: Any) -> bool:
 def to_device(data: Any, device: torch.device) -> Any:
     """``data`` with every tensor in it on ``device``; the same object types around them."""
     if isinstance(data, torch.Tensor):
+        if device.type == "cuda" and data.device.type == "cpu":
+            data = _pinned(data)
         return data.to(device, non_blocking=True)
     if isinstance(data, PackedSequence):  # a tuple whose batch_sizes must stay on the CPU
         return data.to(device)  # type: ignore[arg-type] # torch's own annotation is too narrow
@@ -309,6 +311,14 @@ def to_device(data: Any, device: torch.device) -> Any:
     if hasattr(data, "to") and callable(data.to):
         return data.to(device)
     return data
+
+
+def _pinned(data: torch.Tensor) -> torch.Tensor:
+    """Of memory that a GPU copies from by itself; from any other the host would wait for it."""
+    try:
+        return data.pin_memory()  # itself where a data loader has done it
+    except RuntimeError:  # no more can be pinned
+        return data
 
 
 def _record(data: Any, stream: torch.cuda.Stream) -> None:

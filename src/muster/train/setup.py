@@ -17,7 +17,7 @@ from muster.base.errors import TargetError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.life import Say, Start, newest_state, restore
 from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops
-from muster.rank.precision import Precision, resolve_precision
+from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import make_replica, resolve_strategy
 from muster.rank.seeding import (
@@ -111,7 +111,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     council = gang.council
     strategy, why = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
     say(f"strategy   {strategy} ({why}) on {_devices(gang)}")
-    precision = resolve_precision(config.precision, gang.device)
+    precision = agree_on_precision(config.precision, gang)
     say(f"precision  {precision}")
     if strategy == "dp" and config.compile:
         raise UsageError(
@@ -211,6 +211,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
             num_ranks=gang.num_ranks,
             is_sharded=replica.is_sharded,
             keep=config.keep,
+            say=say,
         ),
         progress=progress,
         strategy=strategy,

@@ -82,7 +82,10 @@ class Task(ABC):
 
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """The optimizer; its learning rates follow the schedule in proportion."""
-        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+        parameters = list(model.parameters())
+        # One kernel for all parameters; on a CPU torch chooses.
+        fused = all(each.is_cuda and each.is_floating_point() for each in parameters) or None
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
 
     def finish(self, model: nn.Module, folder: str) -> None:  # noqa: B027
         """Called on rank 0 at the end with the reported model, unwrapped, on the CPU.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from muster.base.errors import UsageError
 from muster.rank.meter import Meter
-from muster.rank.precision import Precision, resolve_precision
+from muster.rank.precision import Precision, agree_on_precision, use_tf32
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_strategy
 from muster.rank.seeding import MODEL, DataOrder, Position, mix, seed_everything
@@ -62,9 +62,9 @@ def verify(
     strategy, why = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
     if strategy == "dp":
         raise UsageError("verify compares ranks, and --strategy dp has one.", hint="leave it out.")
-    precision = resolve_precision(config.precision, gang.device)
+    precision = agree_on_precision(config.precision, gang)
     exact = dataclasses.replace(precision, dtype=None)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    use_tf32(False)
     dataset: Any = open_dataset(task, "train", config.seed)
     num_samples = check_dataset(dataset, "train", name)
     plan = plan_batches(config, gang.num_ranks)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.unit.train.plain_training import train_plainly
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
-from tests.unit.train.toy_tasks import Counted, Nested, SecretlyBf16, Toy
+from tests.unit.train.toy_tasks import Counted, GatheredTypes, Nested, SecretlyBf16, Toy
 
 pytestmark = [
     pytest.mark.thorough,
@@ -65,6 +65,15 @@ def jobs() -> list[Job]:
             ranks=4,
             task=Toy(samples=21),
             config={**fsdp, "global_batch": 4, "epochs": 3},
+        ),
+        *(
+            Job(
+                name=f"{strategy}-bf16-2",
+                ranks=2,
+                task=GatheredTypes(),
+                config={**STEPS, "epochs": 4, "strategy": strategy, "precision": "bf16"},
+            )
+            for strategy in ("ddp", "fsdp")
         ),
         Job(name="nested-2", ranks=2, task=Nested(), config={**STEPS, "epochs": 2}),
         Job(name="nested-fsdp-2", ranks=2, task=Nested(), config={**fsdp, "epochs": 2}),
@@ -161,6 +170,17 @@ def test_a_sharded_model_has_the_same_losses(sharded: str, case: str, trained: O
     task, known, _ = CASES[case]
     wanted = train_plainly(task, **known)
     assert trained.losses(sharded) == pytest.approx(wanted.losses, rel=1e-10, abs=0)
+
+
+def test_a_sharded_model_in_bf16_gathers_half_the_bytes(trained: Outcomes) -> None:
+    """What is learnt stays in fp32, and differs from ddp's by no more than bf16 rounds."""
+    noted = trained.of("fsdp-bf16-2").noted
+    assert noted["used_type"] == "torch.bfloat16" and noted["updated_type"] == "torch.float32"
+    weights = trained.weights("fsdp-bf16-2")
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    found, wanted = trained.losses("fsdp-bf16-2"), trained.losses("ddp-bf16-2")
+    assert found == pytest.approx(wanted, rel=0.02)
+    assert found[-1] < found[0]
 
 
 def test_a_sharded_model_is_whole_for_the_tasks_last_word(trained: Outcomes) -> None:

@@ -230,6 +230,25 @@ class SecretlyBf16(Toy):
 
 
 @dataclass(kw_only=True)
+class GatheredTypes(Toy):
+    """Notes the types of a weight as a layer uses it, and as the optimizer updates it."""
+
+    dtype: str = "float32"
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        head = next(m for m in model.modules() if isinstance(m, Net)).head
+        self.updated_type = str(head.weight.dtype)
+
+        def note(module: nn.Linear, args: Any) -> None:
+            self.used_type = str(module.weight.dtype)
+
+        handle = head.register_forward_pre_hook(note)
+        losses = (model(batch[0]).float() - batch[1]) ** 2
+        handle.remove()
+        return losses
+
+
+@dataclass(kw_only=True)
 class InfiniteGradient(Toy):
     """A finite loss whose gradient is not, at step ``at``: the square root of zero."""
 
