@@ -9,21 +9,20 @@ by side as well.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from muster.base.codec import read_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, SetupError, UsageError
+from muster.base.journal import read_journal
 from muster.base.settings import child_environment
 from muster.plan.compute import ComputeTime, Timing, from_timings
 from muster.plan.scaling import Crowding
@@ -55,7 +54,6 @@ class Steps:
     global_batch: int
     parameters: int
     precision: str
-    device: str
     peak_memory_mib: float | None
     flops_per_sample: float | None
     kept_bytes_per_sample: float | None
@@ -229,7 +227,6 @@ def read_steps(folder: RunFolder, printed: str, *, trim: float = 0.0) -> Steps:
         global_batch=results["global_batch"],
         parameters=results["parameters"],
         precision=str(results["precision"]).partition(" ")[0],
-        device=results["device"],
         peak_memory_mib=memory,
         flops_per_sample=shares.get("flops_per_sample"),
         kept_bytes_per_sample=shares.get("kept_bytes_per_sample"),
@@ -240,23 +237,8 @@ def read_steps(folder: RunFolder, printed: str, *, trim: float = 0.0) -> Steps:
 
 def step_seconds(folder: RunFolder) -> list[float]:
     """The duration of every recorded optimizer step, in order; torn lines are left out."""
-    found: list[float] = []
-    if not folder.metrics.exists():
-        return found
-    with folder.metrics.open(encoding="utf-8") as lines:
-        for line in lines:
-            record = _parsed(line)
-            if record.get("kind") == "train":
-                found.append(float(record["seconds"]))
-    return found
-
-
-def _parsed(line: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+    lines = read_journal(folder.metrics)
+    return [float(line["seconds"]) for line in lines if line.get("kind") == "train"]
 
 
 def _refusal(task: str, exit_code: int, errors: str) -> BaseException:

@@ -26,6 +26,7 @@ from muster.plan.units import (
     Origin,
     Seconds,
     assumed,
+    derived,
     from_table,
     given,
     weakest,
@@ -56,7 +57,7 @@ _IB = "the rate of the port / 8"
 _GUESS = "gloo over loopback, an order of magnitude: measure it and give --link-*"
 
 #: name → α in µs, its source, GB/s of one direction, its source.
-_ROWS: dict[str, tuple[float, str, float, str]] = {
+LINKS: dict[str, tuple[float, str, float, str]] = {
     "pcie3": (5.7, _NCCL, 15.75, _PCIE.format(8)),
     "pcie4": (5.7, _NCCL, 31.5, _PCIE.format(16)),
     "pcie5": (5.7, _NCCL, 63.0, _PCIE.format(32)),
@@ -78,7 +79,7 @@ _ROWS: dict[str, tuple[float, str, float, str]] = {
     "net400": (14.0, _NCCL, 50.0, _IB),
     "gloo-loopback": (100.0, _GUESS, 1.0, _GUESS),
 }  # fmt: skip
-#: How many links of a die a ring uses is the machine's affair, and gloo's figures are a guess.
+#: How many links of a die a ring uses depends on the machine, and gloo's figures are a guess.
 _ASSUMED_ROWS = ("gloo-loopback", "infinity-fabric2")
 _SHARE = assumed(0.8, "what large collectives reach of a link")
 
@@ -98,9 +99,9 @@ _USUAL: tuple[tuple[str, str], ...] = (
 
 def find_link(name: str) -> Link:
     """A row of the table; UnknownNameError for another name."""
-    if name not in _ROWS:
-        raise UnknownNameError("link", name, _ROWS)
-    alpha_us, alpha_source, gb_s, source = _ROWS[name]
+    if name not in LINKS:
+        raise UnknownNameError("link", name, LINKS)
+    alpha_us, alpha_source, gb_s, source = LINKS[name]
     make = assumed if name in _ASSUMED_ROWS else from_table
     return Link(
         name=name,
@@ -155,10 +156,6 @@ def usual_link(card_name: str) -> str:
         if re.search(pattern, card_name):
             return link
     return "pcie4"
-
-
-def link_names() -> tuple[str, ...]:
-    return tuple(_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +236,7 @@ def agreement(num_devices: int, fabric: Fabric) -> Figure[Seconds]:
     if num_devices == 1 or fabric.host is None:
         return Figure(value=Seconds(0.0), origin="measured", source="nobody to agree with")
     value = all_reduce(Bytes(48), num_devices, fabric.host)
-    return Figure(value=value, origin=weakest([fabric.host.alpha]))
+    return derived(value, fabric.host.alpha)
 
 
 def _shape(num_devices: int, fabric: Fabric) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS, Card, find_card
 from muster.devices.inventory import Device
-from muster.plan.units import Figure, Flops, FlopsPerSecond, Seconds, weakest
+from muster.plan.units import Figure, Flops, FlopsPerSecond, Seconds, assumed, derived, measured
 
 
 class Timing(NamedTuple):
@@ -45,7 +45,7 @@ class ComputeTime:
         """One optimizer step of ``samples``, in rounds of at most ``micro_batch``."""
         rounds = 1 if micro_batch is None else max(1, -(-samples // micro_batch))
         seconds = self.fixed.value * rounds + self.per_sample.value * samples
-        return Figure(value=seconds, origin=weakest([self.fixed, self.per_sample]))
+        return derived(seconds, self.fixed, self.per_sample)
 
     def scaled(self, factor: Figure[float]) -> ComputeTime:
         """The same work on a device that takes ``factor`` times as long for every sample.
@@ -53,12 +53,9 @@ class ComputeTime:
         The fixed part is the host's and stays as it is.
         """
         seconds = self.per_sample.value * factor.value
-        origin = weakest([self.per_sample, factor])
         source = f"{self.per_sample.source} x {factor.value:.3g} ({factor.source})"
-        return ComputeTime(
-            fixed=self.fixed,
-            per_sample=Figure(value=seconds, origin=origin, source=source),
-        )
+        scaled = derived(seconds, self.per_sample, factor, source=source)
+        return ComputeTime(fixed=self.fixed, per_sample=scaled)
 
 
 def from_timings(timings: Sequence[Timing], source: str) -> ComputeTime:
@@ -75,10 +72,7 @@ def from_timings(timings: Sequence[Timing], source: str) -> ComputeTime:
         rest = small.seconds - slope * small.samples
         if slope > Seconds(0.0) and rest >= Seconds(0.0):
             per_sample, fixed = slope, rest
-    return ComputeTime(
-        fixed=Figure(value=fixed, origin="measured", source=source),
-        per_sample=Figure(value=per_sample, origin="measured", source=source),
-    )
+    return ComputeTime(fixed=measured(fixed, source), per_sample=measured(per_sample, source))
 
 
 def from_flops(
@@ -93,10 +87,8 @@ def from_flops(
         f"{per_sample.value} / ({peak.value} x {utilisation.value:g} utilisation), {peak.source}"
     )
     return ComputeTime(
-        fixed=Figure(value=Seconds(0.0), origin="assumed", source="not known without measuring"),
-        per_sample=Figure(
-            value=seconds, origin=weakest([per_sample, peak, utilisation]), source=source
-        ),
+        fixed=assumed(Seconds(0.0), "not known without measuring"),
+        per_sample=derived(seconds, per_sample, peak, utilisation, source=source),
     )
 
 

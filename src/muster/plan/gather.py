@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.base.errors import UsageError
-from muster.devices.cards import Card
+from muster.devices.cards import Card, Precision
 from muster.plan.calibrate import Calibration
 from muster.plan.communication import Fabric, find_link, given_link, presumed, usual_link
 from muster.plan.compute import ComputeTime, Group, card_of, from_flops
@@ -19,7 +19,6 @@ from muster.plan.request import (
     KindOfWork,
     MachineRequest,
     PlanRequest,
-    Precision,
     TrainingRequest,
 )
 from muster.plan.scaling import Machine, Work
@@ -32,9 +31,9 @@ from muster.plan.units import (
     Seconds,
     Watts,
     assumed,
+    derived,
     from_table,
     given,
-    weakest,
 )
 
 _RESNET = (
@@ -296,9 +295,7 @@ def _gradients(known: Known) -> Figure[Bytes]:
             hint="give --parameters 7e9, or params=7e9 in place of the task.",
         )
     source = f"{count.value:,} parameters x {_GRADIENT_BYTES} bytes ({count.source})"
-    return Figure(
-        value=Bytes(float(count.value * _GRADIENT_BYTES)), origin=count.origin, source=source
-    )
+    return derived(Bytes(float(count.value * _GRADIENT_BYTES)), count, source=source)
 
 
 def _num_steps(
@@ -317,7 +314,7 @@ def _num_steps(
     passes = 1.0 if epochs is None else float(epochs.value)
     steps = math.ceil(math.ceil(samples.value / global_batch) * passes)
     source = f"{passes:g} epochs of {samples.value:,} samples, {global_batch} at a time"
-    return Figure(value=steps, origin=weakest([samples, epochs]), source=source)
+    return derived(steps, samples, epochs, source=source)
 
 
 def _power(request: MachineRequest, card: Card | None) -> Figure[Watts] | None:

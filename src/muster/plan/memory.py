@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from muster.devices.cards import CARDS, Precision
-from muster.plan.units import Bytes, Figure, assumed, weakest
+from muster.plan.units import Bytes, Figure, assumed, derived
 
 Strategy = Literal["single", "ddp", "fsdp"]
 Optimizer = Literal["adamw", "sgd", "sgd-momentum"]
@@ -107,10 +107,9 @@ def footprint(need: Need) -> Footprint:
     if need.on_gpu:
         parts.append(Part(name="CUDA context", size=CONTEXT))
     total = sum((part.size.value for part in parts), Bytes(0.0))
-    origin = weakest(part.size for part in parts)
     return Footprint(
         parts=tuple(parts),
-        total=Figure(value=total, origin=origin),
+        total=derived(total, *(part.size for part in parts)),
         is_whole=need.activations is not None,
     )
 
@@ -188,4 +187,4 @@ def _gathered_unit(need: Need) -> Part:
 
 
 def _part(name: str, size: float, rests_on: Figure[Any]) -> Part:
-    return Part(name=name, size=Figure(value=Bytes(float(size)), origin=rests_on.origin))
+    return Part(name=name, size=derived(Bytes(float(size)), rests_on))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import SetupError, UsageError
-from muster.plan.units import Figure, Joules, Money, Origin, Seconds, weakest
+from muster.plan.units import Figure, Joules, Money, Origin, Seconds, derived
 
 FILE_NAME = "prices.toml"
 #: The end of a source that nobody has looked at.
@@ -75,11 +75,11 @@ class Price:
         mine = Figure(value=0.0, origin=self.origin)
         if self.per_hour is not None:
             amount = self.per_hour * wall.value.hours * num_devices
-            return Figure(value=Money(amount, self.currency), origin=weakest([mine, wall]))
+            return derived(Money(amount, self.currency), mine, wall)
         if self.per_kwh is None or energy is None:
             return None
         amount = self.per_kwh * energy.value.kilowatt_hours
-        return Figure(value=Money(amount, self.currency), origin=weakest([mine, energy]))
+        return derived(Money(amount, self.currency), mine, energy)
 
     def __str__(self) -> str:
         if self.per_hour is not None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from muster.base.errors import UsageError
+from muster.devices.cards import Precision
 from muster.plan.memory import Optimizer
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-
 
 KindOfWork = Literal["transformer", "convolution", "other"]
 

@@ -36,8 +36,8 @@ from muster.plan.units import (
     Seconds,
     Watts,
     assumed,
+    derived,
     measured,
-    weakest,
 )
 
 _LIMIT = 9.0
@@ -123,6 +123,8 @@ def exposed(
 
 
 Strategy = Literal["ddp", "fsdp"]
+#: What a step spends most of its time on.
+Bound = Literal["compute", "communication", "input"]
 
 #: A backward computes twice what a forward does (Kaplan et al. 2020, "Scaling laws", section 2.1).
 BACKWARD_SHARE = assumed(2 / 3, "a backward computes twice what a forward does")
@@ -176,7 +178,7 @@ class Prediction:
     wall: Figure[Seconds] | None
     energy: Figure[Joules] | None
     cost: Figure[Money] | None
-    bound: Literal["compute", "communication", "input"]
+    bound: Bound
 
     def record(self) -> dict[str, Any]:
         """As JSON, each figure with its unit and origin."""
@@ -199,38 +201,42 @@ def predict(work: Work, machine: Machine, counts: range | list[int]) -> tuple[Pr
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
+    """A step of so many devices: what `Prediction` has of it."""
+
     num_devices: int
-    samples: int
+    samples_per_device: int
+    step: Figure[Seconds]
     compute: Figure[Seconds]
     loading: Figure[Seconds]
     communication: Figure[Seconds]
     exposed: Figure[Seconds]
-    total: Figure[Seconds]
-    is_fed: bool
+    bound: Bound
 
 
 def _step(work: Work, machine: Machine, num_devices: int) -> _Step:
     samples = -(-work.global_batch // num_devices)
     compute = _compute(work, samples, num_devices)
-    loading = _loading(work, samples)
+    loading = derived(work.loading.value * samples, work.loading)
     communication, waits = _communication(work, machine.fabric, num_devices, samples)
+    parts: dict[Bound, Seconds] = {
+        "compute": compute.value,
+        "communication": waits.value,
+        "input": loading.value,
+    }
+    bound = max(parts, key=lambda name: parts[name])
     total = compute.value + loading.value + waits.value
-    origin = weakest([compute, loading, waits])
-    is_fed = True
     if work.input_rate is not None:
         least = Seconds(work.global_batch / work.input_rate.value)
-        origin = weakest([compute, loading, waits, work.input_rate])
-        is_fed = least <= total
-        total = max(total, least)
+        total, bound = (least, "input") if least > total else (total, bound)
     return _Step(
         num_devices=num_devices,
-        samples=samples,
+        samples_per_device=samples,
+        step=derived(total, compute, loading, waits, work.input_rate),
         compute=compute,
         loading=loading,
         communication=communication,
         exposed=waits,
-        total=Figure(value=total, origin=origin),
-        is_fed=is_fed,
+        bound=bound,
     )
 
 
@@ -238,19 +244,10 @@ def _compute(work: Work, samples: int, num_devices: int) -> Figure[Seconds]:
     time = work.compute.of(samples, work.micro_batch)
     if num_devices == 1:
         return time
-    rests_on: list[Figure[Any]] = [time]
-    factor = 1.0
-    if work.crowding is not None:
-        factor *= work.crowding.at(num_devices)
-        rests_on.append(work.crowding.factor)
-    if work.spread is not None:
-        factor *= straggler_factor(num_devices, work.spread.value)
-        rests_on.append(work.spread)
-    return Figure(value=time.value * factor, origin=weakest(rests_on))
-
-
-def _loading(work: Work, samples: int) -> Figure[Seconds]:
-    return Figure(value=work.loading.value * samples, origin=work.loading.origin)
+    crowding, spread = work.crowding, work.spread
+    factor = 1.0 if crowding is None else crowding.at(num_devices)
+    factor *= 1.0 if spread is None else straggler_factor(num_devices, spread.value)
+    return derived(time.value * factor, time, crowding.factor if crowding else None, spread)
 
 
 def _communication(
@@ -274,58 +271,30 @@ def _communication(
         buckets = buckets_of(work.gradients.value)
         sums = [gradient_sum(bucket, num_devices, fabric) for bucket in buckets]
         total = sum((one.value for one in sums), Seconds(0.0))
-        gradient = Figure(value=total, origin=weakest(sums))
+        gradient = derived(total, *sums)
         backward = one_round.value * (BACKWARD_SHARE.value if fabric.overlaps else 0.0)
         late = exposed(buckets, backward, lambda b: gradient_sum(b, num_devices, fabric).value)
-    everything = Figure(
-        value=gradient.value + small.value, origin=weakest([gradient, work.gradients, small])
-    )
-    inputs: list[Figure[Any]] = [gradient, one_round, work.gradients, BACKWARD_SHARE, small]
-    return everything, Figure(value=late + small.value, origin=weakest(inputs))
+    everything = derived(gradient.value + small.value, gradient, work.gradients, small)
+    waits = derived(late + small.value, gradient, one_round, work.gradients, BACKWARD_SHARE, small)
+    return everything, waits
 
 
 def _finished(work: Work, machine: Machine, alone: _Step, step: _Step) -> Prediction:
     num = step.num_devices
-    speed_up = alone.total.value / step.total.value
-    origin = weakest([alone.total, step.total])
-    rate = Figure(value=work.global_batch / step.total.value.value, origin=step.total.origin)
+    speed_up = alone.step.value / step.step.value
     wall = energy = cost = None
     if work.num_steps is not None:
-        wall = Figure(
-            value=step.total.value * work.num_steps.value,
-            origin=weakest([step.total, work.num_steps]),
-        )
+        wall = derived(step.step.value * work.num_steps.value, step.step, work.num_steps)
         if machine.power is not None:
-            energy = Figure(
-                value=machine.power.value * wall.value * num,
-                origin=weakest([machine.power, wall]),
-            )
+            energy = derived(machine.power.value * wall.value * num, machine.power, wall)
         if machine.price is not None:
             cost = machine.price.of(num, wall, energy)
     return Prediction(
-        num_devices=num,
-        samples_per_device=step.samples,
-        step=step.total,
-        compute=step.compute,
-        loading=step.loading,
-        communication=step.communication,
-        exposed=step.exposed,
-        samples_per_s=rate,
-        speed_up=Figure(value=speed_up, origin=origin),
-        efficiency=Figure(value=speed_up / num, origin=origin),
+        **vars(step),
+        samples_per_s=derived(work.global_batch / step.step.value.value, step.step),
+        speed_up=derived(speed_up, alone.step, step.step),
+        efficiency=derived(speed_up / num, alone.step, step.step),
         wall=wall,
         energy=energy,
         cost=cost,
-        bound=_bound(step),
     )
-
-
-def _bound(step: _Step) -> Literal["compute", "communication", "input"]:
-    if not step.is_fed:
-        return "input"
-    parts: dict[Literal["compute", "communication", "input"], Seconds] = {
-        "compute": step.compute.value,
-        "communication": step.exposed.value,
-        "input": step.loading.value,
-    }
-    return max(parts, key=lambda name: parts[name])

@@ -42,7 +42,7 @@ class Transformer:
     @property
     def parameters(self) -> int:
         """All of them, tied embeddings once."""
-        tables = self.vocabulary * (1 if self.is_tied else 2) + self._learnt_positions
+        tables = self.vocabulary * (1 if self.is_tied else 2) + self._position_rows
         return tables * self.width + self.layers * self.layer_parameters + self._norm
 
     @property
@@ -66,7 +66,7 @@ class Transformer:
 
         Chowdhery et al. 2022, "PaLM", appendix B. N leaves out tables that are only looked up in.
         """
-        looked_up = self._learnt_positions + (0 if self.is_tied else self.vocabulary)
+        looked_up = self._position_rows + (0 if self.is_tied else self.vocabulary)
         in_products = self.parameters - looked_up * self.width
         attention = 12 * self.layers * self.attention_width * sequence
         return Flops(float((6 * in_products + attention) * sequence))
@@ -95,7 +95,7 @@ class Transformer:
         return Bytes(kept + (whole - logits) / self.layers + logits)
 
     @property
-    def _learnt_positions(self) -> int:
+    def _position_rows(self) -> int:
         return self.positions if self.family == "gpt2" else 0
 
     @property

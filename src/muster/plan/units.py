@@ -313,3 +313,8 @@ def weakest(figures: Iterable[Figure[Any] | None]) -> Origin:
     """The weakest origin among ``figures``; what is None took no part."""
     origins = [figure.origin for figure in figures if figure is not None]
     return max(origins, key=_FROM_FIRM_TO_WEAK.index, default="measured")
+
+
+def derived(value: T, *inputs: Figure[Any] | None, source: str = "") -> Figure[T]:
+    """A value computed from ``inputs``, as good as the worst of them."""
+    return Figure(value=value, origin=weakest(inputs), source=source)

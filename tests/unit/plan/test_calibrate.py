@@ -62,7 +62,7 @@ def steps(
 ) -> Steps:
     return Steps(
         samples=samples, compute_s=seconds, loading_s=0.001 * samples, num_steps=20,
-        global_batch=64, parameters=67754, precision="bf16", device="cuda",
+        global_batch=64, parameters=67754, precision="bf16",
         peak_memory_mib=memory_mib, flops_per_sample=2e9, num_samples=1295, epochs=20,
         kept_bytes_per_sample=kept,
     )  # fmt: skip

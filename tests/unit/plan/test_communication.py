@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from muster.base.errors import UnknownNameError, UsageError
 from muster.plan.communication import (
+    LINKS,
     Fabric,
     Link,
     agreement,
@@ -14,7 +15,6 @@ from muster.plan.communication import (
     given_link,
     gradient_sum,
     half_ring,
-    link_names,
     presumed,
     ring_all_reduce,
     ring_volume,
@@ -105,7 +105,7 @@ def test_one_device_has_nobody_to_talk_to() -> None:
 
 
 def test_every_link_has_a_source_and_an_origin() -> None:
-    for name in link_names():
+    for name in LINKS:
         for figure in find_link(name).figures:
             assert figure.source
             assert figure.origin in ("table", "assumed")
