@@ -13,22 +13,18 @@ is never followed; a repair in it must not refuse every run that there is.
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.metadata
-import importlib.util
 import os
 import shlex
-import sys
-import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
 from muster.base.errors import PlanMismatchError, TargetError
-from muster.base.target import TargetRef, find_source, find_top_level, read_source
+from muster.base.modules import Finder, Found, is_installed
+from muster.base.target import TargetRef, find_source, read_source
 
 #: File name (relative to the project folder, with ``/``) → sha256 of its bytes; and for recipes
 #: the package's name → its version.
@@ -41,7 +37,6 @@ _CHECKOUT = (".git", ".hg", ".svn")
 _PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 _SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".lua", ".rb", ".js")
 _SHOWN = 8
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_of(refs: Iterable[TargetRef], base_folder: Path | None = None) -> dict[str, str]:
@@ -114,53 +109,11 @@ def project_folder(folder: Path) -> Path:
     return folder
 
 
-class _Found(NamedTuple):
-    """A module: its file (None for a namespace) and, of a package, where its parts are."""
-
-    path: Path | None
-    folders: tuple[str, ...] | None
-
-
 class _Source(NamedTuple):
     """What a file imports, as (level, module, names), and the ``__all__`` that it lists."""
 
     imports: tuple[tuple[int, str, tuple[str, ...]], ...]
     exported: tuple[str, ...]
-
-
-class _Finder:
-    """Modules by name as a process finds them that has ``folders`` first on its path."""
-
-    def __init__(self, folders: Sequence[str]) -> None:
-        self._folders = list(dict.fromkeys((*folders, *sys.path)))
-        self._known: dict[str, _Found | None] = {}
-
-    def find(self, name: str) -> _Found | None:
-        if name not in self._known:
-            self._known[name] = self._look_up(name)
-        return self._known[name]
-
-    def _look_up(self, name: str) -> _Found | None:
-        parent, _, last = name.rpartition(".")
-        folders: Sequence[str] | None = self._folders
-        if parent:
-            above = self.find(parent)
-            folders = None if above is None else above.folders
-        elif name in sys.builtin_module_names:
-            return None
-        if folders is None:
-            return None
-        # Only the last part is given: with the dotted name a namespace package would ask
-        # sys.modules for its parent, which is not imported.
-        spec = PathFinder.find_spec(last, folders) or (None if parent else find_top_level(last))
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations
-        is_file = spec.origin is not None and spec.has_location
-        return _Found(
-            Path(os.path.abspath(str(spec.origin))) if is_file else None,
-            None if places is None else tuple(places),
-        )
 
 
 class _Walk:
@@ -176,7 +129,6 @@ class _Walk:
         self._sources: dict[Path, _Source] = {}
         self._walked: set[tuple[Path, str]] = set()
         self._ours: dict[Path, bool] = {}
-        importlib.invalidate_caches()
 
     def result(self) -> dict[str, str]:
         found = {name: self._digests[path] for name, path in self._names.items()}
@@ -197,7 +149,7 @@ class _Walk:
         own = Path(os.path.abspath(path))
         if not is_recipe:
             self._add_root(own.parent)
-        self._import(ref.location, _Finder([str(self._base)]))
+        self._import(ref.location, Finder([str(self._base)]))
         if own not in self._digests:  # installed: its own file counts all the same
             self._note(own, is_python=True)
 
@@ -205,7 +157,7 @@ class _Walk:
         """What ``python -m name`` runs, if it is the user's."""
         if not all(part.isidentifier() for part in name.split(".")):
             return
-        finder = _Finder([str(self._base)])
+        finder = Finder([str(self._base)])
         self._import(name, finder)
         self._import(f"{name}.__main__", finder)
 
@@ -216,7 +168,7 @@ class _Walk:
         path = Path(os.path.abspath(self._base / text))
         if path.is_dir() and not is_program:
             path /= "__main__.py"
-        if path in self._digests or not path.is_file() or _is_installed(path):
+        if path in self._digests or not path.is_file() or is_installed(path):
             return
         if path.suffix == ".py":
             self._add_file(path)
@@ -229,17 +181,17 @@ class _Walk:
     def _add_file(self, path: Path) -> None:
         """A file that is run by its path: its own folder is the first on its module path."""
         self._add_root(path.parent)
-        self._walk(path, "", False, _Finder([str(path.parent), str(self._base)]))
+        self._walk(path, "", False, Finder([str(path.parent), str(self._base)]))
 
     def _add_root(self, folder: Path) -> None:
         if not any(_is_below(folder, root) for root in self._roots):
             self._roots.append(project_folder(folder))
 
-    def _import(self, name: str, finder: _Finder) -> None:
+    def _import(self, name: str, finder: Finder) -> None:
         for path, dotted, is_package in self._chain(name, finder):
             self._walk(path, dotted, is_package, finder)
 
-    def _chain(self, name: str, finder: _Finder) -> Iterator[tuple[Path, str, bool]]:
+    def _chain(self, name: str, finder: Finder) -> Iterator[tuple[Path, str, bool]]:
         """``import a.b.c`` runs a, a.b and a.b.c: those that are there and the user's."""
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
@@ -250,7 +202,7 @@ class _Walk:
             if found.path is not None:
                 yield found.path, dotted, found.folders is not None
 
-    def _walk(self, path: Path, name: str, is_package: bool, finder: _Finder) -> None:
+    def _walk(self, path: Path, name: str, is_package: bool, finder: Finder) -> None:
         """Take in a file and what it imports. A loop: chains of imports can be long."""
         waiting = [(path, name, is_package)]
         while waiting:
@@ -262,7 +214,7 @@ class _Walk:
             for dotted in self._imported(self._read(path), package, finder):
                 waiting += self._chain(dotted, finder)
 
-    def _imported(self, source: _Source, package: str, finder: _Finder) -> Iterator[str]:
+    def _imported(self, source: _Source, package: str, finder: Finder) -> Iterator[str]:
         """Names of modules that these statements run; some of what is named is no module."""
         for level, module, names in source.imports:
             start = _absolute(level, module, package)
@@ -279,7 +231,7 @@ class _Walk:
                 names = self._read(found.path).exported
             yield from (f"{start}.{name}" for name in names if name != "*")
 
-    def _may_hold_ours(self, found: _Found) -> bool:
+    def _may_hold_ours(self, found: Found) -> bool:
         return found.path is None or self._is_ours(found.path)
 
     def _read(self, path: Path) -> _Source:
@@ -326,15 +278,7 @@ class _Walk:
             return False
         if path.is_relative_to(_RECIPES):
             return self._has_recipe
-        return not _is_installed(path) and any(_is_below(path, root) for root in self._roots)
-
-
-def _is_installed(path: Path) -> bool:
-    """Whether it belongs to Python, to an installed package, or to an environment's programs."""
-    if _INSTALLED & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
-        return True
-    above = path.parent.parent
-    return any((above / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+        return not is_installed(path) and any(_is_below(path, root) for root in self._roots)
 
 
 def _is_below(path: Path, folder: Path) -> bool:

@@ -10,21 +10,19 @@ import ast
 import difflib
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
 from muster.base import target_files
 from muster.base.errors import TargetError
+from muster.base.modules import Finder, Found, is_installed
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
 FUNCTION, CLASS = "function", "class"
@@ -122,23 +120,15 @@ def find_source(ref: TargetRef, base_folder: Path | None = None) -> Path | None:
     base = Path.cwd() if base_folder is None else base_folder
     if ref.kind == "file":
         return base / ref.location
-    folders: list[str] | None = [str(base), *sys.path]
-    spec: ModuleSpec | None = None
-    importlib.invalidate_caches()
-    for depth, part in enumerate(ref.location.split(".")):
-        # Only the last part is given: with the dotted name a namespace package would ask
-        # sys.modules for its parent, which is not imported.
-        spec = None if folders is None else PathFinder.find_spec(part, folders)
-        if spec is None and depth == 0:
-            # Editable installs register finders of their own; a top-level name imports nothing.
-            spec = find_top_level(part)
-        if spec is None:
-            raise _no_module(ref, part, folders or [])
-        places = spec.submodule_search_locations
-        folders = None if places is None else list(places)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin)
+    finder, name, found = Finder([str(base)]), "", Found()
+    folders: Sequence[str] = finder.folders
+    for part in ref.location.split("."):
+        name = f"{name}.{part}" if name else part
+        below = finder.find(name)
+        if below is None:
+            raise _no_module(ref, part, folders)
+        found, folders = below, below.folders or ()
+    return found.path if found.path is not None and found.path.suffix == ".py" else None
 
 
 class ReentryError(TargetError):
@@ -305,21 +295,8 @@ def _typed_by_hand(function: Callable[..., Any]) -> bool:
 
 def _is_plain_file(file: str) -> bool:
     """Whether a top-level module is a file of the user's rather than installed."""
-    path = Path(file)
-    return path.suffix == ".py" and path.name != "__init__.py" and not _is_installed(file)
-
-
-def _is_installed(file: str) -> bool:
     path = Path(os.path.abspath(file))
-    folders = {sysconfig.get_path(which) for which in ("stdlib", "purelib", "platlib")}
-    return any(path.is_relative_to(folder) for folder in folders if folder)
-
-
-def find_top_level(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
+    return path.suffix == ".py" and path.name != "__init__.py" and not is_installed(path)
 
 
 def read_source(path: Path) -> bytes:
@@ -400,7 +377,7 @@ def _no_name(text: str, base: Path, kind: str) -> TargetError:
     return TargetError(message, hint=f"write {example}; {_known(names, kind)}")
 
 
-def _no_module(ref: TargetRef, part: str, folders: list[str]) -> TargetError:
+def _no_module(ref: TargetRef, part: str, folders: Sequence[str]) -> TargetError:
     names = {
         entry.stem
         for folder in folders[:2]
@@ -438,5 +415,5 @@ def _is_users(filename: str) -> bool:
     return (
         not filename.startswith("<")
         and filename not in (__file__, target_files.__file__)
-        and not _is_installed(filename)
+        and not is_installed(Path(os.path.abspath(filename)))
     )
