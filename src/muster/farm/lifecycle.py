@@ -1,4 +1,4 @@
-"""Which state may follow which, how an attempt decides it, and what failures mean. Pure."""
+"""What a failed attempt decides about its task, and what failures mean. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ import signal as signals
 from dataclasses import dataclass, field
 
 from muster.farm.events import WorkerDied
-from muster.farm.task import Finished, Outcome, TaskState
-
-MAY_FOLLOW: dict[TaskState, frozenset[TaskState]] = {
-    TaskState.READY: frozenset({TaskState.CLAIMED, TaskState.CANCELLED}),
-    TaskState.CLAIMED: frozenset(
-        {TaskState.DONE, TaskState.FAILED, TaskState.READY, TaskState.CANCELLED}
-    ),
-    TaskState.DONE: frozenset(),
-    TaskState.FAILED: frozenset({TaskState.READY}),  # `muster retry`
-    TaskState.CANCELLED: frozenset({TaskState.READY}),  # `muster retry --cancelled`
-}
+from muster.farm.task import Finished, Outcome
 
 #: A sentence for each outcome, used on screen and in the exported table.
 REASONS: dict[Outcome, str] = {
@@ -70,10 +60,6 @@ class RetryPolicy:
     def pause_s(self, tries: int, jitter: float) -> float:
         """Exponential in ``tries`` (1, 2, …), capped, times a jitter factor in [0.5, 1]."""
         return min(self.backoff_cap_s, self.backoff_s * 2.0 ** (tries - 1)) * (0.5 + jitter / 2)
-
-
-def may_follow(current: TaskState, following: TaskState) -> bool:
-    return following in MAY_FOLLOW[current]
 
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")

@@ -17,8 +17,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MAX_LAGS = 8
-
 
 @triton.jit
 def add_pair(

@@ -101,11 +101,6 @@ def rises(means: Sequence[float], sds: Sequence[float], ns: Sequence[int]) -> li
     ]
 
 
-def falls_within_error(means: Sequence[float], sds: Sequence[float], ns: Sequence[int]) -> bool:
-    """Whether a curve falls monotonically within error: :func:`rises` finds nothing."""
-    return not rises(means, sds, ns)
-
-
 def _baseline(cell: Cell) -> Cell:
     return Cell(SUPERVISED, cell.n_labels, None, cell.corruption_rate)
 

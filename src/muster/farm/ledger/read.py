@@ -25,7 +25,6 @@ class TaskRow(NamedTuple):
     state: TaskState
     attempts: int
     value: bytes | None
-    value_sha256: str | None
     has_files: bool
     seconds: float | None
     device: str | None
@@ -97,7 +96,7 @@ class LedgerReader:
             cursor = self._db.execute(
                 "SELECT t.task_id, t.key, g.name, t.payload, t.state, "
                 " (SELECT count(*) FROM attempts x WHERE x.task_id = t.task_id), "
-                " r.value, r.sha256, coalesce(r.files, 0), a.seconds, w.label, a.outcome, "
+                " r.value, coalesce(r.files, 0), a.seconds, w.label, a.outcome, "
                 f" a.message, a.peak_mib, a.started_s, {code} "
                 "FROM tasks t JOIN targets g USING (target_id) "
                 "LEFT JOIN results r ON r.task_id = t.task_id "
@@ -109,7 +108,7 @@ class LedgerReader:
             )  # fmt: skip
             while rows := cursor.fetchmany(_FETCH):
                 for row in rows:
-                    parts = (*row[:4], _STATES[row[4]], *row[5:8], bool(row[8]), *row[9:])
+                    parts = (*row[:4], _STATES[row[4]], *row[5:7], bool(row[7]), *row[8:])
                     yield TaskRow._make(parts)
 
     def has_values(self) -> bool:

@@ -183,7 +183,6 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] | None = None
     text: str = ""
-    num_reported: int = 0
     _stop: StopText | None = None
 
     def __post_init__(self) -> None:
