@@ -12,7 +12,9 @@ import pytest
 
 pytestmark = pytest.mark.thorough
 
-HEAVY = ("torch", "numpy", "pyarrow", "matplotlib", "ray", "sqlite3", "pandas", "scipy")
+HEAVY = (
+    "torch", "numpy", "pyarrow", "matplotlib", "ray", "sqlite3", "pandas", "scipy", "psutil",
+)  # fmt: skip
 
 IMPORT = ["-c", "import muster"]
 HELP = ["-m", "muster", "--help"]

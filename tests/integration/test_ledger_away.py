@@ -16,9 +16,10 @@ import pytest
 
 import muster
 from muster.base.errors import LedgerError
+from muster.base.mounts import file_system_of
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger
-from muster.farm.ledger.home import choose_place, file_system_of
+from muster.farm.ledger.home import choose_place
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 

@@ -6,25 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.base.errors import SetupError, UsageError
-from muster.base.settings import child_environment
-from muster.devices.device_request import DeviceRequest, parse_devices
+from muster.base.atomic_files import write_atomic
+from muster.base.codec import to_json
+from muster.base.errors import SetupError
 from muster.doctor.checks.table import run_checks
-from muster.doctor.facts import Facts, load_facts, save_facts
-from muster.doctor.findings import Finding, sorted_by_severity, write_env_script
-from muster.doctor.gather import Gathering, gather
-
-_LEAST_BUDGET_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """``devices``: as ``--devices`` of other commands; ``time_limit_s``: for everything."""
-
-    devices: str | None = None
-    run_dir: Path = Path("runs")
-    is_quick: bool = False
-    time_limit_s: float = 55.0
+from muster.doctor.facts import Facts, load_facts
+from muster.doctor.findings import Finding, env_script, sorted_by_severity
+from muster.doctor.gather import DoctorOptions, gather
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,27 +26,9 @@ class Examination:
 def examine(options: DoctorOptions, say: Callable[[str], None] = lambda _: None) -> Examination:
     """Look at this machine; ``say`` hears what is being done.
 
-    Raises UsageError for devices that do not exist or a time limit that nothing fits in.
+    Raises UsageError for devices that do not exist.
     """
-    if options.time_limit_s < _LEAST_BUDGET_S:
-        raise UsageError(
-            f"--time-limit {options.time_limit_s:g}: nothing can be examined in that time.",
-            hint=f"give {_LEAST_BUDGET_S:g} s at least; --quick measures nothing and takes about "
-            "a second.",
-        )
-    facts = gather(
-        Gathering(
-            environment=child_environment({}),
-            run_folder=options.run_dir,
-            devices=DeviceRequest(kind="auto", text="--devices auto")
-            if options.devices is None
-            else parse_devices(options.devices),
-            is_quick=options.is_quick,
-            budget_s=options.time_limit_s,
-        ),
-        say,
-    )
-    return _checked(facts)
+    return _checked(gather(options, say))
 
 
 def examine_recorded(path: Path) -> Examination:
@@ -72,23 +42,21 @@ def _checked(facts: Facts) -> Examination:
 
 def keep_facts(path: Path, facts: Facts) -> None:
     """Write ``facts`` to ``path``; SetupError where that fails."""
-    try:
-        save_facts(path, facts)
-    except OSError as error:
-        raise _cannot_write("the facts", path, error) from None
+    _write("the facts", path, to_json(facts))
 
 
 def write_fixes(path: Path, examination: Examination) -> None:
     """Write what findings would set to ``path``; SetupError where that fails."""
     findings = sorted_by_severity(examination.findings)
+    script = env_script(findings, examination.facts.host.name, path.name)
+    _write("the settings", path, script.encode())
+
+
+def _write(what: str, path: Path, data: bytes) -> None:
     try:
-        write_env_script(path, findings, examination.facts.host.name)
+        write_atomic(path, data)
     except OSError as error:
-        raise _cannot_write("the settings", path, error) from None
-
-
-def _cannot_write(what: str, path: Path, error: OSError) -> SetupError:
-    return SetupError(
-        f"Cannot write {what} to {path}: {error.strerror or error}.",
-        hint="name a file in a folder that exists and that you may write to.",
-    )
+        raise SetupError(
+            f"Cannot write {what} to {path}: {error.strerror or error}.",
+            hint="name a file in a folder that exists and that you may write to.",
+        ) from None

@@ -40,8 +40,8 @@ class WatchOptions:
 
     Attributes
         interval_s: between two samples.
-        output: a .csv, .jsonl or .parquet file that gets all samples; it is gone on with.
-        duration_s: sampling ends after this time; a command goes on to its own end.
+        output: a .csv, .jsonl or .parquet file that gets all samples; an existing one is continued.
+        duration_s: sampling ends after this time; a command runs to its own end.
         command: is started and watched to its end.
     """
 

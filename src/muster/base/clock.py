@@ -26,9 +26,9 @@ class SystemClock:
 
 
 class Rhythm:
-    """When to look again: often while things happen, more seldom the longer nothing does.
+    """When to look again: often while things happen, less often the longer nothing does.
 
-    The wait is at most ``share`` of the silence so far: a twentieth delays whatever takes long by
+    The wait is at most ``share`` of the silence so far: a twentieth delays what takes long by
     5 %.
     """
 

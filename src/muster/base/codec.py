@@ -23,7 +23,7 @@ class MalformedError(SetupError, ValueError):
 
 def to_json(record: Any) -> bytes:
     """Readable, key-ordered JSON of a dataclass or of plain values; tuples become lists."""
-    text = json.dumps(_plain(record), indent=2, ensure_ascii=False)
+    text = json.dumps(plain(record), indent=2, ensure_ascii=False)
     # A lone surrogate, of a file's name, becomes \udcff, which JSON reads back.
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -209,15 +209,16 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists and paths as texts, at any depth: what JSON knows."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value

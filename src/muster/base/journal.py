@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from muster.base.clock import Clock, iso_utc
 
-#: What happens in a run, one message each, as it happens; nobody hears it unless he asks.
+#: What happens in a run, one message each, as it happens; silent unless somebody asks for it.
 EVENTS = logging.getLogger("muster.events")
 
 

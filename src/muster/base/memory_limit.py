@@ -1,6 +1,7 @@
-"""The memory that a container's or a job's control group leaves this process (cgroup v1 and v2).
+"""The memory of the host, or what a container's or a job's control group leaves of it.
 
-/proc/meminfo tells of the whole host, also inside a container or a SLURM job that gets a part.
+psutil tells of the whole host, also inside a container or a SLURM job that gets a part: the limits
+of control groups (cgroup v1 and v2) are read here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MIB = 1 << 20
+
+
+class HostMemory(NamedTuple):
+    """``used_mib``: what programs cannot get any more. None: not known."""
+
+    total_mib: int | None = None
+    used_mib: int | None = None
+    available_mib: int | None = None
 
 
 class MemoryLimit(NamedTuple):
@@ -27,6 +36,22 @@ class _Names(NamedTuple):
 
 _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def host_memory_mib(root: Path = Path("/")) -> HostMemory:
+    """Of the host, or of the container or job that limits it."""
+    import psutil  # here: starts of muster that look at no memory do not wait for it
+
+    try:
+        host = psutil.virtual_memory()
+    except (OSError, RuntimeError, LookupError, ValueError):  # no /proc, or no such file in it
+        return HostMemory()
+    total_mib, available_mib = host.total // _MIB, host.available // _MIB
+    limit = memory_limit(total_mib, root)
+    if limit is None:
+        return HostMemory(total_mib, total_mib - available_mib, available_mib)
+    left_mib = max(0, limit.limit_mib - limit.used_mib)
+    return HostMemory(limit.limit_mib, limit.used_mib, min(available_mib, left_mib))
 
 
 def memory_limit(host_mib: int | None, root: Path = Path("/")) -> MemoryLimit | None:

@@ -1,4 +1,8 @@
-"""Finding and ending every process a run has started. Linux reads /proc; elsewhere by group."""
+"""Finding and ending every process a run has started. Linux reads /proc; elsewhere by group.
+
+/proc is read here and not by psutil, because the reaper runs without installed packages, and
+because only the session and the environment tell whose a process is after it was orphaned.
+"""
 
 from __future__ import annotations
 
@@ -49,33 +53,22 @@ def find_marked(mark: str, sessions: Iterable[int] = ()) -> list[int]:
     """
     if not IS_LINUX:
         return []
-    table = {p.pid: p for p in _processes() if p.state not in "ZX"}
-    me = os.getpid()
-    needle = f"{RUN_MARKER}={mark}".encode()
-    found = {pid for pid in table if pid != me and _carries(pid, needle)}
+    table, me = _living(), os.getpid()
+    found = {pid for pid in table if pid != me and _carries(pid, mark)}
     wanted = set(sessions) | {table[pid].session for pid in found}
     wanted.discard(table[me].session if me in table else -1)
     found |= {pid for pid, p in table.items() if p.session in wanted}
-    grown = True
-    while grown:
-        more = {pid for pid, p in table.items() if p.parent in found} - found
-        found |= more
-        grown = bool(more)
-    found.discard(me)
-    return sorted(found)
+    return sorted(_with_descendants(found, table) - {me})
 
 
 def family(pid: int) -> set[int]:
-    """``pid`` and its living descendants; just ``pid`` where there is no /proc."""
-    if not IS_LINUX:
+    """``pid`` and its living descendants."""
+    import psutil  # here: the reaper has no installed packages, and few others ask
+
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.Error:  # it has ended
         return {pid}
-    table = [p for p in _processes() if p.state not in "ZX"]
-    found = {pid}
-    while True:
-        more = {p.pid for p in table if p.parent in found} - found
-        if not more:
-            return found
-        found |= more
 
 
 def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0) -> list[int]:
@@ -113,20 +106,15 @@ def end_orphans(mark: str, session: int, spared: set[int]) -> list[int]:
     killed: set[int] = set()
     begun: set[int] = set()
     while True:
-        table = {p.pid: p for p in _processes() if p.state not in "ZX"}
-        needle = f"{RUN_MARKER}={mark}".encode()
+        table = _living()
         found = {pid for pid, p in table.items() if p.session == session}
         found |= {
             pid
             for pid, p in table.items()
             if p.parent == me and pid not in spared and p.session not in spared
-            and _carries(pid, needle)
+            and _carries(pid, mark)
         }  # fmt: skip
-        grown = True
-        while grown:
-            more = {pid for pid, p in table.items() if p.parent in found} - found
-            found |= more
-            grown = bool(more)
+        found = _with_descendants(found, table)
         begun |= {table[pid].session for pid in found}
         for pid in found:
             send_signal(pid, KILL)
@@ -197,22 +185,20 @@ def reap_adopted(sessions: Iterable[int]) -> None:
 
 
 def _reap_leaders(sessions: set[int]) -> None:
-    """Collect who began a session, left a process in it and ended by itself: a double fork.
+    """Collect leaders that ended by themselves and left a process in their session: double forks.
 
-    Dead before it could be found, it is not among those that were killed. A session of this
-    process's own is left alone, because the exits in it are for whoever started them.
+    Dead before they could be found, they are not among those that were killed. This process's own
+    session is left alone, because the exits in it belong to those who started the processes.
     """
     if IS_LINUX:
         reap_adopted(sessions - {os.getsid(0)})
 
 
 def resident_mib() -> float:
-    """Physical memory that this process holds, in MiB; 0 where /proc does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    """Physical memory that this process holds, in MiB."""
+    import psutil
+
+    return float(psutil.Process().memory_info().rss) / (1 << 20)
 
 
 def out_of_memory_kills() -> int:
@@ -246,6 +232,16 @@ def _processes() -> list[_Process]:
     return found
 
 
+def _living() -> dict[int, _Process]:
+    return {process.pid: process for process in _processes() if process.state not in "ZX"}
+
+
+def _with_descendants(found: set[int], table: dict[int, _Process]) -> set[int]:
+    while more := {pid for pid, p in table.items() if p.parent in found} - found:
+        found = found | more
+    return found
+
+
 def _read_stat(pid: int) -> _Process | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
@@ -261,8 +257,8 @@ def _session_of(pid: int) -> int:
     return -1 if process is None else process.session
 
 
-def _carries(pid: int, needle: bytes) -> bool:
+def _carries(pid: int, mark: str) -> bool:
     try:
-        return needle in Path(f"/proc/{pid}/environ").read_bytes()
+        return f"{RUN_MARKER}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False

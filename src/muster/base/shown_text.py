@@ -100,7 +100,7 @@ _LEAST_CHARS = 6
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name is not for everybody's eyes.
+    """Whether the value that has this name should not be shown.
 
     >>> [is_secret_name(name) for name in ("token", "wandb-key", "api_key", "db.password")]
     [True, True, True, True]

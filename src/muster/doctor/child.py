@@ -1,8 +1,8 @@
 """Runs a probe as a child process that can neither hang the doctor nor outlive it.
 
-A probe is a module of ``muster.doctor.probes``. It prints one JSON object on standard output and,
-on standard error, lines ``at: …`` before each thing that may hang. It runs in a session of its own,
-which is killed whole at the limit, when it has been silent for too long, and when it has ended.
+A probe (`muster.doctor.probes.report`) prints one JSON object on standard output and, on standard
+error, lines ``at: …`` before each thing that may hang. It runs in a session of its own, which is
+killed whole at the limit, when it has been silent for too long, and when it has ended.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _POLL_S = 0.02
 _GOODBYE_S = 2.0
 _TAIL_LINES, _TAIL_CHARS = 12, 1500
 _PROGRESS = "at: "
+PROBES = (sys.executable, "-m", "muster.doctor.probes.report")
 #: Devices are numbered as the driver numbers them, so that both numbers mean the same card.
 _SETTINGS = {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -47,37 +48,26 @@ def run_probe(
     silence_s: float | None = None,
     settings: Mapping[str, str] | None = None,
     hear: Callable[[str], None] | None = None,
+    program: Sequence[str] = PROBES,
 ) -> Outcome:
-    """Run ``muster.doctor.probes.<name>`` for at most ``limit_s`` seconds; never raises for it.
+    """Run the probe ``name`` for at most ``limit_s`` seconds; it raises nothing itself.
 
     ``silence_s``: also cut off after this long without a line of progress. ``settings``: variables
     on top of the environment. ``hear``: called in this process with each line of progress.
+    ``program``: whatever else keeps the same conventions.
     """
-    words = [sys.executable, "-m", f"muster.doctor.probes.{name}", *arguments]
-    return run_program(words, limit_s=limit_s, silence_s=silence_s, settings=settings, hear=hear)
-
-
-def run_program(
-    words: Sequence[str],
-    *,
-    limit_s: float,
-    silence_s: float | None = None,
-    settings: Mapping[str, str] | None = None,
-    hear: Callable[[str], None] | None = None,
-) -> Outcome:
-    """As ``run_probe``, for any command that keeps the same conventions."""
-    with tempfile.TemporaryDirectory(prefix="muster-doctor-", ignore_cleanup_errors=True) as name:
-        out, error = Path(name) / "out", Path(name) / "error"
+    with tempfile.TemporaryDirectory(prefix="muster-doctor-", ignore_cleanup_errors=True) as here:
+        out, error = Path(here) / "out", Path(here) / "error"
         began_s = time.monotonic()
         try:
             with out.open("wb") as out_file, error.open("wb") as error_file:
                 process = subprocess.Popen(
-                    list(words),
+                    [*program, name, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=out_file,
                     stderr=error_file,
                     # What a probe leaves in its own temporary folders goes with this one.
-                    env=child_environment({**_SETTINGS, "TMPDIR": name, **(settings or {})}),
+                    env=child_environment({**_SETTINGS, "TMPDIR": here, **(settings or {})}),
                     start_new_session=True,
                 )
         except OSError as problem:

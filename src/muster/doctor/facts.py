@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from muster.base.codec import MalformedError, decode, write_json
+from muster.base.codec import MalformedError, decode
 from muster.base.errors import UsageError
 from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
@@ -36,6 +36,14 @@ class Run:
     seconds: float = 0.0
     at: str | None = None
     error: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f" at {self.at}" if self.at else ""
+
+    @property
+    def reason(self) -> str:
+        return (self.error or "no reason given").strip().splitlines()[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +151,7 @@ class TorchFacts:
     ``run`` tells whether it was started at all; what only a running torch knows is None otherwise.
     ``arch_list``: what its CUDA kernels are compiled for (``sm_90``, ``compute_90``).
     ``accelerator``: the kind that ``torch.accelerator`` reports: cuda (also ROCm), xpu, mps.
+    ``triton_lacks``: what Triton needs to compile and does not find; None: it is not installed.
     """
 
     run: Run = field(default_factory=Run)
@@ -162,6 +171,7 @@ class TorchFacts:
     backends: tuple[str, ...] | None = None
     nccl_version: str | None = None
     cpu_threads: int | None = None
+    triton_lacks: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +191,11 @@ class ReduceTry:
     run: Run
     settings: dict[str, str] = field(default_factory=dict)
     sizes: tuple[ReduceSize, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """It ended, and every value was right."""
+        return self.run.status == "ok" and not any(size.wrong_values for size in self.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,11 +292,6 @@ class Facts:
     host_copies: HostCopies | None = None
     peer_copies: PeerCopies | None = None
     all_reduce: AllReduce | None = None
-
-
-def save_facts(path: Path, facts: Facts) -> None:
-    """Replace ``path``; raises OSError where that fails."""
-    write_json(path, facts)
 
 
 def load_facts(path: Path) -> Facts:

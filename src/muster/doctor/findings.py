@@ -5,10 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Literal
-
-from muster.base.atomic_files import write_atomic
 
 Severity = Literal["ok", "note", "warning", "error"]
 #: From good to bad.
@@ -39,6 +37,11 @@ class Finding:
 
 def ok(what: str) -> Finding:
     return Finding(severity="ok", what=what)
+
+
+note = partial(Finding, severity="note")
+warning = partial(Finding, severity="warning")
+error = partial(Finding, severity="error")
 
 
 def exit_code(findings: Iterable[Finding], *, strict: bool) -> int:
@@ -87,8 +90,3 @@ def env_script(findings: Sequence[Finding], host: str, name: str) -> str:
     if len(lines) == 1:
         lines.append("# Nothing to set: no finding has a repair by variable.")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def write_env_script(path: Path, findings: Sequence[Finding], host: str) -> None:
-    """Replace ``path``; raises OSError where that fails."""
-    write_atomic(path, env_script(findings, host, path.name).encode())

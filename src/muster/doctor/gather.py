@@ -13,7 +13,8 @@ from pathlib import Path
 
 from muster.base.codec import decode
 from muster.base.errors import UsageError
-from muster.devices.device_request import DeviceRequest
+from muster.base.settings import child_environment
+from muster.devices.device_request import DeviceRequest, parse_devices
 from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
@@ -32,7 +33,7 @@ from muster.doctor.gather_probes import (
 )
 from muster.doctor.machine import working_gpus
 
-#: Variables that decide how a run behaves. Others may hold secrets and are nobody's business.
+#: Variables that decide how a run behaves. Others may hold secrets and are left out.
 _PREFIXES = (
     "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_CUDA_", "PYTORCH_CUDA_", "ROCR_",
     "PYTORCH_ALLOC_", "HIP_", "HSA_", "ZE_", "OMP_", "MKL_NUM", "KMP_", "UCX_", "SLURM_",
@@ -42,58 +43,66 @@ _NAMES = (
     "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MUSTER_DEVICE_FACTS", "LD_LIBRARY_PATH",
 )  # fmt: skip
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "JWT")
+_LEAST_BUDGET_S, _MEET_S = 5.0, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathering:
-    """``devices``: None for every free GPU, or CPU ranks where there is none. ``budget_s``: for
-    everything together; ``is_quick``: without torch and without measurements."""
+class DoctorOptions:
+    """``devices``: as ``--devices`` of other commands, None for every free GPU, or CPU ranks where
+    there is none; ``is_quick``: without starting torch and without measurements;
+    ``time_limit_s``: for everything together."""
 
-    environment: Mapping[str, str]
-    run_folder: Path
-    devices: DeviceRequest
+    devices: str | None = None
+    run_dir: Path = Path("runs")
     is_quick: bool = False
-    budget_s: float = 55.0
-    meet_s: float = 10.0
+    time_limit_s: float = 55.0
+
+    def __post_init__(self) -> None:
+        if self.time_limit_s < _LEAST_BUDGET_S:
+            raise UsageError(
+                f"--time-limit {self.time_limit_s:g}: nothing can be examined in that time.",
+                hint=f"give {_LEAST_BUDGET_S:g} s at least; --quick measures nothing and takes "
+                "about a second.",
+            )
 
 
-def gather(
-    options: Gathering,
-    say: Callable[[str], None] = lambda _: None,
-) -> Facts:
+def gather(options: DoctorOptions, say: Callable[[str], None]) -> Facts:
     """All facts of this machine; ``say`` hears what is being done, for it takes a while.
 
     Raises UsageError for devices that do not exist, and for nothing else.
     """
-    began_s = time.monotonic()
+    began_s, every = time.monotonic(), child_environment({})
+    devices = DeviceRequest(kind="auto", text="--devices auto")
+    if options.devices is not None:
+        devices = parse_devices(options.devices)
 
     def left() -> float:
-        return options.budget_s - (time.monotonic() - began_s)
+        return options.time_limit_s - (time.monotonic() - began_s)
 
     def at_most(limit_s: float) -> float:
         return min(limit_s, max(2.0, left()))
 
-    environment = relevant(options.environment)
+    environment = relevant(every)
     host = gather_host()
     facts = Facts(
         is_quick=options.is_quick,
         host=host,
         environment=environment,
-        torch=installed_torch(),
+        torch=installed_torch(every),
     )
     say("reading the driver")
     facts = _with_driver(facts, limit_s=at_most(15.0))
     facts = replace(facts, network=gather_network(host.name, limit_s=at_most(5.0)))
-    say(f"reading {options.run_folder}")
+    say(f"reading {options.run_dir}")
     facts = replace(facts, disk=_disk(options, limit_s=at_most(8.0)))
     if not options.is_quick:
         if wants_master(environment):
             say(f"meeting the other nodes at {environment['MASTER_ADDR']}")
             master = gather_master(
-                environment, facts.network, limit_s=5.0, meet_s=min(options.meet_s, left() / 3)
+                environment, facts.network, limit_s=5.0, meet_s=min(_MEET_S, left() / 3)
             )
             facts = replace(facts, master=master)
-        facts = _with_measurements(facts, options, left, say)
+        facts = _with_measurements(facts, options, devices, left, say)
     return replace(facts, seconds=round(time.monotonic() - began_s, 3))
 
 
@@ -120,30 +129,32 @@ def _with_driver(facts: Facts, *, limit_s: float) -> Facts:
     )
 
 
-def _disk(options: Gathering, *, limit_s: float) -> DiskFacts:
-    budget_s = 0.3 if options.is_quick else min(2.0, options.budget_s / 20)
-    outcome = run_probe(
-        "disk", [str(options.run_folder.absolute()), str(budget_s)], limit_s=limit_s
-    )
+def _disk(options: DoctorOptions, *, limit_s: float) -> DiskFacts:
+    budget_s = 0.3 if options.is_quick else min(2.0, options.time_limit_s / 20)
+    outcome = run_probe("disk", [str(options.run_dir.absolute()), str(budget_s)], limit_s=limit_s)
     value = dict(outcome.value)
     problem = value.pop("problem", None)
-    found = decode(DiskFacts, {"path": str(options.run_folder.absolute()), **value})
+    found = decode(DiskFacts, {"path": str(options.run_dir.absolute()), **value})
     run = outcome.run if problem is None else replace(outcome.run, error=problem)
     return replace(found, run=run)
 
 
 def _with_measurements(
-    facts: Facts, options: Gathering, left: Callable[[], float], say: Callable[[str], None]
+    facts: Facts,
+    options: DoctorOptions,
+    devices: DeviceRequest,
+    left: Callable[[], float],
+    say: Callable[[str], None],
 ) -> Facts:
     say("starting torch")
     if skipped := no_time(left, least_s=3.0):
         return replace(facts, torch=replace(facts.torch, run=skipped))
     # A first import from a network disk takes long; who gives more time gets it here.
-    limit_s = min(max(25.0, options.budget_s / 2), left())
+    limit_s = min(max(25.0, options.time_limit_s / 2), left())
     facts = replace(facts, torch=running_torch(facts.torch, limit_s=limit_s))
     if facts.torch.run.status != "ok":
         return facts  # no probe can start either
-    targets = choose_targets(facts, options.devices)
+    targets = choose_targets(facts, devices)
     if targets is None:
         return facts
     say("matrix products")
@@ -180,7 +191,7 @@ def _with_matmuls(facts: Facts, targets: Targets, left: Callable[[], float]) -> 
 def choose_targets(facts: Facts, request: DeviceRequest) -> Targets | None:
     """The devices to measure: those asked for, else every free GPU, else two ranks on the CPU.
 
-    None when there are GPUs and all are in use: measuring would disturb whoever uses them.
+    None when there are GPUs and all are in use: measuring would disturb their users.
     Raises UsageError for a device that does not exist.
     """
     torch: TorchFacts = facts.torch

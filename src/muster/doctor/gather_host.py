@@ -11,8 +11,11 @@ import ctypes
 import importlib.util
 import os
 import platform
+import shutil
 import sys
+import sysconfig
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Any, Literal
 
 from muster.base.clock import iso_utc
 from muster.base.codec import decode
-from muster.base.memory_limit import memory_limit
+from muster.base.memory_limit import host_memory_mib
 from muster.base.settings import usable_cpu_count
 from muster.doctor.child import run_probe
 from muster.doctor.facts import HostFacts, PciGpu, Run, TorchFacts
@@ -40,20 +43,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def gather_host() -> HostFacts:
     """What is known of this host; never raises."""
-    shm = _space(Path("/dev/shm"))
+    shm = None
+    with suppress(OSError):
+        shm = shutil.disk_usage("/dev/shm")
     files = _limit("RLIMIT_NOFILE")
     locked = _limit("RLIMIT_MEMLOCK")
-    total_mib, available_mib = host_memory_mib()
+    memory = host_memory_mib()
     return HostFacts(
         name=platform.node(),
         system=platform.system(),
         kernel=platform.release(),
         python=platform.python_version(),
         cpu_cores=min(usable_cpu_count(), cpu_quota(_CGROUP / "cpu.max") or 1 << 20),
-        memory_total_mib=total_mib,
-        memory_available_mib=available_mib,
-        shm_total_mib=None if shm is None else shm[0],
-        shm_free_mib=None if shm is None else shm[1],
+        memory_total_mib=memory.total_mib,
+        memory_available_mib=memory.available_mib,
+        shm_total_mib=None if shm is None else shm.total // _MIB,
+        shm_free_mib=None if shm is None else shm.free // _MIB,
         open_files_soft=files[0],
         open_files_hard=files[1],
         locked_memory_mib=None if locked[0] is None else locked[0] // _MIB,
@@ -64,17 +69,6 @@ def gather_host() -> HostFacts:
         clock_synchronised=_is_clock_synchronised(),
         wall_time=iso_utc(time.time()),
     )
-
-
-def host_memory_mib(root: Path = Path("/")) -> tuple[int | None, int | None]:
-    """Total and available, of the host or of the container or job that limits it."""
-    memory = _memory_mib(root / "proc/meminfo")
-    total_mib, available_mib = memory.get("MemTotal"), memory.get("MemAvailable")
-    limit = memory_limit(total_mib, root)
-    if limit is None:
-        return total_mib, available_mib
-    left_mib = max(0, limit.limit_mib - limit.used_mib)
-    return limit.limit_mib, left_mib if available_mib is None else min(available_mib, left_mib)
 
 
 def pci_gpus(devices: Path) -> tuple[PciGpu, ...]:
@@ -111,16 +105,6 @@ def cpu_quota(file: Path) -> int | None:
     return max(1, round(int(words[0]) / int(words[1])))
 
 
-def _space(folder: Path) -> tuple[int, int] | None:
-    if sys.platform == "win32" or not folder.is_dir():
-        return None
-    try:
-        space = os.statvfs(folder)
-    except OSError:
-        return None
-    return space.f_blocks * space.f_frsize // _MIB, space.f_bavail * space.f_frsize // _MIB
-
-
 def _limit(name: str) -> tuple[int | None, int | None]:
     """Soft and hard; None: unknown or without limit."""
     if sys.platform == "win32":
@@ -130,15 +114,6 @@ def _limit(name: str) -> tuple[int | None, int | None]:
     soft, hard = resource.getrlimit(getattr(resource, name))
     no_limit = resource.RLIM_INFINITY
     return (None if soft == no_limit else soft), (None if hard == no_limit else hard)
-
-
-def _memory_mib(file: Path) -> dict[str, int]:
-    found = {}
-    for line in (_text(file) or "").splitlines():
-        name, _, value = line.partition(":")
-        if value.strip().endswith("kB"):
-            found[name] = int(value.split()[0]) // 1024
-    return found
 
 
 def _is_container() -> bool | None:
@@ -194,7 +169,7 @@ _NAMES = {
 }
 
 
-def installed_torch() -> TorchFacts:
+def installed_torch(environment: Mapping[str, str]) -> TorchFacts:
     """Version and builds from ``torch/version.py``; everything None where torch is missing."""
     try:
         found = importlib.util.find_spec("torch")
@@ -202,7 +177,20 @@ def installed_torch() -> TorchFacts:
         found = None
     if found is None or found.origin is None:
         return TorchFacts(run=Run(error="torch is not installed"))
-    return read_version_file(Path(found.origin).parent / "version.py")
+    torch = read_version_file(Path(found.origin).parent / "version.py")
+    has_triton = importlib.util.find_spec("triton") is not None
+    return replace(torch, triton_lacks=triton_lacks(environment) if has_triton else None)
+
+
+def triton_lacks(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What Triton's ``runtime/build.py`` would look for in vain when it compiles a kernel."""
+    compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
+    has_compiler = any(shutil.which(name, path=environment.get("PATH")) for name in compilers)
+    # Debian's own scheme names a folder that has no headers; Triton takes the usual one then.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    headers = Path(sysconfig.get_path("include", scheme)) / "Python.h"
+    found = {"C compiler": has_compiler, "Python.h": headers.is_file()}
+    return tuple(name for name, is_there in found.items() if not is_there)
 
 
 def read_version_file(file: Path) -> TorchFacts:

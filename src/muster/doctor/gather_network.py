@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import socket
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,8 +10,6 @@ from pathlib import Path
 
 from muster.doctor.child import run_probe
 from muster.doctor.facts import Interface, MasterFacts, NetworkFacts, Run
-
-_NET = Path("/sys/class/net")
 
 
 def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
@@ -33,53 +28,29 @@ def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Every interface with its addresses; () where the system has no /sys."""
-    if sys.platform != "linux":
-        return ()
-    ipv6 = _ipv6_addresses(Path("/proc/net/if_inet6"))
-    found = []
-    for name in sorted(os.listdir(_NET)) if _NET.is_dir() else []:
-        # Virtual interfaces are in state "unknown" while they work.
-        is_up = _read(name, "operstate") in ("up", "unknown")
-        speed = _read(name, "speed")
-        address = _ipv4_address(name)
-        found.append(
-            Interface(
-                name=name,
-                is_up=is_up,
-                is_loopback=name == "lo",
-                ipv4=() if address is None else (address,),
-                ipv6=tuple(ipv6.get(name, ())),
-                speed_mbit_s=int(speed) if speed.isdigit() and int(speed) > 0 else None,
-            )
-        )
-    return tuple(found)
+    """Every interface with its addresses."""
+    import psutil
 
-
-def _read(name: str, what: str) -> str:
     try:
-        return (_NET / name / what).read_text().strip()
-    except OSError:
-        return ""
+        addresses, found = psutil.net_if_addrs(), psutil.net_if_stats()
+    except OSError:  # no /proc
+        return ()
 
+    def of_family(name: str, family: int) -> tuple[str, ...]:
+        texts = (one.address for one in addresses.get(name, ()) if one.family == family)
+        return tuple(text.partition("%")[0] for text in texts)  # without the scope of IPv6
 
-def _ipv4_address(name: str) -> str | None:
-    """By ioctl SIOCGIFADDR (netdevice(7)): the first address, which is what gloo takes too."""
-    import fcntl
-
-    request = name.encode()[:15].ljust(256, b"\0")
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
-        return socket.inet_ntoa(fcntl.ioctl(door.fileno(), 0x8915, request)[20:24])
-    return None
-
-
-def _ipv6_addresses(table: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    with suppress(OSError, ValueError):
-        for line in table.read_text().splitlines():
-            number, *_, name = line.split()
-            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(number, 16))))
-    return found
+    return tuple(
+        Interface(
+            name=name,
+            is_up=one.isup,
+            is_loopback="loopback" in one.flags.split(","),
+            ipv4=of_family(name, socket.AF_INET),
+            ipv6=of_family(name, socket.AF_INET6),
+            speed_mbit_s=one.speed or None,
+        )
+        for name, one in sorted(found.items())
+    )
 
 
 def default_interface(table: Path) -> str | None:

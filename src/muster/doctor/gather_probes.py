@@ -7,15 +7,14 @@ been seen to work on this very machine.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.base.codec import decode
 from muster.devices.nvml_health import GpuHealth
-from muster.doctor.child import run_probe, run_program
+from muster.doctor.child import PROBES, run_probe
 from muster.doctor.facts import (
     AllReduce,
     HostCopies,
@@ -31,7 +30,6 @@ from muster.doctor.facts import (
 _LEAST_S = 4.0
 #: A pair of GPUs copies 64 MiB in milliseconds; only the first touches take longer.
 _PAIR_SILENCE_S = 10.0
-PEER_COPY = (sys.executable, "-m", "muster.doctor.probes.peer_copy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +47,8 @@ class Targets:
 #: Seconds that are left for everything.
 TimeLeft = Callable[[], float]
 
+_Measured = TypeVar("_Measured", Matmuls, HostCopies, ReduceTry)
+
 
 def no_time(left: TimeLeft, least_s: float = _LEAST_S) -> Run | None:
     """Why a probe is not started: less than a start takes is left."""
@@ -61,8 +61,6 @@ def measure_matmuls(
     targets: Targets, left: TimeLeft, *, limit_s: float, watch: Callable[[], None] | None = None
 ) -> Matmuls:
     """``watch`` is called once while the products run, in a thread of this process."""
-    if skipped := no_time(left):
-        return Matmuls(run=skipped, kind=targets.kind)
     watcher = None if watch is None else threading.Thread(target=watch, daemon=True)
 
     def hear(place: str) -> None:
@@ -70,16 +68,27 @@ def measure_matmuls(
             watcher.start()
 
     budget_s = 0.4 if targets.kind == "cpu" else 1.0
-    outcome = run_probe(
-        "matmul",
-        [targets.kind, targets.numbers, str(budget_s)],
-        limit_s=min(limit_s, left()),
-        hear=hear,
-    )
+    words = (targets.kind, targets.numbers, str(budget_s))
+    found = _measured(Matmuls, {"kind": targets.kind}, "matmul", words, left, limit_s, hear=hear)
     if watcher is not None and watcher.ident is not None:
         watcher.join()
-    found = decode(Matmuls, {"kind": targets.kind, **outcome.value})
-    return replace(found, run=outcome.run)
+    return found
+
+
+def _measured(
+    kind: type[_Measured],
+    given: Mapping[str, Any],
+    name: str,
+    arguments: Sequence[str],
+    left: TimeLeft,
+    limit_s: float,
+    **options: Any,
+) -> _Measured:
+    """What the probe ``name`` has found, with what is ``given`` and how the probe ran."""
+    if skipped := no_time(left):
+        return kind(run=skipped, **given)
+    outcome = run_probe(name, arguments, limit_s=min(limit_s, left()), **options)
+    return replace(decode(kind, {"run": {}, **given, **outcome.value}), run=outcome.run)
 
 
 def read_loaded(limit_s: float) -> tuple[GpuHealth, ...]:
@@ -89,12 +98,8 @@ def read_loaded(limit_s: float) -> tuple[GpuHealth, ...]:
 
 
 def measure_host_copies(targets: Targets, left: TimeLeft, *, limit_s: float) -> HostCopies:
-    if skipped := no_time(left):
-        return HostCopies(run=skipped, kind=targets.kind)
-    words = [targets.kind, targets.numbers, "0.4"]
-    outcome = run_probe("host_copy", words, limit_s=min(limit_s, left()))
-    found = decode(HostCopies, {"kind": targets.kind, **outcome.value})
-    return replace(found, run=outcome.run)
+    words = ("host", targets.kind, targets.numbers, "0.4")
+    return _measured(HostCopies, {"kind": targets.kind}, "copies", words, left, limit_s)
 
 
 def measure_peer_copies(
@@ -103,7 +108,7 @@ def measure_peer_copies(
     *,
     limit_s: float,
     silence_s: float = _PAIR_SILENCE_S,
-    program: Sequence[str] = PEER_COPY,
+    program: Sequence[str] = PROBES,
 ) -> PeerCopies:
     """Every ordered pair; a child that hangs at one is replaced by one for those after it."""
     waiting = [f"{a}-{b}" for a, b in itertools.permutations(targets.devices, 2)]
@@ -115,10 +120,12 @@ def measure_peer_copies(
             error = f"{len(waiting)} of {num_pairs} pairs were not tried, for want of time"
             last = Run(status="skipped", error=error)
             break
-        outcome = run_program(
-            [*program, targets.kind, ",".join(waiting), "0.03"],
+        outcome = run_probe(
+            "copies",
+            ("pairs", targets.kind, ",".join(waiting), "0.03"),
             limit_s=min(limit_s - seconds + 1.0, left()),
             silence_s=silence_s,
+            program=program,
         )
         seconds, last = seconds + outcome.run.seconds, outcome.run
         found = decode(PeerCopies, outcome.value)
@@ -176,19 +183,14 @@ def measure_all_reduce(
 ) -> AllReduce:
     """One process per device; after a failure again, with each of ``repairs`` until one works."""
     tries: list[ReduceTry] = []
+    words = (backend, targets.kind, targets.numbers, "0.3")
     for settings in ({}, *repairs(backend, network, environment)):
-        skipped = no_time(left)
-        if skipped:
-            if not tries:
-                tries.append(ReduceTry(run=skipped))
+        if tries and (tries[-1].is_good or no_time(left)):
             break
-        words = [backend, targets.kind, targets.numbers, "0.3"]
-        outcome = run_probe("all_reduce", words, limit_s=min(limit_s, left()), settings=settings)
-        record: dict[str, Any] = {"run": {}, "settings": settings, **outcome.value}
-        attempt = replace(decode(ReduceTry, record), run=outcome.run)
-        tries.append(attempt)
-        if is_good(attempt):
-            break
+        given = {"settings": settings}
+        tries.append(
+            _measured(ReduceTry, given, "all_reduce", words, left, limit_s, settings=settings)
+        )
     return AllReduce(
         kind=targets.kind,
         backend=backend,
@@ -196,8 +198,3 @@ def measure_all_reduce(
         devices=targets.devices,
         tries=tuple(tries),
     )
-
-
-def is_good(attempt: ReduceTry) -> bool:
-    """It ended, and every value was right."""
-    return attempt.run.status == "ok" and not any(size.wrong_values for size in attempt.sizes)

@@ -237,7 +237,7 @@ class Summary:
     def _add_time(self, device: _Device, row: Row) -> None:
         before, device.before = device.before, (row.elapsed_s, row.power_w)
         if before is None or row.elapsed_s <= before[0]:
-            return  # the first one of another monitor: what was between nobody knows
+            return  # the first of another monitor: nothing is known of the time between
         seconds = row.elapsed_s - before[0]
         device.duration_s += seconds
         if before[1] is not None and row.power_w is not None:

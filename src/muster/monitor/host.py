@@ -1,20 +1,21 @@
-"""What the host does: CPU, memory, disks and network, from Linux's /proc.
+"""What the host does: CPU, memory, disks and network.
 
-Elsewhere there is no /proc and every field is None. Rates need two readings: they are None in the
-first one.
+What the system does not say is None. Rates need two readings: they are None in the first one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.base.memory_limit import memory_limit
+from muster.base.memory_limit import host_memory_mib
 
-_SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the disk's own sectors are
 _MIB = 1024 * 1024
+_VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr")
+
+Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +38,23 @@ class HostUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class _Counters:
-    """Counters that only grow; None where the file does not exist."""
+    """Counters that only grow; None where they are not known."""
 
     time_s: float
-    cpu: tuple[int, int] | None  # busy and all ticks
-    disk: tuple[int, int] | None  # bytes read and written
-    network: tuple[int, int] | None  # bytes received and sent
+    cpu: Pair | None  # busy and all ticks
+    disk: Pair | None  # bytes read and written
+    network: Pair | None  # bytes received and sent
 
 
 class HostReader:
     """Reads the host; remembers the reading before, for rates.
 
-    ``root``: where /proc and /sys are, so that a recorded host can be read.
+    ``root``: where /proc and /sys are, so that a recorded host can be read (psutil has a constant
+    of its own for /proc).
     """
 
     def __init__(self, root: Path = Path("/"), cores: Collection[int] | None = None) -> None:
         self._root = root
-        self._proc = root / "proc"
-        self._sys = root / "sys"
         self._cores = _usable_cores() if cores is None else set(cores)
         self._before: _Counters | None = None
 
@@ -62,51 +62,56 @@ class HostReader:
         """The state at ``now_s``, seconds of a clock that only grows."""
         now = _Counters(
             time_s=now_s,
-            cpu=cpu_ticks(_lines(self._proc / "stat"), self._cores),
-            disk=disk_bytes(_lines(self._proc / "diskstats"), self._disks()),
-            network=network_bytes(_lines(self._proc / "net/dev"), self._interfaces()),
+            cpu=_known(lambda: cpu_ticks(self._root / "proc/stat", self._cores)),
+            disk=_known(self._disk_bytes),
+            network=_known(self._network_bytes),
         )
         before, self._before = self._before, now
-        used_mib, total_mib = memory_mib(_lines(self._proc / "meminfo"))
-        limit = memory_limit(total_mib, self._root)
-        if limit is not None:
-            used_mib, total_mib = limit.used_mib, limit.limit_mib
+        memory = host_memory_mib(self._root)
         read, write = _rates(before, now, "disk")
         receive, send = _rates(before, now, "network")
         return HostUsage(
             cpu_percent=_cpu_percent(before, now),
-            memory_used_mib=used_mib,
-            memory_total_mib=total_mib,
+            memory_used_mib=memory.used_mib,
+            memory_total_mib=memory.total_mib,
             disk_read_mib_s=read,
             disk_write_mib_s=write,
             network_receive_mib_s=receive,
             network_send_mib_s=send,
         )
 
-    def _disks(self) -> set[str]:
+    def _disk_bytes(self) -> Pair | None:
         """Whole disks. Partitions, loops and mapped volumes would count the same bytes twice."""
-        return {
-            name
-            for name in _names(self._sys / "block")
-            if not name.startswith(("loop", "ram", "zram", "dm-", "md", "sr"))
-        }
+        import psutil
 
-    def _interfaces(self) -> set[str]:
+        blocks = self._root / "sys/block"
+        return _sum(
+            (disk.read_bytes, disk.write_bytes)
+            for name, disk in psutil.disk_io_counters(perdisk=True, nowrap=False).items()
+            if not name.startswith(_VIRTUAL_DISKS) and (blocks / name.replace("/", "!")).exists()
+        )
+
+    def _network_bytes(self) -> Pair | None:
         """Network cards; where there are none (a container), everything but the loop."""
-        folder = self._sys / "class/net"
-        names = {name for name in _names(folder) if name != "lo"}
-        return {name for name in names if (folder / name / "device").exists()} or names
+        import psutil
+
+        found = psutil.net_io_counters(pernic=True, nowrap=False)
+        found.pop("lo", None)
+        folder = self._root / "sys/class/net"
+        cards = [found[name] for name in found if (folder / name / "device").exists()]
+        return _sum((card.bytes_recv, card.bytes_sent) for card in cards or found.values())
 
 
-def cpu_ticks(lines: Iterable[str], cores: Collection[int]) -> tuple[int, int] | None:
+def cpu_ticks(stat: Path, cores: Collection[int]) -> Pair | None:
     """Busy and all ticks of ``cores`` (all cores where it is empty) in /proc/stat.
 
-    Fields (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice.
-    Waiting for a disk is idle; guests are already in user.
+    Read here because psutil drops the numbers of the cores: with one switched off, every core
+    behind it would be taken for its neighbour. Fields (proc(5)): user, nice, system, idle, iowait,
+    irq, softirq, steal, guest, guest_nice. Waiting for a disk is idle; guests are in user already.
     """
     busy = total = 0
     seen = False
-    for line in lines:
+    for line in stat.read_text().splitlines():
         name, *fields = line.split()
         if not name.startswith("cpu"):
             break  # they come first; the rest of the file is long
@@ -117,43 +122,6 @@ def cpu_ticks(lines: Iterable[str], cores: Collection[int]) -> tuple[int, int] |
         total += sum(ticks)
         busy += sum(ticks) - ticks[3] - (ticks[4] if len(ticks) > 4 else 0)
     return (busy, total) if seen else None
-
-
-def memory_mib(lines: Iterable[str]) -> tuple[int | None, int | None]:
-    """Used and total MiB in /proc/meminfo. Used: what is not available to programs."""
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    total = _kib(fields.get("MemTotal"))
-    available = _kib(fields.get("MemAvailable"))
-    if total is None or available is None:
-        return None, None if total is None else total // 1024
-    return (total - available) // 1024, total // 1024
-
-
-def disk_bytes(lines: Iterable[str], disks: Collection[str]) -> tuple[int, int] | None:
-    """Bytes read and written by ``disks`` in /proc/diskstats (kernel's admin-guide/iostats)."""
-    read = written = 0
-    seen = False
-    for line in lines:
-        fields = line.split()
-        if len(fields) >= 10 and fields[2] in disks:
-            seen = True
-            read += int(fields[5])
-            written += int(fields[9])
-    return (read * _SECTOR_BYTES, written * _SECTOR_BYTES) if seen else None
-
-
-def network_bytes(lines: Iterable[str], interfaces: Collection[str]) -> tuple[int, int] | None:
-    """Bytes received and sent by ``interfaces`` in /proc/net/dev."""
-    received = sent = 0
-    seen = False
-    for line in lines:
-        name, colon, rest = line.partition(":")
-        if colon and name.strip() in interfaces:
-            fields = rest.split()
-            seen = True
-            received += int(fields[0])
-            sent += int(fields[8])
-    return (received, sent) if seen else None
 
 
 def _cpu_percent(before: _Counters | None, now: _Counters) -> float | None:
@@ -177,23 +145,17 @@ def _rates(
     return first, second
 
 
+def _sum(pairs: Iterable[Pair]) -> Pair | None:
+    found = list(pairs)
+    return (sum(one for one, _ in found), sum(two for _, two in found)) if found else None
+
+
+def _known(read: Callable[[], Pair | None]) -> Pair | None:
+    try:
+        return read()
+    except (OSError, RuntimeError, ValueError, LookupError):  # no /proc, or not such a file in it
+        return None
+
+
 def _usable_cores() -> set[int]:
     return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _kib(text: str | None) -> int | None:
-    return None if text is None else int(text.split()[0])

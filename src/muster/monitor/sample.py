@@ -14,16 +14,20 @@ import json
 import re
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.clock import Clock
 from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage, UsageSource
 from muster.monitor.host import HostReader, HostUsage
 from muster.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    import psutil
 
 HOST = "host"
 
@@ -60,7 +64,7 @@ class Row:
 
     Attributes
         time_utc: ISO 8601 with the offset, to the millisecond.
-        elapsed_s: since this monitor's start; it begins anew where a later one goes on.
+        elapsed_s: since this monitor's start; it begins again where a later one continues the file.
         host, device: the machine, and on it ``host``, ``gpu0``, ``gpu0:mig7``; numbers as in
             nvidia-smi.
         utilisation_percent: of a GPU, the share of time in which a kernel ran; of the host, of
@@ -198,8 +202,6 @@ class Sampler:
 
 
 _LOG = re.compile(r"(?P<run>/.+)/logs/(?P<kind>worker|rank)-(?P<number>\d+)\.log")
-#: A task's command may be started through a shell, a launcher and a data loader.
-_MOST_ANCESTORS = 12
 
 
 class _Place(NamedTuple):
@@ -213,50 +215,42 @@ class WorkFinder:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._known: dict[tuple[int, str], _Place | None] = {}
+        self._known: dict[psutil.Process, _Place | None] = {}  # the same number later is another
 
     def find(self, pids: Iterable[int]) -> dict[int, Work]:
         """The processes among ``pids`` that muster has started, directly or not."""
+        import psutil
+
         if len(self._known) > 10_000:
             self._known.clear()
         live: dict[Path, dict[int, str]] = {}
         found: dict[int, Work] = {}
         for pid in pids:
-            place = self._place(pid)
-            if place is None:
-                continue
-            if place.kind == "rank":
-                found[pid] = Work(place.folder.name, f"rank {place.number}")
-                continue
-            if place.folder.path not in live:
-                live[place.folder.path] = tasks_by_pid(place.folder)
-            tasks = live[place.folder.path]
-            worker = next((p for p in self._ancestry(pid) if p in tasks), None)
-            found[pid] = Work(place.folder.name, "" if worker is None else tasks[worker])
+            with suppress(psutil.Error, OSError, RuntimeError):  # ended, or not ours to see
+                process = psutil.Process(pid)
+                line = [pid, *(parent.pid for parent in process.parents())]
+                if process not in self._known:
+                    places = (place_of(self._proc, one) for one in line)
+                    self._known[process] = next((p for p in places if p is not None), None)
+                place = self._known[process]
+                if place is None:
+                    continue
+                if place.kind == "rank":
+                    found[pid] = Work(place.folder.name, f"rank {place.number}")
+                    continue
+                if place.folder.path not in live:
+                    live[place.folder.path] = tasks_by_pid(place.folder)
+                tasks = live[place.folder.path]
+                task = next((tasks[one] for one in line if one in tasks), "")
+                found[pid] = Work(place.folder.name, task)
         return found
-
-    def _place(self, pid: int) -> _Place | None:
-        started = _started(self._proc, pid)
-        if started is None:
-            return None
-        key = (pid, started)  # numbers are used again
-        if key not in self._known:
-            places = (place_of(self._proc, p) for p in self._ancestry(pid))
-            self._known[key] = next((place for place in places if place is not None), None)
-        return self._known[key]
-
-    def _ancestry(self, pid: int) -> list[int]:
-        line = [pid]
-        while len(line) < _MOST_ANCESTORS:
-            parent = _parent(self._proc, line[-1])
-            if parent is None or parent <= 1:
-                break
-            line.append(parent)
-        return line
 
 
 def place_of(proc: Path, pid: int) -> _Place | None:
-    """The run whose log is this process's standard output or error."""
+    """The run whose log is this process's standard output or error.
+
+    psutil lists open files only all together, and tells no descriptors of them.
+    """
     for descriptor in (1, 2):
         try:
             target = str((proc / str(pid) / "fd" / str(descriptor)).readlink())
@@ -277,22 +271,3 @@ def tasks_by_pid(folder: RunFolder) -> dict[int, str]:
         return {line["pid"]: line["task"] for line in picture["workers"] if line.get("pid")}
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return {}
-
-
-def _stat(proc: Path, pid: int) -> list[str]:
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return []
-    # The command's name may hold spaces and parentheses: fields start after the last one.
-    return text[text.rindex(")") + 2 :].split()
-
-
-def _parent(proc: Path, pid: int) -> int | None:
-    fields = _stat(proc, pid)
-    return int(fields[1]) if fields else None
-
-
-def _started(proc: Path, pid: int) -> str | None:
-    fields = _stat(proc, pid)
-    return fields[19] if fields else None

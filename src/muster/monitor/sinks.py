@@ -33,7 +33,7 @@ from muster.monitor.sample import COLUMNS, Row
 _BINARY = getattr(os, "O_BINARY", 0)
 #: Samples after which those in the tail go into the Parquet file: a minute at 5 s.
 _FOLD_AFTER = 12
-#: A long file is written anew less often: the work stays a small share.
+#: A long file is rewritten less often, so that this stays a small share of the work.
 _ROWS_PER_SAMPLE_WAITED = 10_000
 
 
@@ -45,7 +45,7 @@ class Sink(Protocol):
 
 
 def open_sink(path: Path) -> Sink:
-    """The file at ``path``, new or gone on with.
+    """The file at ``path``, new or continued.
 
     Raises UsageError for an unknown format or a file that holds something else, SetupError when
     another process writes it, OSError when it cannot be opened.
@@ -158,7 +158,7 @@ class ParquetSink:
 
 
 def write_parquet(path: Path, new: Sequence[Row], number: int) -> int:
-    """Replace ``path`` by itself with ``new`` behind; returns the number of rows."""
+    """Replace ``path`` by itself with ``new`` appended; returns the number of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.base.memory_limit import MemoryLimit, memory_limit
-from muster.doctor.gather_host import host_memory_mib
+import psutil
+import pytest
+
+from muster.base.memory_limit import HostMemory, MemoryLimit, host_memory_mib, memory_limit
 from muster.monitor.host import HostReader
 
 GIB = 1 << 30
 UNLIMITED_V1 = "9223372036854771712\n"
+MEMINFO = "".join(
+    f"{name}: {kib} kB\n"
+    for name, kib in {
+        "MemTotal": 64 << 20, "MemFree": 1 << 20, "MemAvailable": 32 << 20, "Buffers": 0,
+        "Cached": 0, "Shmem": 0, "Active": 0, "Inactive": 0, "Slab": 0,
+    }.items()
+)  # fmt: skip
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -73,12 +82,19 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
     assert memory_limit(64 * 1024, tmp_path / "elsewhere") is None
 
 
-def test_monitor_and_doctor_show_what_the_job_has(tmp_path: Path) -> None:
+def test_monitor_and_doctor_show_what_the_job_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
-        "proc/meminfo": "MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n",
+        "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "0::/job\n",
         **v2("job", str(16 * GIB), 5 * GIB, cached=2 * GIB),
     }
-    usage = HostReader(write(tmp_path, files), cores=()).read(0.0)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(write(tmp_path, files) / "proc"))
+    usage = HostReader(tmp_path, cores=()).read(0.0)
     assert (usage.memory_used_mib, usage.memory_total_mib) == (3072, 16384)
-    assert host_memory_mib(tmp_path) == (16384, 13312)
+    assert host_memory_mib(tmp_path) == HostMemory(16384, 3072, 13312)
+    write(tmp_path, {"proc/self/cgroup": "0::/none\n"})
+    assert host_memory_mib(tmp_path) == HostMemory(65536, 32768, 32768)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "nowhere"))
+    assert host_memory_mib(tmp_path) == HostMemory()

@@ -1,4 +1,4 @@
-"""Speaks as ``muster.doctor.probes.peer_copy`` does, on GPUs of which two pairs are broken."""
+"""Speaks as the probe ``copies pairs`` does, on GPUs of which two pairs are broken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 
 copies = []
-for pair in sys.argv[2].split(","):
+for pair in sys.argv[4].split(","):
     print(f"at: {pair}", file=sys.stderr, flush=True)
     if pair == "1-0":
         time.sleep(600)

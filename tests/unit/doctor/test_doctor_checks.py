@@ -14,7 +14,7 @@ from muster.devices.nvml_health import PairLink
 from muster.doctor.checks.network import bus_gb_s
 from muster.doctor.checks.table import CHECKS, run_checks
 from muster.doctor.checks.torch_build import is_supported
-from muster.doctor.facts import Facts, PeerCopy, ReduceTry, Run, load_facts
+from muster.doctor.facts import Facts, PeerCopy, ReduceTry, Run, TorchFacts, load_facts
 from muster.doctor.findings import Finding, Severity, exit_code, ok
 from muster.doctor.machine import pcie_gb_s
 
@@ -52,6 +52,7 @@ FIRES: dict[str, list[tuple[str, Severity, str]]] = {
     ],
     "counts": [("driver_mismatch", "error", "torch sees 0 GPUs, the driver offers 4. It says")],
     "compute-capability": [("old_card", "error", "no kernels for NVIDIA GeForce GTX 1080 Ti")],
+    "triton": [("pcie_x4", "warning", "Triton is installed, but finds no C compiler")],
     "accelerator": [
         ("rocm_without_rights", "error", "built for ROCm 6.4.43482-0f2d60242 finds no such GPU"),
         ("apple", "note", "Apple's GPU is one device"),
@@ -300,6 +301,18 @@ def test_what_kernels_run_where(
     capability: tuple[int, int], arch_list: tuple[str, ...], is_good: bool
 ) -> None:
     assert is_supported(capability, arch_list) is is_good
+
+
+def test_a_torch_for_a_newer_cuda_than_the_driver_offers() -> None:
+    """Seen by what is installed, without starting torch, so that --quick says it too."""
+    facts = dataclasses.replace(
+        host("pcie_x4"), torch=TorchFacts(version="2.11.0+cu130", cuda_build="13.0")
+    )
+    (found,) = CHECKS["torch-build"](facts)
+    assert found.severity == "error"
+    assert "built for CUDA 13.0, but the driver 570.86.15 offers CUDA 12.8" in found.what
+    assert "at least 580.65.06" in found.fix
+    assert "whl/cu126" in found.fix
 
 
 def test_an_idle_gpu_may_lower_its_link() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.processes import command_line, is_gone
 
-from muster.doctor.child import Outcome, run_probe, run_program
+from muster.doctor.child import Outcome, run_probe
 from muster.doctor.facts import NetworkFacts
 from muster.doctor.gather_probes import (
     Targets,
@@ -28,12 +28,13 @@ from muster.doctor.gather_probes import (
     no_time,
     repairs,
 )
-from muster.doctor.probes import all_reduce, matmul, peer_copy
-from muster.doctor.probes.targets import parse_targets
+from muster.doctor.probes import all_reduce, copies, matmul
+from muster.doctor.probes.copies import parse_targets
 
 
 def program(text: str, limit_s: float = 300.0, silence_s: float | None = None) -> Outcome:
-    return run_program([sys.executable, "-c", text], limit_s=limit_s, silence_s=silence_s)
+    words = [sys.executable, "-c", text]
+    return run_probe("", (), limit_s=limit_s, silence_s=silence_s, program=words)
 
 
 def test_the_last_object_counts_and_other_output_does_not() -> None:
@@ -83,7 +84,7 @@ def test_a_probe_that_fails_says_why(text: str, error: str) -> None:
 
 
 def test_a_program_that_does_not_exist_is_a_failure(tmp_path: Path) -> None:
-    done = run_program([str(tmp_path / "none")], limit_s=1.0)
+    done = run_probe("", (), limit_s=1.0, program=[str(tmp_path / "none")])
     assert done.run.status == "failed"
 
 
@@ -123,10 +124,10 @@ def test_a_device_that_torch_cannot_use_is_told_beside_its_figures() -> None:
     """No GPU is here, so a cuda device fails where a broken one would, and the probe does not."""
     if torch.cuda.is_available():
         pytest.skip("here the devices work")
-    row = peer_copy.try_pair("cuda", 0, 1, 0.01)
+    row = copies.try_pair("cuda", 0, 1, 0.01)
     assert row["is_right"] is False
     assert row["problem"]
-    assert peer_copy.try_pair("cpu", 0, 1, 0.01)["is_right"] is True
+    assert copies.try_pair("cpu", 0, 1, 0.01)["is_right"] is True
     devices = parse_targets("cuda", "0,3")
     rows = matmul.measure("fp32", devices, ["0", "3"], 0.01)
     assert [(row["device"], "tflops" in row) for row in rows] == [(0, False), (3, False)]
@@ -281,7 +282,7 @@ def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", text]) as doctor:
         children: list[psutil.Process] = []
-        while not any("probes.network" in command_line(child) for child in children):
+        while not any("probes.report network" in command_line(child) for child in children):
             assert doctor.poll() is None, "it never started the probe"
             children = psutil.Process(doctor.pid).children()
             time.sleep(0.02)
@@ -294,7 +295,7 @@ def test_a_probe_dies_with_the_doctor(tmp_path: Path) -> None:
 def test_probes_print_one_object_and_progress_beside_it() -> None:
     """Run as a user would run it by hand."""
     done = subprocess.run(
-        [sys.executable, "-m", "muster.doctor.probes.network", "resolve", "localhost"],
+        [sys.executable, "-m", "muster.doctor.probes.report", "network", "resolve", "localhost"],
         capture_output=True,
         text=True,
         check=True,

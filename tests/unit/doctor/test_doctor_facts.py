@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.base.codec import to_json
+from muster.base.codec import to_json, write_json
 from muster.base.errors import UsageError
 from muster.cli.commands.doctor import finding_lines, summary
 from muster.doctor.checks.table import run_checks
-from muster.doctor.facts import FACTS_VERSION, Facts, facts_from_json, load_facts, save_facts
+from muster.doctor.facts import FACTS_VERSION, Facts, facts_from_json, load_facts
 from muster.doctor.findings import Finding, env_script, ok
 
 HOSTS = sorted((Path(__file__).parent / "hosts").glob("*.json"))
@@ -24,7 +24,7 @@ HOSTS = sorted((Path(__file__).parent / "hosts").glob("*.json"))
 @pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
 def test_facts_survive_json(path: Path, tmp_path: Path) -> None:
     facts = load_facts(path)
-    save_facts(tmp_path / "again.json", facts)
+    write_json(tmp_path / "again.json", facts)
     again = load_facts(tmp_path / "again.json")
     assert again == facts
     assert run_checks(again) == run_checks(facts)

@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import UsageError
+from muster.base.mounts import file_system_of
 from muster.devices.device_request import parse_devices
 from muster.devices.inventory import Holder
+from muster.doctor.checks.host import network_disk
 from muster.doctor.checks.table import run_checks
-from muster.doctor.facts import Facts, NetworkFacts, load_facts
+from muster.doctor.facts import DiskFacts, Facts, NetworkFacts, load_facts
 from muster.doctor.gather import choose_targets, relevant
-from muster.doctor.gather_host import cpu_quota, gather_host, pci_gpus, read_version_file
+from muster.doctor.gather_host import (
+    cpu_quota,
+    gather_host,
+    pci_gpus,
+    read_version_file,
+    triton_lacks,
+)
 from muster.doctor.gather_network import (
     default_interface,
     interfaces,
@@ -21,7 +29,7 @@ from muster.doctor.gather_network import (
     num_nodes,
     wants_master,
 )
-from muster.doctor.probes.disk import existing, file_system
+from muster.doctor.probes.disk import existing
 
 HOSTS = Path(__file__).parent / "hosts"
 
@@ -101,6 +109,15 @@ def test_torchs_builds_are_read_without_importing_it(tmp_path: Path) -> None:
     assert read_version_file(tmp_path / "version.py").version is None
 
 
+def test_what_triton_compiles_with(tmp_path: Path) -> None:
+    compiler = tmp_path / "gcc"
+    assert "C compiler" in triton_lacks({"PATH": str(tmp_path)})
+    compiler.touch(mode=0o755)
+    assert "C compiler" not in triton_lacks({"PATH": str(tmp_path)})
+    assert "C compiler" in triton_lacks({"PATH": str(tmp_path), "CC": "other-cc"})
+    assert "C compiler" not in triton_lacks({"PATH": "/nowhere", "CC": str(compiler)})
+
+
 def test_only_what_decides_a_run_is_recorded_and_no_secret() -> None:
     kept = relevant(
         {
@@ -162,17 +179,23 @@ def test_how_many_nodes(environment: dict[str, str], nodes: int) -> None:
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_longest_mount(tmp_path: Path) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text(
+    mounts = (
         "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
         "2 1 0:5 / /home rw shared:1 - nfs4 server:/home rw\n"
-        "3 1 0:6 / /home/ada/a\\040b rw - tmpfs tmpfs rw\n"
+        "3 1 0:6 / /home/ada/a\\040ü rw - tmpfs tmpfs rw\n"
     )
-    assert file_system(Path("/home/ada/runs"), table) == "nfs4"
-    assert file_system(Path("/homes/ada"), table) == "ext4"
-    assert file_system(Path("/home/ada/a b/runs"), table) == "tmpfs"
-    assert file_system(Path("/x"), tmp_path / "none") is None
+    assert file_system_of(Path("/home/ada/runs"), mounts) == "nfs4"
+    assert file_system_of(Path("/homes/ada"), mounts) == "ext4"
+    assert file_system_of(Path("/home/ada/a ü/runs"), mounts) == "tmpfs"
+    assert file_system_of(Path("/x"), "") is None
     assert existing(tmp_path / "a" / "b") == tmp_path
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "wekafs", "fuse.sshfs"])
+def test_the_doctor_calls_a_disk_remote_where_the_ledger_does(kind: str) -> None:
+    found = list(network_disk(Facts(disk=DiskFacts(path="/runs", file_system=kind))))
+    assert [one.severity for one in found] == ["note"]
+    assert kind in found[0].what
 
 
 def facts(name: str) -> Facts:

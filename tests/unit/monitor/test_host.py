@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
-from muster.monitor.host import HostReader, HostUsage, cpu_ticks, memory_mib
+from muster.monitor.host import HostReader, HostUsage, cpu_ticks
 
 STAT = """\
 cpu  400 0 200 1000 400 0 0 0 0 0
@@ -34,11 +35,18 @@ Inter-|   Receive                                                |  Transmit
 docker0:5555555 1 0 0 0 0 0 0 5555555 1 0 0 0 0 0 0
 """
 NETWORK_LATER = NETWORK.replace("eth0: 1048576", "eth0: 5242880").replace("2097152", "3145728")
-MEMORY = "MemTotal:        8388608 kB\nMemFree:  100 kB\nMemAvailable:    6291456 kB\n"
+MEMORY = "".join(
+    f"{name}: {kib} kB\n"
+    for name, kib in {
+        "MemTotal": 8388608, "MemFree": 100, "MemAvailable": 6291456, "Buffers": 0, "Cached": 0,
+        "Shmem": 0, "Active": 0, "Inactive": 0, "Slab": 0,
+    }.items()
+)  # fmt: skip
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "sys/block/sda").mkdir(parents=True)
     (tmp_path / "sys/block/loop0").mkdir()
@@ -87,15 +95,20 @@ def test_counters_that_go_back_are_no_negative_rate(root: Path) -> None:
     assert (found.disk_read_mib_s, found.network_send_mib_s) == (0.0, 0.0)
 
 
-def test_without_proc_nothing_is_known_and_nothing_fails(tmp_path: Path) -> None:
+def test_without_proc_nothing_is_known_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "nowhere"))
     reader = HostReader(tmp_path / "nowhere")
     assert reader.read(1.0) == reader.read(2.0) == HostUsage()
 
 
-def test_parts_of_files() -> None:
-    assert cpu_ticks([], {0}) is None
-    assert cpu_ticks(["cpu  1 1 1 1", "cpu0 1 2 3 4"], {0}) == (6, 10)
-    assert memory_mib(["MemTotal: 2048 kB"]) == (None, 2)
+def test_a_core_that_is_switched_off_is_not_counted_as_its_neighbour(root: Path) -> None:
+    stat = root / "proc/stat"
+    stat.write_text("cpu  6 6 6 6\ncpu0 1 2 3 4\ncpu2 5 4 3 2\n")
+    assert cpu_ticks(stat, {0}) == (6, 10)
+    assert cpu_ticks(stat, {2}) == (12, 14)
+    assert cpu_ticks(stat, {1}) is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from muster.monitor.sample import Work, WorkFinder
@@ -90,15 +91,19 @@ def test_a_log_of_the_same_name_elsewhere_is_no_run(tmp_path: Path) -> None:
 
 
 def recorded(proc: Path, pid: int, *, started: int, output: str) -> None:
-    fields = ["S", "1", *["0"] * 17, str(started), "0"]
+    fields = ["S", "1", *["0"] * 17, str(started), *["0"] * 30]
     (proc / str(pid) / "fd").mkdir(parents=True, exist_ok=True)
     (proc / str(pid) / "stat").write_text(f"{pid} (a name) with (parts) {' '.join(fields)}\n")
+    (proc / "stat").write_text("btime 0\n")
     link = proc / str(pid) / "fd" / "1"
     link.unlink(missing_ok=True)
     link.symlink_to(output)
 
 
-def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+def test_a_number_that_is_used_again_is_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits/run.json").write_text("{}")
     recorded(tmp_path / "proc", 7, started=100, output=f"{tmp_path}/digits/logs/rank-0.log")

@@ -213,7 +213,7 @@ def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 def time_facts(folder: RunFolder) -> Facts | None:
     """Starts and the time between start and end. Reads the run's journal.
 
-    A start without an end was killed: how long it worked is not known, and is said so.
+    A start without an end was killed: how long it worked is not known, and the page says so.
     """
     starts = list(_starts(folder))
     if not starts:

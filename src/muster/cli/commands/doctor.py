@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from muster.api.doctor import (
-    DoctorOptions,
     Examination,
     examine,
     examine_recorded,
@@ -26,6 +25,7 @@ from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
 from muster.cli.parse import parse
 from muster.doctor.findings import SEVERITIES, Finding, exit_code
+from muster.doctor.gather import DoctorOptions
 from muster.plan.request import ModelRequest, PlanRequest, TrainingRequest
 
 _HELP = """Examine this machine: driver, torch, GPUs, links between them, disk, network, launcher.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from muster.devices.nvml_health import GpuHealth
 from muster.devices.placement import busy_reason
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding, ok
+from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import (
     gang_gpus,
     gpus_named,
@@ -33,8 +33,7 @@ def memory_holders(facts: Facts) -> Iterator[Finding]:
         if gpu.memory_total_mib is not None and gpu.memory_used_mib is not None:
             free_mib = gpu.memory_total_mib - gpu.memory_used_mib
             left = f"; {free_mib} of {gpu.memory_total_mib} MiB are free"
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"GPU {gpu.index} is {reason}{left}.",
             why="A run there may lack memory and shares the time; it was not measured here "
             "unless you chose it. Muster leaves such a GPU alone unless --force is given.",
@@ -50,15 +49,13 @@ def compute_mode(facts: Facts) -> Iterator[Finding]:
     bad = [gpu.index for gpu in health if gpu.compute_mode == "prohibited"]
     alone = [gpu.index for gpu in health if gpu.compute_mode == "exclusive process"]
     if bad:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{gpus_named(bad)}: compute mode is Prohibited.",
             why="No program can compute there.",
             fix="As administrator: nvidia-smi -c DEFAULT",
         )
     if alone:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{gpus_named(alone)}: compute mode is Exclusive_Process.",
             why="One process per GPU: --per-gpu above 1 and a second program will fail.",
             fix="As administrator: nvidia-smi -c DEFAULT",
@@ -82,37 +79,32 @@ def _knows_memory(gpu: GpuHealth) -> bool:
 
 def _memory_of(gpu: GpuHealth) -> Iterator[Finding]:
     if gpu.rows_failed:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"GPU {gpu.index} has no spare memory rows left to replace a broken one.",
             why="Its memory is worn out: programs will fail or compute wrong values.",
             fix="Have the card replaced.",
         )
     elif gpu.rows_pending:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"GPU {gpu.index} waits for a reset to replace broken memory.",
             why="Until then the broken place is still in use.",
             fix="nvidia-smi --gpu-reset, or reboot.",
         )
     if gpu.ecc_uncorrected:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"GPU {gpu.index} had {gpu.ecc_uncorrected} uncorrected memory errors since the "
             "driver was loaded.",
-            why="Each one ends the program it meets, or worse, did not.",
+            why="Each one ends the program that it hits, or goes unseen, which is worse.",
             fix="Reset the GPU or reboot; if they come back, have the card replaced.",
         )
     elif gpu.ecc_uncorrected_total:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"GPU {gpu.index} had {gpu.ecc_uncorrected_total} uncorrected memory errors in "
             "its life, none since the driver was loaded.",
             why="They were repaired or have not come back.",
         )
     if gpu.ecc_enabled is False:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"GPU {gpu.index} can correct memory errors, but ECC is switched off.",
             why="A flipped bit goes unseen into your weights.",
             fix="As administrator: nvidia-smi -e 1, then reboot.",
@@ -129,8 +121,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
             if reason in _BAD_THROTTLE:
                 seen.setdefault(gpu.index, set()).add(reason)
     for index, reasons in sorted(seen.items()):
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"GPU {index} is throttled: {', '.join(sorted(reasons))}.",
             why="It runs slower than it could, and a gang waits for its slowest member.",
             fix="Thermal: look at fans, dust and airflow. Power brake or hardware slowdown: look "
@@ -149,8 +140,7 @@ def temperature(facts: Facts) -> Iterator[Finding]:
     ]
     hot = {i: (now, limit) for i, now, limit in pairs if now >= limit - _NEAR_SLOWDOWN_C}
     for index, (now, limit) in sorted(hot.items()):
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"GPU {index} is at {now} °C; its clocks go down at {limit} °C.",
             why="A long run there will be slow.",
             fix="Look at fans, dust and airflow.",
@@ -168,8 +158,7 @@ def power_limit(facts: Facts) -> Iterator[Finding]:
     ]
     low = [row for row in known if row[1] < _LOW_POWER_SHARE * (row[2] or 0)]
     for index, limit_w, default_w in low:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"GPU {index} is limited to {limit_w:.0f} W of its usual {default_w:.0f} W.",
             why="It is slower under load; a gang waits for it if the others are not limited.",
             fix=f"As administrator: nvidia-smi -i {index} -pl {default_w:.0f}",
@@ -193,8 +182,7 @@ def mixed_models(facts: Facts) -> Iterator[Finding]:
         f"{gpus_named(indices)}: {name}" + (f", {mib} MiB" if mib else "")
         for (name, mib), indices in kinds.items()
     )
-    yield Finding(
-        severity="warning",
+    yield warning(
         what=f"Different GPUs: {listing}.",
         why="With equal shares every step waits for the slowest, and the smallest memory decides "
         "the batch. A sweep does not mind: its tasks are independent.",
@@ -206,8 +194,7 @@ def mig_instances(facts: Facts) -> Iterator[Finding]:
     """MIG instances suit sweeps, not gangs."""
     instances = [gpu for gpu in working_gpus(facts) if gpu.parent_uuid is not None]
     if instances:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{len(instances)} MIG instances on "
             f"{gpus_named(sorted({gpu.index for gpu in instances}))}.",
             why="A process sees one instance at most, and instances have no peer-to-peer path: a "
@@ -234,8 +221,7 @@ def _link_of(facts: Facts, gpu: GpuHealth) -> Iterator[Finding]:
     # The driver may count what the slot allows as the maximum; the kernel knows the card's.
     most = max(gpu.pcie_width_max or 0, (card.width_max if card else None) or 0)
     if width < most:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"GPU {gpu.index} has a PCIe x{width} link, the card could use x{most}.",
             why="Loading data, and gradients where there is no NVLink, take that much longer.",
             fix="Reseat the card or its riser, or use a slot with more lanes; the mainboard's "
@@ -246,8 +232,7 @@ def _link_of(facts: Facts, gpu: GpuHealth) -> Iterator[Finding]:
     if busy is None or busy.pcie_generation is None or busy.pcie_generation_max is None:
         return
     if busy.pcie_generation < busy.pcie_generation_max:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"GPU {gpu.index} runs its PCIe link at generation {busy.pcie_generation} under "
             f"load, {busy.pcie_generation_max} is possible.",
             why="Each generation less halves the bandwidth to the host.",
@@ -265,16 +250,14 @@ def nvlinks(facts: Facts) -> Iterator[Finding]:
     most = max(up.values())
     down = [index for index, number in up.items() if number < most]
     if not most:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{gpus_named(list(up))} could use NVLink, but no link is up.",
             why="Gradients go over PCIe.",
             fix="Two cards need a bridge between them; on an NVSwitch system start "
             "nvidia-fabricmanager.",
         )
     elif down:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"{gpus_named(down)}: {up[down[0]]} NVLinks are up, on other GPUs {most}.",
             why="A collective is as fast as its weakest link.",
             fix="nvidia-smi nvlink -s shows which; reset the GPUs or reboot, and look at "
@@ -297,8 +280,7 @@ def peer_access(facts: Facts) -> Iterator[Finding]:
     without = [link for link in links if link.peer_read != "ok"]
     if without:
         reasons = ", ".join(sorted({str(link.peer_read) for link in without}))
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{len(without)} of {len(links)} pairs of GPUs have no peer-to-peer access: "
             f"{reasons}.",
             why="NCCL goes through the host's memory there, which is slower but right. GeForce "
@@ -323,8 +305,7 @@ def topology(facts: Facts) -> Iterator[Finding]:
     if across:
         near = sorted({link.second for link in links if link.first == 0 and link not in across})
         group = gpus_named([0, *near]) if near else "GPUs of one socket"
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{len(across)} of {len(links)} pairs of GPUs are joined only by the link "
             "between the processor sockets.",
             why="An all-reduce over all GPUs goes at that link's speed.",

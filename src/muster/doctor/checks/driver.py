@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from muster.devices.discovery import apply_visibility
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding, ok
+from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import (
     MAKERS,
     accelerator_kind,
@@ -22,8 +22,7 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
     """The driver answers, or there is no GPU that would need one."""
     problem = facts.inventory.problem or "no GPU was found"
     if facts.driver.status == "hung":
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"The NVIDIA driver hangs ({facts.driver.at or 'no answer'}).",
             why="Every program that touches a GPU will hang in the same way.",
             fix="Look at the kernel log (dmesg | grep -e Xid -e NVRM), then reset the GPU "
@@ -38,13 +37,12 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
         yield ok(f"NVIDIA driver {name}{version}; {num} GPU{'s' if num > 1 else ''}.")
         return
     if "installed but not loaded" in problem or "Reboot" in problem:
-        yield Finding(severity="error", what=problem, why="No GPU can be used until then.")
+        yield error(what=problem, why="No GPU can be used until then.")
         return
     cards = [card for card in facts.host.pci_gpus if card.vendor == "nvidia"]
     if cards:
         drivers = sorted({card.driver or "no driver" for card in cards})
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{len(cards)} NVIDIA card(s) on the PCI bus ({', '.join(drivers)}), "
             f"but: {problem}",
             why="The GPUs are there and cannot be used.",
@@ -55,8 +53,7 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
         return
     yield from _other_makers(facts)
     if accelerator_kind(facts) is None and not has_maker(facts, "amd"):
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"No GPU here. {problem}",
             why="Everything runs on the CPU, which is much slower for deep learning.",
         )
@@ -68,8 +65,7 @@ def _other_makers(facts: Facts) -> Iterator[Finding]:
         if not cards:
             continue
         if any(card.driver is None for card in cards):
-            yield Finding(
-                severity="error",
+            yield error(
                 what=f"{len(cards)} {MAKERS[vendor]} card(s) on the PCI bus without a driver.",
                 why="The GPUs are there and cannot be used.",
                 fix=f"Load the kernel's driver ({name}).",
@@ -82,8 +78,7 @@ def gpus_answer(facts: Facts) -> Iterator[Finding]:
     """No GPU is lost."""
     lost = [gpu for gpu in visible_gpus(facts) if gpu.lost is not None]
     for gpu in lost:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"GPU {gpu.index} cannot be used: {gpu.lost}.",
             why="A gang that includes it fails; CUDA may also refuse the other GPUs.",
             fix="Reset or reboot; until then leave it out.",
@@ -94,7 +89,7 @@ def gpus_answer(facts: Facts) -> Iterator[Finding]:
 
 
 def _without(facts: Facts) -> dict[str, str]:
-    """UUIDs, because numbers may be dealt out anew when a GPU is missing."""
+    """UUIDs, because the others get new numbers when a GPU is missing."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in working_gpus(facts))}
 
 
@@ -105,16 +100,14 @@ def visible_devices(facts: Facts) -> Iterator[Finding]:
     if value is None or not facts.inventory.devices:
         return
     if seen.visibility_note is not None:
-        yield Finding(
-            severity="error",
+        yield error(
             what=seen.visibility_note,
             why="CUDA says nothing about it: programs just find fewer GPUs.",
             fix="Correct the list, or unset CUDA_VISIBLE_DEVICES.",
             settings=_corrected(facts, value),
         )
     elif not seen.devices:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU of this host.",
             why="Programs find no GPU and compute on the CPU.",
             fix="unset CUDA_VISIBLE_DEVICES, unless that is what you want.",
@@ -146,8 +139,7 @@ def device_order(facts: Facts) -> Iterator[Finding]:
         return
     order = facts.environment.get("CUDA_DEVICE_ORDER")
     if len(names) > 1 and order != "PCI_BUS_ID":
-        yield Finding(
-            severity="warning",
+        yield warning(
             what="This host has different GPUs and CUDA_DEVICE_ORDER is not PCI_BUS_ID.",
             why="CUDA then puts the fastest first, so GPU 0 of nvidia-smi may be cuda:1, and "
             "CUDA_VISIBLE_DEVICES=0 may choose another card than you think.",

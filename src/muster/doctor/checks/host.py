@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from muster.base.mounts import is_remote
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding, ok
+from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import visible_gpus, working_gpus
 
 _LEAST_SHM_MIB = 1024
@@ -18,7 +19,6 @@ _LEAST_CORES, _GOOD_CORES = 2, 4
 _LEAST_FREE_MIB, _GOOD_FREE_MIB = 1024, 10 * 1024
 _LEAST_WRITE_MB_S = 50.0
 _SLOW_FSYNC_S = 0.1
-_NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "9p")
 
 
 def shared_memory(facts: Facts) -> Iterator[Finding]:
@@ -31,8 +31,7 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
     if have_mib >= needed_mib:
         yield ok(f"/dev/shm has {have_mib} MiB free.")
         return
-    yield Finding(
-        severity="warning",
+    yield warning(
         what=f"/dev/shm has {have_mib} MiB free of {total_mib} MiB; {needed_mib} MiB are "
         "wise here.",
         why="Workers of data loaders and NCCL hand data over there. When it is full they die with "
@@ -92,8 +91,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
     if not text.isdigit():
         return
     if int(text) > facts.host.cpu_cores:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"OMP_NUM_THREADS={text}, but this process may use {facts.host.cpu_cores} cores.",
             why="Threads that wait for each other's core make everything slower.",
             fix="unset OMP_NUM_THREADS; muster gives each rank its share of the cores.",
@@ -110,8 +108,7 @@ def host_memory(facts: Facts) -> Iterator[Finding]:
     if have_mib is None:
         return
     if have_mib < gpus_mib / 2:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{have_mib} MiB of host memory are available, the GPUs have {gpus_mib} MiB.",
             why="Loading and saving what fills the GPUs needs about as much on the host.",
             fix="Ask for more memory (--mem of SLURM, --memory of docker).",
@@ -126,8 +123,7 @@ def locked_memory(facts: Facts) -> Iterator[Finding]:
         return
     limit_mib = facts.host.locked_memory_mib
     if limit_mib is not None and limit_mib < 1024:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"Only {limit_mib} MiB may be locked, and there is InfiniBand "
             f"({', '.join(facts.host.infiniband)}).",
             why="NCCL fails to register its buffers ('ibv_reg_mr failed').",
@@ -144,15 +140,13 @@ def disk_space(facts: Facts) -> Iterator[Finding]:
     if disk is None:
         return
     if disk.run.status == "hung":
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"The disk of {disk.path} does not answer ({disk.run.at}).",
             why="A run there would hang.",
             fix="Look at the network file system's server, or choose another --run-dir.",
         )
     elif disk.is_writable is False:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{disk.path} cannot be written: {disk.run.error}",
             why="No run can be stored there.",
             fix="Choose another place with --run-dir.",
@@ -176,15 +170,13 @@ def disk_speed(facts: Facts) -> Iterator[Finding]:
     if disk is None or disk.write_mb_s is None or disk.fsync_s is None:
         return
     if disk.write_mb_s < _LEAST_WRITE_MB_S:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"{disk.path} takes {disk.write_mb_s:.0f} MB/s ({disk.file_system}).",
             why=f"A checkpoint of 1 GB takes {1000 / disk.write_mb_s:.0f} s there.",
             fix="Choose a local disk with --run-dir, or save less often.",
         )
     elif disk.fsync_s > _SLOW_FSYNC_S:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"One synced write to {disk.path} takes {disk.fsync_s * 1e3:.0f} ms.",
             why="Records of many short tasks wait for it.",
             fix="MUSTER_LEDGER_DIR names a local folder for the ledger.",
@@ -201,24 +193,14 @@ def network_disk(facts: Facts) -> Iterator[Finding]:
     disk = facts.disk
     if disk is None or disk.file_system is None:
         return
-    if is_network_file_system(disk.file_system):
-        yield Finding(
-            severity="note",
+    if is_remote(disk.file_system):
+        yield note(
             what=f"{disk.path} is on a network file system ({disk.file_system}).",
             why="Ledgers (SQLite) are kept on a local disk then and copied, which muster does "
             "by itself.",
         )
     else:
         yield ok(f"Runs are on a local file system ({disk.file_system}).")
-
-
-def is_network_file_system(kind: str | None) -> bool:
-    """Whether a file system of this type lives on another host.
-
-    >>> is_network_file_system("nfs4"), is_network_file_system("ext4")
-    (True, False)
-    """
-    return kind is not None and kind.startswith(("fuse.", *_NETWORK_FILE_SYSTEMS))
 
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -237,8 +219,7 @@ def torchrun_variables(facts: Facts) -> Iterator[Finding]:
     missing = [name for name in _TORCHRUN if name not in env]
     problem = _bounds(env)
     if missing:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} set, "
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not.",
             why="A program takes itself for a rank of a gang and waits for ranks that never come.",
@@ -246,8 +227,7 @@ def torchrun_variables(facts: Facts) -> Iterator[Finding]:
             commands=(f"unset {' '.join(given)}",),
         )
     elif problem is not None:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"The variables of a launcher contradict each other: {problem}.",
             why="The gang cannot form.",
             fix=f"Start with `muster run` or torchrun; to run alone: unset {' '.join(given)}",
@@ -290,8 +270,7 @@ def local_ranks(facts: Facts) -> Iterator[Finding]:
         return
     # SLURM may have bound one GPU to each task, which then sees only its own.
     if int(text) > num_gpus and facts.environment.get("SLURM_GPUS_PER_TASK") is None:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{text} ranks on this node, {num_gpus} visible GPU{'s' if num_gpus > 1 else ''}.",
             why="Ranks that share a GPU: NCCL refuses with 'Duplicate GPU detected', or the last "
             "ranks find no GPU.",
@@ -312,15 +291,13 @@ def slurm_gpus(facts: Facts) -> Iterator[Finding]:
     if asked is not None:
         yield ok(f"SLURM job {env['SLURM_JOB_ID']} with GPUs ({asked}).")
     elif hidden or (has_cards and not facts.inventory.devices):
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"SLURM job {env['SLURM_JOB_ID']} was given no GPU.",
             why="Programs find none and compute on the CPU, on a node that was paid for.",
             fix="Submit with --gres=gpu:N or --gpus-per-node=N.",
         )
     elif facts.inventory.devices:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"SLURM job {env['SLURM_JOB_ID']} asked for no GPU and sees "
             f"{len(facts.inventory.devices)}.",
             why="SLURM does not keep them apart here: they may be somebody else's.",
@@ -336,8 +313,7 @@ def slurm_cores(facts: Facts) -> Iterator[Finding]:
     if "SLURM_JOB_ID" not in facts.environment or not text.isdigit():
         return
     if facts.host.cpu_cores < int(text):
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"SLURM_CPUS_PER_TASK={text}, but this process may use {facts.host.cpu_cores}.",
             why="Since SLURM 22.05 srun does not take --cpus-per-task from sbatch, and a step gets "
             "one core.",

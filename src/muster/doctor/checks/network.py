@@ -6,10 +6,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from muster.doctor.checks.host import is_network_file_system
+from muster.base.mounts import is_remote
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import AllReduce, Facts, Interface, ReduceTry
-from muster.doctor.findings import Finding, ok
+from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.gather_network import num_nodes
 from muster.doctor.machine import health_of_torch_device, nvlink_gb_s, pcie_gb_s
 
@@ -30,8 +30,7 @@ def interface_names(facts: Facts) -> Iterator[Finding]:
         bad = [name for name in _prefixes(value) if not _matching(name, variable, known)]
         if bad and not value.startswith("^"):
             best = _best(facts)
-            yield Finding(
-                severity="error",
+            yield error(
                 what=f"{variable}={value}: there is no working interface {', '.join(bad)} here "
                 f"({', '.join(sorted(known))}).",
                 why="The back-end fails at its start, or waits for an address that never comes.",
@@ -87,17 +86,15 @@ def host_name(facts: Facts) -> Iterator[Finding]:
         return
     addresses = [ipaddress.ip_address(text.split("%")[0]) for text in network.host_addresses]
     if several and addresses and all(address.is_loopback for address in addresses):
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{facts.host.name} resolves to {', '.join(network.host_addresses)}, which "
             "other nodes cannot reach.",
-            why="gloo tells the others that address, and they wait for ever.",
+            why="gloo tells the others that address, and they wait forever.",
             fix=f"{fix}, or correct /etc/hosts.",
             settings=settings,
         )
     elif addresses and addresses[0].version == 6 and not _has_global_ipv6(facts):
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"{facts.host.name} resolves to the IPv6 address {addresses[0]} first, but no "
             "interface has an IPv6 address beyond its own link.",
             why="Ranks may wait for an address that cannot be reached.",
@@ -130,8 +127,7 @@ def interface_choice(facts: Facts) -> Iterator[Finding]:
     others = [name for name in odd if not name.startswith("docker")]
     best = _best(facts)
     if others and best:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"Several nodes, and interfaces that lead to this host's own containers: "
             f"{', '.join(others)}.",
             why="NCCL may choose one of them, and the nodes then never meet.",
@@ -149,23 +145,20 @@ def master(facts: Facts) -> Iterator[Finding]:
         return
     place = f"MASTER_ADDR={found.address}" + (f", port {found.port}" if found.port else "")
     if not found.resolved:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{place}: the name does not resolve ({found.port_problem}).",
             why="No rank of this node can join.",
             fix="Use the master's address, or a name that every node knows.",
         )
     elif found.is_local and found.port_problem is not None:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{place}: this host is the master, but the port is in use "
             f"({found.port_problem}).",
             why="The gang cannot open its store; another run, or a dead one's rank, has the port.",
             fix="Choose another MASTER_PORT on all nodes.",
         )
     elif found.is_reachable is False:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{place}: no answer from here ({found.port_problem}).",
             why="Ranks of this node would wait for the rendezvous until its time limit.",
             fix="Run `muster doctor` on all nodes at the same time, so that the master listens; "
@@ -180,8 +173,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     found, disk = facts.master, facts.disk
     skew_s = None if found is None else found.clock_skew_s
     if skew_s is not None and abs(skew_s) > _MOST_SKEW_S:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"This clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the "
             "master's.",
             why="Logs of nodes cannot be put in order, and certificates and leases may seem to "
@@ -190,19 +182,16 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         )
         return
     # A local disk stamps with this host's own clock.
-    is_remote = disk is not None and is_network_file_system(disk.file_system)
-    disk_skew_s = disk.clock_skew_s if disk is not None and is_remote else None
+    disk_skew_s = disk.clock_skew_s if disk is not None and is_remote(disk.file_system) else None
     if disk_skew_s is not None and abs(disk_skew_s) > _MOST_DISK_SKEW_S:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"This clock and that of the disk's server differ by {abs(disk_skew_s):.0f} s.",
             why="Files seem to come from the future or the past; build tools and caches err.",
             fix="Start a time service (timedatectl set-ntp true).",
         )
         return
     if facts.host.clock_synchronised is False and num_nodes(facts.environment) > 1:
-        yield Finding(
-            severity="note",
+        yield note(
             what="No time service keeps this host's clock.",
             why="Clocks of nodes drift apart.",
             fix="timedatectl set-ntp true",
@@ -225,8 +214,7 @@ def backends(facts: Facts) -> Iterator[Finding]:
     if torch.run.status != "ok" or torch.backends is None:
         return
     if not torch.is_distributed:
-        yield Finding(
-            severity="error",
+        yield error(
             what="This torch was built without torch.distributed.",
             why="No gang of several ranks can run; sweeps can.",
             fix="Install an official build of torch.",
@@ -234,18 +222,16 @@ def backends(facts: Facts) -> Iterator[Finding]:
         return
     has_gpu = bool(torch.is_cuda_available) and torch.accelerator == "cuda"
     if has_gpu and "nccl" not in torch.backends:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"torch has no NCCL ({', '.join(torch.backends)}).",
             why="GPUs cannot exchange gradients at a useful speed.",
             fix="Install an official build of torch for Linux; on Windows use WSL 2.",
         )
         return
     if "gloo" not in torch.backends:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"torch has no gloo ({', '.join(torch.backends) or 'no back-end at all'}).",
-            why="Ranks on the CPU cannot communicate, nor can ranks agree beside NCCL.",
+            why="Ranks on the CPU cannot communicate, and those on GPUs have nothing beside NCCL.",
             fix="Install an official build of torch.",
         )
         return
@@ -261,15 +247,14 @@ def all_reduce(facts: Facts) -> Iterator[Finding]:
         return
     first, last = found.tries[0], found.tries[-1]
     who = f"The all-reduce over {found.num_ranks} ranks ({found.backend})"
-    if _is_good(first):
+    if first.is_good:
         yield ok(f"{who} is right.")
         return
     if first.run.status == "skipped":
         yield from probe_trouble(first.run, who)
         return
-    worked = last.settings if _is_good(last) else {}
-    yield Finding(
-        severity="error",
+    worked = last.settings if last.is_good else {}
+    yield error(
         what=f"{who} {_trouble(first)}.",
         why="A gang would hang, fail or learn from wrong gradients in the same way.",
         fix=_advice(found, worked),
@@ -277,17 +262,12 @@ def all_reduce(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _is_good(attempt: ReduceTry) -> bool:
-    return attempt.run.status == "ok" and not any(size.wrong_values for size in attempt.sizes)
-
-
 def _trouble(attempt: ReduceTry) -> str:
     run = attempt.run
-    where = f" at {run.at}" if run.at else ""
     if run.status == "hung":
-        return f"hangs{where}; it was cut off after {run.seconds:.0f} s"
+        return f"hangs{run.where}; it was cut off after {run.seconds:.0f} s"
     if run.status == "failed":
-        return f"fails{where}: {(run.error or 'no reason given').strip().splitlines()[-1]}"
+        return f"fails{run.where}: {run.reason}"
     bad = max(attempt.sizes, key=lambda size: size.wrong_values)
     return f"gives wrong values: {bad.wrong_values} of {bad.num_values}"
 
@@ -307,7 +287,7 @@ def all_reduce_speed(facts: Facts) -> Iterator[Finding]:
     found = facts.all_reduce
     if found is None:
         return
-    good = next((one for one in found.tries if _is_good(one) and one.sizes), None)
+    good = next((one for one in found.tries if one.is_good and one.sizes), None)
     if good is None:
         return
     large = max(good.sizes, key=lambda size: size.num_bytes)
@@ -320,16 +300,14 @@ def all_reduce_speed(facts: Facts) -> Iterator[Finding]:
     expected = _expected_gb_s(facts, found, good)
     slow = expected is not None and rate_gb_s < expected[0] * expected[1]
     if expected is not None and slow:
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"All-reduce over {found.num_ranks} GPUs is slow: {figures}; {expected[2]}.",
             why="Every step of a gang exchanges all gradients.",
             fix="NCCL_DEBUG=INFO shows the paths NCCL takes; nvidia-smi topo -m those there are. "
             "In a container, NCCL needs /dev/shm and --ipc=host.",
         )
     if found.kind != "cpu" and small.seconds > _SLOW_SMALL_S:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"A small all-reduce takes {small.seconds * 1e6:.0f} µs.",
             why="Models of many small layers wait for that; 20 to 60 µs are usual on one host.",
             fix="Pin processes to cores near their GPU, and leave cores free for NCCL's threads.",

@@ -7,7 +7,7 @@ from statistics import median
 
 from muster.devices.cards import Precision, find_card
 from muster.doctor.facts import Facts, MatmulRate, PeerCopy, Run
-from muster.doctor.findings import Finding, ok
+from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import health_of_torch_device, loaded_of, pcie_gb_s
 
 #: Of the data sheet's dense peak. A large product reaches 60 to 90 % on a sound card.
@@ -27,25 +27,19 @@ _PRECISIONS: dict[str, Precision] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf
 def probe_trouble(run: Run, what: str) -> Iterator[Finding]:
     """A measurement that did not come to its end."""
     if run.status == "skipped" and run.error:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{what} was not measured: {run.error}.",
             fix="Give more time with --time-limit.",
         )
     elif run.status == "hung":
-        where = f" at {run.at}" if run.at else ""
-        yield Finding(
-            severity="error",
-            what=f"{what} hung{where} and was cut off after {run.seconds:.0f} s.",
+        yield error(
+            what=f"{what} hung{run.where} and was cut off after {run.seconds:.0f} s.",
             why="A training would hang there as well.",
             fix="Look at the kernel log (dmesg | grep Xid); reset the GPU or reboot.",
         )
     elif run.status == "failed":
-        last = (run.error or "no reason given").strip().splitlines()[-1]
-        where = f" at {run.at}" if run.at else ""
-        yield Finding(
-            severity="error",
-            what=f"{what} failed{where}: {last}",
+        yield error(
+            what=f"{what} failed{run.where}: {run.reason}",
             why="A training would fail in the same way.",
         )
 
@@ -58,8 +52,7 @@ def matmul_values(facts: Facts) -> Iterator[Finding]:
     known = [rate for rate in facts.matmuls.rates if rate.error is not None]
     bad = [rate for rate in known if not (rate.error or 0) <= _MOST_ERROR.get(rate.precision, 1)]
     for rate in bad:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{_device(facts, rate)} multiplies wrongly in {rate.precision}: relative error "
             f"{rate.error:.2g}.",
             why="Whatever is computed there is wrong.",
@@ -67,8 +60,7 @@ def matmul_values(facts: Facts) -> Iterator[Finding]:
         )
     for rate in facts.matmuls.rates:
         if rate.problem is not None:
-            yield Finding(
-                severity="error",
+            yield error(
                 what=f"{_device(facts, rate)} cannot multiply in {rate.precision}: {rate.problem}",
                 why="A training in that precision would fail.",
             )
@@ -106,8 +98,7 @@ def _against_sheet(facts: Facts, rates: list[MatmulRate]) -> Iterator[Finding]:
         loaded = None if gpu is None else loaded_of(facts, gpu.index)
         causes = ", ".join((loaded.throttle if loaded else None) or ())
         figures = ", ".join(f"{r.precision} {r.tflops:.3g} ({share:.0%})" for r, share in slow)
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"{_device(facts, slow[0][0])} is slow; TFLOP/s and share of the data sheet's "
             f"peak: {figures}." + (f" Under load: {causes}." if causes else ""),
             why=f"A sound card reaches more than {_LEAST_PEAK:.0%} with large matrices: something "
@@ -136,8 +127,7 @@ def _against_equals(facts: Facts, rates: list[MatmulRate]) -> Iterator[Finding]:
                 slow.setdefault(rate.device, []).append((rate, middle))
     for found in slow.values():
         figures = ", ".join(f"{r.precision} {r.tflops:.3g}, not {mid:.3g}" for r, mid in found)
-        yield Finding(
-            severity="warning",
+        yield warning(
             what=f"{_device(facts, found[0][0])} is slower than its equals, TFLOP/s: {figures}.",
             why="Every step of a gang waits for it.",
             fix="Leave it out of gangs, or look at its cooling and power.",
@@ -152,8 +142,7 @@ def host_copies(facts: Facts) -> Iterator[Finding]:
     slow, best = [], 0.0
     for rate in facts.host_copies.rates:
         if rate.problem is not None:
-            yield Finding(
-                severity="error",
+            yield error(
                 what=f"cuda:{rate.device} cannot copy: {rate.problem}",
                 why="No data reaches that GPU.",
             )
@@ -163,8 +152,7 @@ def host_copies(facts: Facts) -> Iterator[Finding]:
         link = None if gpu is None else pcie_gb_s(gpu.pcie_generation_max, gpu.pcie_width)
         if gpu is not None and link is not None and 0 < pinned < _LEAST_LINK * link:
             slow.append(rate.device)
-            yield Finding(
-                severity="warning",
+            yield warning(
                 what=f"cuda:{rate.device} copies {pinned:.1f} GB/s from or to pinned memory; its "
                 f"PCIe link (generation {gpu.pcie_generation_max}, x{gpu.pcie_width}) carries "
                 f"{link:.0f}.",
@@ -190,8 +178,7 @@ def peer_copies(facts: Facts) -> Iterator[Finding]:
         pairs = ", ".join(f"{copy.source}→{copy.target}" for copy in group[:6])
         more = f" and {len(group) - 6} more" if len(group) > 6 else ""
         reason = f" ({group[0].problem})" if group[0].problem else ""
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"Copies between GPUs {words}: {pairs}{more}{reason}.",
             why="Gradients would be wrong without any message, or a training would hang."
             + (" The IOMMU is on, the usual cause of it." if facts.host.iommu else ""),
@@ -218,8 +205,7 @@ def _slow_pairs(facts: Facts, copies: tuple[PeerCopy, ...]) -> Iterator[Finding]
         slow = [copy for copy in group if (copy.gb_s or 0.0) < _LEAST_OF_PAIRS * middle]
         if slow and len(group) > 2:
             pairs = ", ".join(f"{copy.source}→{copy.target} {copy.gb_s:.3g}" for copy in slow[:6])
-            yield Finding(
-                severity="warning",
+            yield warning(
                 what=f"Copies between some GPUs are slow: {pairs} GB/s; pairs joined in the same "
                 f"way reach {middle:.3g}.",
                 why="A ring is as fast as its slowest link.",

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are told. A check is a pure function of the facts.
+"""All checks, in the order in which they are shown. A check is a pure function of the facts.
 
 It yields findings: "ok" where it looked and all is well, nothing where the facts do not say.
 """
@@ -27,6 +27,7 @@ CHECKS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
     "torch-build": torch_build.torch_build,
     "counts": torch_build.counts_agree,
     "compute-capability": torch_build.compute_capability,
+    "triton": torch_build.triton_compiles,
     "accelerator": torch_build.accelerator,
     "memory-holders": devices.memory_holders,
     "compute-mode": devices.compute_mode,

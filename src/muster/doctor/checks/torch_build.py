@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from muster.doctor.facts import Facts
-from muster.doctor.findings import Finding, ok
+from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import MAKERS, accelerator_kind, has_maker, working_gpus
 
 #: The oldest Linux driver that runs programs of a CUDA major version ("minor version
@@ -18,8 +18,7 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
     """torch is there, and built for this kind of GPU and this driver."""
     torch = facts.torch
     if torch.version is None:
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"torch cannot be used: {torch.run.error or 'it is not installed'}.",
             why="No PyTorch program runs.",
             fix="pip install torch",
@@ -28,12 +27,11 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
     if torch.run.status in ("failed", "hung"):
         is_import = torch.run.at in (None, "importing torch")
         how = (
-            f"does not start: {_last(torch.run.error)}"
+            f"does not start: {torch.run.reason}"
             if torch.run.status == "failed"
             else f"was still {torch.run.at or 'starting'} after {torch.run.seconds:.0f} s."
         )
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"torch {torch.version} {how}",
             why="No PyTorch program runs.",
             fix="Reinstall torch; a library that LD_LIBRARY_PATH puts before torch's own is the "
@@ -49,8 +47,7 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
     ):
         if build is None and has_maker(facts, vendor):
             others = torch.cuda_build or torch.hip_build or torch.xpu_build
-            yield Finding(
-                severity="error",
+            yield error(
                 what=f"This host has {MAKERS[vendor]} GPUs, but torch {torch.version} was built "
                 + ("for another kind of GPU." if others else "for CPUs only."),
                 why="torch sees no GPU and computes on the CPU.",
@@ -72,8 +69,7 @@ def _cuda_against_driver(facts: Facts) -> Iterator[Finding]:
     if driver[0] < build[0]:
         least = _LEAST_DRIVER.get(build[0])
         needed = f"at least {least}" if least else f"one for CUDA {build[0]}"
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"{words}, but {own}.",
             why="A driver runs programs of its own major version of CUDA and older ones only: "
             "torch will say that the driver is too old and see no GPU.",
@@ -82,8 +78,7 @@ def _cuda_against_driver(facts: Facts) -> Iterator[Finding]:
             f"{_index(facts, 'cu118')}",
         )
     elif driver < build:
-        yield Finding(
-            severity="note",
+        yield note(
             what=f"{words}; {own}, an older minor version.",
             why="This works, except for kernels that are compiled at run time (PTX), as some "
             "extensions do: those fail with 'unsupported toolchain'.",
@@ -130,8 +125,7 @@ def compute_capability(facts: Facts) -> Iterator[Finding]:
     }
     bad = {pair: name for pair, name in pairs.items() if not is_supported(pair, arch_list)}
     for (major, minor), name in bad.items():
-        yield Finding(
-            severity="error",
+        yield error(
             what=f"torch {facts.torch.version} has no kernels for {name} (compute capability "
             f"{major}.{minor}; it has {', '.join(arch_list)}).",
             why="Programs fail with 'no kernel image is available for execution on the device'.",
@@ -170,13 +164,28 @@ def is_supported(capability: tuple[int, int], arch_list: tuple[str, ...]) -> boo
     return False
 
 
+def triton_compiles(facts: Facts) -> Iterator[Finding]:
+    """Triton, where it is installed, finds what it compiles its kernels with."""
+    lacks = facts.torch.triton_lacks
+    if lacks is None or not (working_gpus(facts) or has_maker(facts, "amd")):
+        return
+    if lacks:
+        yield warning(
+            what=f"Triton is installed, but finds no {' and no '.join(lacks)}.",
+            why="It compiles a part of every kernel when that is first used: torch.compile and "
+            "kernels written for Triton fail then, 'Failed to find C compiler' for one.",
+            fix="Debian, Ubuntu: apt-get install gcc python3-dev. Another compiler is named by CC.",
+        )
+    else:
+        yield ok("Triton finds a C compiler.")
+
+
 def accelerator(facts: Facts) -> Iterator[Finding]:
     """ROCm, XPU and MPS are recognised through torch's own interface."""
     kind, count = accelerator_kind(facts), facts.torch.accelerator_count or 0
     if kind is None:
         if facts.torch.run.status == "ok" and (facts.torch.hip_build or facts.torch.xpu_build):
-            yield Finding(
-                severity="error",
+            yield error(
                 what=f"torch{_built_for(facts)} finds no such GPU.",
                 why="It computes on the CPU.",
                 fix="For ROCm: be in the groups render and video, and load amdgpu. For XPU: "
@@ -187,8 +196,7 @@ def accelerator(facts: Facts) -> Iterator[Finding]:
     name = "AMD ROCm (cuda in torch)" if facts.torch.hip_build else names.get(kind, kind)
     yield ok(f"torch computes on {name}, {count} device{'s' if count != 1 else ''}.")
     if kind == "mps":
-        yield Finding(
-            severity="note",
+        yield note(
             what="Apple's GPU is one device, and torch has no collectives for it.",
             why="Several ranks run on the CPU with gloo only.",
         )
@@ -217,8 +225,3 @@ def _index(facts: Facts, otherwise: str) -> str:
     if otherwise.startswith("rocm") or driver is None:
         return otherwise
     return "cu130" if driver >= (13, 0) else "cu126" if driver >= (12, 0) else "cu118"
-
-
-def _last(text: str | None) -> str:
-    lines = (text or "no reason given").strip().splitlines()
-    return lines[-1]

@@ -1,6 +1,6 @@
 """A real all-reduce over processes, with every value checked, for small and large messages.
 
-    python -m muster.doctor.probes.all_reduce BACKEND KIND 0,1,2,3 SECONDS_PER_SIZE
+    all_reduce BACKEND KIND 0,1,2,3 SECONDS_PER_SIZE
 
 One process per device, as a training has. They meet through a file, so no port and no name is
 needed for that; what the back-end itself needs (interfaces, peer access, shared memory) is what is
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from muster.doctor.probes.report import begin, progress, result
+from muster.doctor.probes.report import Tell, begin, progress
 
 _SIZES = (4096, 1 << 20, 64 << 20)
 _CPU_SIZES = (4096, 1 << 20, 16 << 20)
@@ -32,8 +32,7 @@ _PERIOD = 1021
 _NUM_ROUNDS = 5
 
 
-def main(words: list[str]) -> int:
-    results = begin()
+def main(words: list[str], tell: Tell) -> None:
     progress("importing torch")
     importlib.import_module("torch.distributed")
     progress("starting the ranks")
@@ -51,8 +50,9 @@ def main(words: list[str]) -> int:
         code = _wait(ranks)
         found = Path(folder) / "result.json"
         if code == 0 and found.exists():
-            result(results, json.loads(found.read_text()))
-    return code
+            tell(json.loads(found.read_text()))
+    if code:
+        sys.exit(code)
 
 
 def _wait(ranks: Sequence[BaseProcess]) -> int:
@@ -172,7 +172,3 @@ def _time(values: Any, device: Any, council: _Council, budget_s: float) -> float
     num_calls = max(1, min(200, int(budget_s / _NUM_ROUNDS / once_s)))
     rounds = [round_s(num_calls) for _ in range(_NUM_ROUNDS)]
     return council.worst_s(median(rounds))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import os
-import sys
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-from muster.doctor.probes.report import begin, one_line, progress, result
+from muster.base.mounts import file_system_of
+from muster.doctor.probes.report import Tell, one_line, progress
 
 _CHUNK = 4 << 20
 _MIB = 1 << 20
 _NUM_APPENDS = 5
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], tell: Tell) -> None:
     """FOLDER SECONDS: write until SECONDS are over, 256 MiB at most."""
-    results = begin()
     folder, budget_s = existing(Path(words[0])), float(words[1])
     value: dict[str, object] = {"path": words[0]}
     progress(f"asking {folder} for its free space")
-    space = os.statvfs(folder)
+    space = shutil.disk_usage(folder)
     value |= {
-        "free_mib": space.f_bavail * space.f_frsize // _MIB,
-        "total_mib": space.f_blocks * space.f_frsize // _MIB,
-        "file_system": file_system(folder.resolve(), Path("/proc/self/mountinfo")),
+        "free_mib": space.free // _MIB,
+        "total_mib": space.total // _MIB,
+        "file_system": file_system_of(folder.resolve()),
     }
-    result(results, value)
+    tell(value)
     progress(f"writing to {folder}")
     try:
-        value |= {**_write(folder, budget_s, int(space.f_bavail * space.f_frsize)), **_ok()}
+        value |= _write(folder, budget_s, space.free)
     except OSError as error:
         value |= {"is_writable": False, "problem": one_line(error)}
-    result(results, value)
-    return 0
-
-
-def _ok() -> dict[str, object]:
-    return {"is_writable": True}
+    tell(value)
 
 
 def existing(folder: Path) -> Path:
@@ -50,7 +45,7 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def _write(folder: Path, budget_s: float, free_bytes: int) -> dict[str, float]:
+def _write(folder: Path, budget_s: float, free_bytes: int) -> dict[str, object]:
     # Incompressible, so that a file system that compresses does not look faster than it is.
     chunk = os.urandom(_CHUNK)
     most = min(256 << 20, max(_CHUNK, free_bytes // 20))
@@ -75,29 +70,8 @@ def _write(folder: Path, budget_s: float, free_bytes: int) -> dict[str, float]:
             os.fsync(file.fileno())
             appends.append(time.monotonic() - start_s)
     return {
+        "is_writable": True,
         "write_mb_s": written / took_s / 1e6,
         "fsync_s": median(appends),
         "clock_skew_s": middle_s - stamp_s,
     }
-
-
-def file_system(folder: Path, table: Path) -> str | None:
-    """The type of the file system that holds ``folder``, by the longest mount point."""
-    try:
-        lines = table.read_text().splitlines()
-    except OSError:
-        return None
-    best, kind = -1, None
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        if len(fields) < 5 or not right:
-            continue
-        mount = Path(fields[4].encode().decode("unicode_escape"))
-        if (folder == mount or mount in folder.parents) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), right.split()[0]
-    return kind
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,38 +1,31 @@
-"""Reads the NVIDIA driver: a broken GPU can make any of its calls hang for ever."""
+"""Reads the NVIDIA driver: a broken GPU can make any of its calls hang forever."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
+from typing import Any
 
 from muster.base.settings import read_settings
 from muster.devices.discovery import discover
 from muster.devices.nvml_health import read_health, read_links
-from muster.doctor.probes.report import begin, progress, result
+from muster.doctor.probes.report import Tell, progress
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], tell: Tell) -> None:
     """``health``: only what changes from moment to moment."""
-    results = begin()
     # What CUDA_VISIBLE_DEVICES hides is decided by a check, so everything is read.
     settings = dataclasses.replace(read_settings(), cuda_visible_devices=None)
     is_recorded = settings.device_facts is not None
     if words == ["health"]:
-        health = () if is_recorded else read_health()
-        result(results, {"health": [dataclasses.asdict(gpu) for gpu in health]})
-        return 0
+        tell({"health": () if is_recorded else read_health()})
+        return
     progress("listing the GPUs")
-    value = {"inventory": dataclasses.asdict(discover(settings))}
-    result(results, value)
+    value: dict[str, Any] = {"inventory": discover(settings)}
+    tell(value)
     if not is_recorded:
         progress("reading the health of the GPUs")
-        value["health"] = [dataclasses.asdict(gpu) for gpu in read_health()]  # type: ignore[assignment]
-        result(results, value)
+        value["health"] = read_health()
+        tell(value)
         progress("reading the links between GPUs")
-        value["links"] = [dataclasses.asdict(link) for link in read_links()]  # type: ignore[assignment]
-        result(results, value)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        value["links"] = read_links()
+        tell(value)

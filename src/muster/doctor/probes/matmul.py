@@ -1,6 +1,6 @@
 """Real matrix products in each precision, on all devices at once, as a training would load them.
 
-    python -m muster.doctor.probes.matmul KIND 0,1,2 SECONDS_PER_PRECISION
+    matmul KIND 0,1,2 SECONDS_PER_PRECISION
 
 Every device computes at the same time, so that a power supply or a fan that cannot feed all of
 them shows; each is timed by events of its own. A product of n x n matrices counts 2 n^3 operations.
@@ -8,7 +8,6 @@ them shows; each is timed by events of its own. A product of n x n matrices coun
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -16,8 +15,8 @@ from typing import Any
 
 import torch
 
-from muster.doctor.probes.report import begin, one_line, progress, result
-from muster.doctor.probes.targets import parse_targets, synchronise
+from muster.doctor.probes.copies import parse_targets, synchronise
+from muster.doctor.probes.report import Tell, one_line, progress
 
 #: fp32 is much slower than the others on matrix units, so it gets smaller matrices.
 _SIZES = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
@@ -32,16 +31,14 @@ _CHECKED_SIZE = 256
 _NUM_ROUNDS = 5
 
 
-def main(words: list[str]) -> int:
-    results = begin()
+def main(words: list[str], tell: Tell) -> None:
     kind, devices, budget_s = words[0], parse_targets(words[0], words[1]), float(words[2])
     rates: list[dict[str, Any]] = []
     for precision in _precisions(kind):
         progress(f"multiplying in {precision}")
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         rates += measure(precision, devices, words[1].split(","), budget_s)
-        result(results, {"kind": kind, "rates": rates})
-    return 0
+        tell({"kind": kind, "rates": rates})
 
 
 def _precisions(kind: str) -> list[str]:
@@ -155,7 +152,3 @@ def _clock(device: torch.device) -> tuple[Callable[[], float], Callable[[], None
         end_s[0] = time.perf_counter()
 
     return (lambda: end_s[0] - start_s), stop
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -12,28 +12,25 @@ from __future__ import annotations
 
 import socket
 import struct
-import sys
 import time
 
-from muster.doctor.probes.report import begin, one_line, progress, result
+from muster.doctor.probes.report import Tell, one_line, progress
 
 _NUM_EXCHANGES = 8
 _STAMP = struct.Struct("!d")
 _RETRY_S = 0.2
 
 
-def main(words: list[str]) -> int:
-    results = begin()
+def main(words: list[str], tell: Tell) -> None:
     role, addr = words[:2]
     if role == "resolve":
         progress(f"resolving {addr}")
-        result(results, resolve(addr))
-        return 0
+        tell(resolve(addr))
+        return
     port, seconds = int(words[2]), float(words[3])
     deadline_s = time.monotonic() + seconds
     progress(f"{role} {addr}:{port}")
-    result(results, serve(port, deadline_s) if role == "serve" else join(addr, port, deadline_s))
-    return 0
+    tell(serve(port, deadline_s) if role == "serve" else join(addr, port, deadline_s))
 
 
 def resolve(name: str) -> dict[str, object]:
@@ -108,7 +105,3 @@ def _exchange(line: socket.socket) -> dict[str, float]:
         best = min(best or (back_s - sent_s, skew_s), (back_s - sent_s, skew_s))
     assert best is not None
     return {"round_trip_s": best[0], "clock_skew_s": best[1]}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

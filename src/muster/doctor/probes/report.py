@@ -1,32 +1,47 @@
-"""How a probe speaks: results on standard output, progress on standard error."""
+"""How a probe starts and speaks: results on standard output, progress on standard error.
+
+    python -m muster.doctor.probes.report NAME ARGUMENT...
+
+A probe is a module of this package with a ``main`` that gets the arguments and `Tell`, which takes
+the result: one JSON object. Told several times, the last one counts.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from muster.base.codec import plain
 from muster.base.reaper import die_with_parent
 
-_RESULTS = 1
+Tell = Callable[[dict[str, Any]], None]
+
+
+def main(words: list[str]) -> int:
+    results = begin()
+
+    def tell(value: dict[str, Any]) -> None:
+        os.write(results, (json.dumps(plain(value)) + "\n").encode())
+
+    probe = importlib.import_module(f"muster.doctor.probes.{words[0]}")
+    probe.main(words[1:], tell)
+    return 0
 
 
 def begin() -> int:
     """Call first: nobody outlives the doctor, and libraries that print cannot spoil the results.
 
-    NCCL, for one, writes to standard output when NCCL_DEBUG is set. Returns the descriptor that
-    ``result`` writes to.
+    NCCL, for one, writes to standard output when NCCL_DEBUG is set. Returns a descriptor of what
+    was standard output before.
     """
     die_with_parent(os.getppid())
-    results = os.dup(_RESULTS)
-    os.dup2(2, _RESULTS)
+    results = os.dup(1)
+    os.dup2(2, 1)
     return results
-
-
-def result(descriptor: int, value: dict[str, Any]) -> None:
-    """One JSON object as a line. Said several times, the last one counts."""
-    os.write(descriptor, (json.dumps(value) + "\n").encode())
 
 
 def progress(what: str) -> None:
@@ -38,3 +53,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     """The first line of an error, which is what a table can show."""
     text = str(error).strip().splitlines()
     return (f"{type(error).__name__}: {text[0]}" if text else type(error).__name__)[:limit]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

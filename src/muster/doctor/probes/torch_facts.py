@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
-from muster.doctor.probes.report import begin, one_line, progress, result
+from muster.doctor.probes.report import Tell, one_line, progress
 
 
-def main(words: list[str]) -> int:
-    results = begin()
+def main(words: list[str], tell: Tell) -> None:
     progress("importing torch")
     import torch
 
@@ -21,15 +19,14 @@ def main(words: list[str]) -> int:
         "cpu_threads": torch.get_num_threads(),
     }
     value |= _distributed()
-    result(results, value)
+    tell(value)
     progress("starting the accelerator")
     value |= _accelerator(torch)
-    result(results, value)
+    tell(value)
     if torch.cuda.is_available():
         progress("asking for the devices")
         value |= _cuda(torch)
-        result(results, value)
-    return 0
+        tell(value)
 
 
 def _distributed() -> dict[str, Any]:
@@ -80,7 +77,3 @@ def _cuda(torch: Any) -> dict[str, Any]:
     except Exception as error:  # whatever it is, it is what a program would meet
         value["cuda_error"] = one_line(error)
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.errors import LedgerError
+from muster.base.mounts import file_system_of, is_remote
 from muster.base.settings import Settings
 from muster.farm.ledger.connect import explained
 from muster.run.folder import RunFolder
@@ -142,35 +143,6 @@ def both_moved(home: Path, away: Path) -> LedgerError:
     )
 
 
-_REMOTE = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "beegfs_nodev",
-        "ceph",
-        "glusterfs",
-        "orangefs",
-        "pvfs2",
-        "afs",
-        "9p",
-        "wekafs",
-        "panfs",
-        "acfs",
-        "ocfs2",
-        "gfs2",
-        "davfs",
-        "sshfs",
-        "s3fs",
-    ]
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LedgerPlace:
     """``path`` is where the coordinator works; ``is_away`` when that is not the run folder."""
@@ -189,11 +161,11 @@ def choose_place(folder: RunFolder, folder_id: str, settings: Settings) -> Ledge
     if settings.ledger_folder is not None:
         path = _private(settings.ledger_folder, settings) / folder_id / "ledger.sqlite"
         return LedgerPlace(path=path, is_away=True, reason="MUSTER_LEDGER_DIR is set")
-    kind = file_system_of(folder.path.absolute(), _mounts())
+    kind = file_system_of(folder.path.absolute())
     if not is_remote(kind):
         return LedgerPlace(path=folder.ledger)
     for candidate in (settings.state_folder, Path("/var/tmp")):
-        if not is_remote(file_system_of(candidate, _mounts())):
+        if not is_remote(file_system_of(candidate)):
             path = _private(candidate, settings) / folder_id / "ledger.sqlite"
             reason = f"{folder.path} is on a network file system ({kind})"
             return LedgerPlace(path=path, is_away=True, reason=reason)
@@ -230,40 +202,3 @@ def _private(base: Path, settings: Settings) -> Path:
             hint="name another place with MUSTER_LEDGER_DIR.",
         ) from error
     return path
-
-
-def is_remote(kind: str) -> bool:
-    """Network and FUSE file systems; an unknown kind counts as local.
-
-    >>> is_remote("nfs4"), is_remote("fuse.sshfs"), is_remote("ext4"), is_remote("")
-    (True, True, False, False)
-    """
-    return kind in _REMOTE or kind == "fuse" or kind.startswith("fuse.")
-
-
-def file_system_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds ``path``, from the text of ``mountinfo``.
-
-    The longest mount point above the path wins, and of equal ones the last mounted.
-
-    >>> mounts = "1 0 0:1 / / rw - ext4 a rw\\n2 1 0:2 / /data rw - nfs b rw"
-    >>> file_system_of(Path("/data/x"), mounts)
-    'nfs'
-    """
-    best, found = -1, ""
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, types = left.split(), right.split()
-        if len(fields) < 5 or not types:
-            continue
-        point = Path(fields[4].replace("\\040", " "))
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), types[0]
-    return found
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/self/mountinfo").read_text()
-    except OSError:
-        return ""
