@@ -35,25 +35,25 @@ def start(folder: Path, *args: str) -> pexpect.spawn:
 @pytest.mark.alone
 def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) -> None:
     child = start(tmp_path, "--epochs", "1")
-    child.expect("What kind of work")
+    child.expect("kind: The kind of work")
     child.send(ENTER)
-    child.expect("Which task")
+    child.expect("target: A recipe .*enter for digits")
     child.send("digits" + ENTER)  # nothing stands there that this would be typed behind
-    child.expect("How many CPU ranks")
+    child.expect("devices: No GPU .*enter for cpu:2")
     child.send(ENTER)
-    child.expect("share the model")
-    child.send(DOWN + ENTER)  # ddp
-    child.expect("Samples per device")
+    child.expect("strategy: single on one device")
+    child.send(DOWN + DOWN + DOWN + ENTER)  # ddp
+    child.expect("batch-size: Samples per rank.*enter for the default")
     child.send(ENTER)
-    child.expect("Learning rate.*enter for 0.003")  # the recipe's own, which is never scaled
+    child.expect("lr: Learning rate.*enter for 0.003")  # the recipe's own, which is never scaled
     child.send(ENTER)
-    child.expect("precision")
+    child.expect("precision: ")
     child.send(ENTER)
-    child.expect("Where shall everything be kept")
-    child.send(ENTER)
+    child.expect("run-dir: The run folder.*enter for the default")
+    child.send("runs/digits" + ENTER)
     child.expect(
-        "muster train digits --devices cpu:2 --strategy ddp --batch-size 32 --lr 0.003 "
-        "--precision auto --epochs 1 --run-dir runs/digits"
+        "muster train digits --epochs 1 --devices cpu:2 --strategy ddp --lr 0.003 "
+        "--precision auto --run-dir runs/digits"
     )
     child.expect("samples/s", timeout=300)  # the plan's estimate, from steps measured here
     child.expect("rests on")
@@ -74,12 +74,12 @@ def test_gpus_are_marked_with_the_space_key(
     facts.write_text(json.dumps(BOX))
     monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(facts))
     child = start(tmp_path, "--kind", "sweep", "--target", "ssm", "--print")
-    child.expect("Which GPUs")
+    child.expect("gpu-ids: Which GPUs")
     child.expect("10,960 MiB free of 40,960")
     child.send(" " + ENTER)  # takes the mark from GPU 0; 1 is busy and never had one
-    child.expect("Where shall everything be kept")
+    child.expect("run-dir: The run folder")
     child.send(ENTER)
-    child.expect("muster sweep ssm --gpu-ids 2 --run-dir runs/ssm")
+    child.expect("muster sweep ssm --gpu-ids 2\r")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
@@ -88,9 +88,9 @@ def test_gpus_are_marked_with_the_space_key(
 @pytest.mark.alone
 def test_a_wrong_answer_is_told_at_once_and_ctrl_c_starts_nothing(tmp_path: Path) -> None:
     child = start(tmp_path, "--kind", "run")
-    child.expect("Which script")
+    child.expect("target: A Python file")
     child.send("nowhere.py" + ENTER)
-    child.expect("there is no such file")
+    child.expect("There is no script nowhere.py")
     child.sendintr()
     child.expect("Nothing was started")
     child.expect(pexpect.EOF)
@@ -104,7 +104,7 @@ def test_without_a_terminal_flags_are_enough(muster_main: MusterCli) -> None:
         "launch", "--kind", "train", "--target", "digits", "--devices", "cpu:1", "--print"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("muster train digits --devices cpu:1 --batch-size ")
+    assert done.stdout.startswith("muster train digits --devices cpu:1 --lr 0.003 ")
 
 
 @pytest.mark.quick

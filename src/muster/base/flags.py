@@ -39,7 +39,6 @@ class Flag:
         aliases: other names; they are understood and not shown.
         metavar: what the value looks like, such as ``auto|N|0,2|cpu:8``.
         read: from a text to the value, where the type does not say it.
-        repeats: the flag may be given several times; values add up.
         is_positional: a word without a flag.
         chooses: what it chooses, as ``the devices``; of all flags that choose it, one is given.
         engines: with which of ``--on local|slurm|ray`` it has an effect; empty: with all.
@@ -51,7 +50,6 @@ class Flag:
     aliases: tuple[str | Alias, ...] = ()
     metavar: str = ""
     read: Reader | None = None
-    repeats: bool = False
     is_positional: bool = False
     chooses: str = ""
     engines: tuple[str, ...] = ()

@@ -21,10 +21,10 @@ LogLevel = Literal["debug", "info", "warning"]
 class SpaceFlags:
     """Which settings are run."""
 
-    grid: Annotated[tuple[str, ...], Flag(metavar="NAME=V1,V2,…", repeats=True)] = ()
+    grid: Annotated[tuple[str, ...], Flag(metavar="NAME=V1,V2,…")] = ()
     """All combinations of all grids. May be given several times."""
-    zip: Annotated[tuple[str, ...], Flag(metavar="NAME=V1,V2,…", repeats=True)] = ()
-    """The values of all zips advance together."""
+    zip: Annotated[tuple[str, ...], Flag(metavar="NAME=V1,V2,…")] = ()
+    """The values of all zips advance together. May be given several times."""
     list: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A .csv (with a header) or .jsonl file with one setting per line."""
     seeds: Annotated[str | None, Flag(metavar="N|3,5,8|10:20")] = None
@@ -47,10 +47,10 @@ class ShownFlags:
     """What is shown."""
 
     log_level: LogLevel = "info"
-    """warning: warnings and how it ended; info: how it goes as well; debug: every event of the
+    """warning: warnings, and how it ended; info: its progress as well; debug: every event of the
     run too, on standard error."""
     quiet: bool = False
-    """Show nothing but errors: --log-level warning without warnings and without how it ended."""
+    """Show nothing but errors, not even how it ended."""
     json: bool = False
     """Print the outcome as JSON and nothing else."""
     dry_run: bool = False

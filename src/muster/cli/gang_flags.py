@@ -33,16 +33,16 @@ class GangPlace:
 
 def gang_groups(options: GangOptions, run_dir: str, *, may_leave: bool = True) -> dict[str, Any]:
     """``run_dir``: the help of that flag. ``may_leave``: for another place than this machine, and
-    with work that is kept."""
-    without = () if may_leave else ("allow_changed_code", "restart")
+    with work that is kept; without it nothing is planned, recorded or resumed."""
+    kept = () if may_leave else ("allow_changed_code", "restart", "monitor_interval_s")
     groups: dict[str, Any] = {
         "place": Part(
             of=GangPlace,
-            without=() if may_leave else ("on", "no_wait"),
+            without=() if may_leave else ("on", "no_wait", "run_dir", "all_ranks"),
             texts={"run_dir": run_dir},
         ),
-        "options": Part(of=options, without=without),
-        "shown": ShownFlags,
+        "options": Part(of=options, without=kept),
+        "shown": Part(of=ShownFlags, without=() if may_leave else ("dry_run",)),
     }
     return {**groups, "slurm": JobRequest} if may_leave else groups
 

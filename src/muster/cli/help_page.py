@@ -124,10 +124,15 @@ def _entry(option: Option, width: int) -> list[str]:
     return [(head.ljust(_LEFT) + lines[0]).rstrip(), *(pad + line for line in lines[1:])]
 
 
-def help_text(option: Option) -> str:
-    """The field's docstring, and its default where that says something."""
+def own_text(option: Option) -> str:
+    """What is written about the field."""
     text = option.text or field_texts(option.owner).get(option.path[-1], "")
-    text = " ".join(text.split())
+    return " ".join(text.split())
+
+
+def help_text(option: Option) -> str:
+    """What is written about the field, and its default where that says something."""
+    text = own_text(option)
     shown = _default_text(option)
     if not shown or "Default:" in text or "default is" in text:
         return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part, options_of
 from muster.cli.parse import Parsed, parse_groups, word_first
-from muster.cli.recipes import MAPS, is_recipe, map_recipe, names_of
+from muster.cli.recipes import MAPS, is_named, map_recipe, names_of
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 
@@ -33,7 +32,7 @@ class MapPlaces:
     output: str | None = None
     """A .jsonl, .parquet or .csv file, or a folder of parts."""
     format: Literal["jsonl", "parquet", "csv"] | None = None
-    """Of the parts in a folder."""
+    """The format of the parts in a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,6 @@ _FIRST = (
 )  # fmt: skip
 #: Of a training on several nodes; a map has one coordinator, see decision 0018.
 _OF_NODES = ("nodes", "num_nodes", "nnodes", "node_rank", "master_addr", "master_port")
-_TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,15 +182,18 @@ def _job(
     if where is None and recipe is not None:
         where = recipe.source(config)
         if isinstance(where, tuple):
+            for flag in {"config", "split"} & parsed.given("input").keys():
+                raise UsageError(
+                    f"--{flag} has no effect on {name}: the recipe says it with its data set.",
+                    hint="leave it out.",
+                )
             where, part, split = where
             options = dataclasses.replace(options, config=part, split=split)
-        else:
-            options = InputOptions()
     if where is None:
-        raise UsageError("There is nothing to read.", hint="say what: --input data.jsonl.")
+        raise UsageError("There is nothing to read.", hint="add --input data.jsonl.")
     output = places.output or (recipe.output if recipe is not None else None)
     if output is None:
-        raise UsageError("There is no place for the result.", hint="say where: --output out.jsonl.")
+        raise UsageError("There is no place for the result.", hint="add --output out.jsonl.")
     return MapJob(
         name=name,
         stages=specs,
@@ -206,4 +207,4 @@ def _job(
 
 
 def is_pipeline(word: str) -> bool:
-    return is_recipe(word, MapRecipe) or (_TARGET.fullmatch(word) is not None and ".py:" in word)
+    return is_named(word, MapRecipe)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, get_origin
 from muster.base.errors import TargetError
 from muster.base.flags import Flag
 from muster.cli import values
+from muster.cli.tyro_marks import read_marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class Option:
             return 1
         return 0 if self.flag.is_negated else values.arity(self.kind)
 
+    @property
+    def collects(self) -> bool:
+        """Whether the flag adds to what it was given before."""
+        return self.flag.read is None and values.collects(self.kind)
+
 
 def options_of(name: str, group: Any) -> list[Option]:
     """The fields of a group as flags, those of dataclasses inside it included."""
@@ -79,25 +85,26 @@ def _fields(name: str, part: Part, kind: type, default: Any, path: tuple[str, ..
         if not one.init or get_origin(hint) is ClassVar:
             continue
         value = _default_of(one) if default is None else getattr(default, one.name)
-        flag = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Flag)), Flag())
         bare = values.plain(hint)
+        marks = (*getattr(kind, "__tyro_markers__", ()), *values.marks(hint))
+        flag, text = read_marks(marks, bare, f"{kind.__name__}.{one.name}")
         here = (*path, one.name)
-        if flag.is_hidden:
+        if flag.is_hidden and value is not dataclasses.MISSING:
             continue
         if isinstance(bare, type) and dataclasses.is_dataclass(bare):
             inside = None if value is dataclasses.MISSING else value
             found += _fields(name, part, bare, inside, here)
             continue
-        if value is dataclasses.MISSING and part.is_loose:
+        if value is dataclasses.MISSING and (part.is_loose or flag.is_hidden):
             raise TargetError(
                 f"The field {one.name} of {kind.__name__} has no default.",
-                hint="give every field one; the command line overrides it.",
+                hint="give it one; the command line overrides it.",
             )
         found.append(
             Option(
                 group=name, path=here, kind=bare, flag=flag, default=value,
                 owner=_owner(kind, one.name),
-                reader=part.readers.get(one.name), text=part.texts.get(one.name),
+                reader=part.readers.get(one.name), text=part.texts.get(one.name, text),
             )
         )  # fmt: skip
     return found

@@ -32,6 +32,15 @@ class RunPlace:
 _HELP_WORDS = {"help", "h", "help-all"}
 
 
+class MissingFlag(UsageError):
+    """An option that cannot be left out was not said."""
+
+    def __init__(self, command: str, option: Option) -> None:
+        name = option.name.upper() if option.flag.is_positional else f"--{option.name}"
+        super().__init__(f"{name} is missing.", hint=f"`muster {command} --help` has examples.")
+        self.option = option
+
+
 class Said(NamedTuple):
     """A flag of a command line, by the name that was typed, with its words and its value."""
 
@@ -196,7 +205,9 @@ class _Reading:
                     return said, self._words[self._at - 1 :], wants_help
                 if not places:
                     raise self._unexpected(word)
-                said.append(Said(places.pop(0), word, (word,), word))
+                place = places.pop(0)
+                value = _value(place, None, (word,), place.name.upper())
+                said.append(Said(place, word, (word,), value))
             elif (name := _name(word)) in _HELP_WORDS and name not in self._names:
                 wants_help = "help-all" if name == "help-all" else wants_help or "help"
             else:
@@ -223,7 +234,7 @@ class _Reading:
         words = self._values(option, text if equals else None)
         if not words and not is_help and option.arity is not None:
             raise UsageError(f"{flag} needs a value: {option.metavar}.")
-        return Said(option, name, tuple(words), self._value(option, alias, words, flag))
+        return Said(option, name, tuple(words), _value(option, alias, words, flag))
 
     def _values(self, option: Option, text: str | None) -> list[str]:
         # Where a program follows, its name would be taken for one more value.
@@ -237,16 +248,6 @@ class _Reading:
             words.append(word)
             self._at += 1
         return words
-
-    def _value(self, option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
-        if option.reader is not None:
-            return option.reader(words)
-        reader = (isinstance(alias, Alias) and alias.read) or option.flag.read
-        if reader is not None:
-            if words == ["None"] and option.default is None:
-                return None
-            return reader(words[0], flag)
-        return values.read(option.kind, words, flag, option.default)
 
     def _unexpected(self, word: str) -> UsageError:
         return UsageError(
@@ -268,6 +269,17 @@ class _Reading:
             f"muster {self._command} has no flag {flag}.",
             hint=f"{hint}`muster {self._command} --help-all` lists its flags.",
         )
+
+
+def _value(option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
+    if option.reader is not None:
+        return option.reader(words)
+    reader = (isinstance(alias, Alias) and alias.read) or option.flag.read
+    if reader is not None:
+        if list(words) == ["None"] and option.default is None:
+            return None
+        return reader(words[0], flag)
+    return values.read(option.kind, words, flag, option.default)
 
 
 def _is_flag(word: str) -> bool:
@@ -294,13 +306,15 @@ def _alias(option: Option, name: str) -> str | Alias | None:
 
 
 def _joined(said: Sequence[Said]) -> list[Said]:
-    """Of a flag that adds up, all that was said at its first place; of others, the last."""
+    """Of a flag that takes any number of values, all of them at its first place; of others, the
+    last."""
     found: dict[tuple[str, tuple[str, ...]], Said] = {}
     for one in said:
         key = (one.option.group, one.option.path)
         before = found.get(key)
-        if before is not None and one.option.flag.repeats:
-            words, value = (*before.words, *one.words), (*before.value, *one.value)
+        if before is not None and one.option.collects:
+            words = (*before.words, *one.words)
+            value = _value(one.option, None, words, f"--{one.name}")
             one = before._replace(words=words, value=value)
         found[key] = one
     return list(found.values())
@@ -316,7 +330,7 @@ def _check_choices(said: Sequence[Said], order: Sequence[str]) -> None:
     for one in said:
         same = [other for other in said if other.option is one.option and other.name != one.name]
         differs = [other for other in same if other.value != one.value]
-        if differs and not one.option.flag.repeats:
+        if differs and not one.option.collects:
             first, second = (f"--{s.name} {' '.join(s.words)}" for s in (one, differs[0]))
             raise UsageError(f"{first} and {second} say the same thing differently.")
 
@@ -325,8 +339,7 @@ def _check_there(command: str, options: Sequence[Option], said: Sequence[Said]) 
     there = {one.option.path for one in said}
     for option in options:
         if option.default is dataclasses.MISSING and option.path not in there:
-            name = option.name.upper() if option.flag.is_positional else f"--{option.name}"
-            raise UsageError(f"{name} is missing.", hint=f"`muster {command} --help` has examples.")
+            raise MissingFlag(command, option)
 
 
 #: What other programs call the same, each group with our own name among them.

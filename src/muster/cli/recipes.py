@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ from muster.base.errors import TargetError, UsageError
 from muster.base.target import load_value, parse_target
 
 _GROUP = "muster.recipes"
+#: What a target of one's own looks like; ``cpu:8`` and ``10:20`` do not.
+TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 #: For `muster sweep`.
 RECIPES: dict[str, str] = {
     "ssm": "muster_recipes.ssm.recipe:RECIPE",
@@ -76,6 +79,12 @@ def map_recipe(word: str) -> MapRecipe | None:
 def is_recipe(word: str, kind: type) -> bool:
     """Whether ``word`` is the name of a recipe of this kind, or of an installed package's."""
     return word in _COMMANDS[kind][1] or (word[:1].isalpha() and word in _installed())
+
+
+def is_named(word: str, *kinds: type) -> bool:
+    """Whether ``word`` is a recipe of one of these kinds, or ``file.py:NAME``."""
+    is_own = TARGET.fullmatch(word) is not None and ".py:" in word
+    return is_own or any(is_recipe(word, kind) for kind in kinds)
 
 
 def names_of(*kinds: type) -> list[str]:

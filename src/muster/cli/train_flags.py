@@ -16,7 +16,7 @@ from muster.base.flags import Flag, parse_duration
 from muster.cli.gang_flags import gang_groups, gang_options
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups, word_first
-from muster.cli.recipes import AGENTS, TASKS, is_recipe, names_of, train_recipe
+from muster.cli.recipes import AGENTS, TASKS, is_named, names_of, train_recipe
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 
@@ -61,18 +61,20 @@ def read_train(argv: Sequence[str], command: str, text: str) -> tuple[TrainJob, 
     else:
         own, defaults, is_agent = TaskPlace, {}, False
     kind: Any = PpoConfig if is_agent else TrainConfig
+    is_kept = command == "train"
     groups = {
         **({} if own is None else {"task": own}),
         "train": kind.of(defaults),
-        "own": TrainFlags,
-        **gang_groups(GangOptions(max_restarts=3), _RUN_DIR, may_leave=command == "train"),
+        "own": Part(of=TrainFlags, without=() if is_kept else ("checkpoint_interval",)),
+        **gang_groups(GangOptions(max_restarts=3), _RUN_DIR, may_leave=is_kept),
     }
     parsed = parse_groups(
         groups, words[1:] if name else words, f"{command} {name}".strip(), text, common=_COMMON
     )
     if not name:
         raise UsageError(
-            "There is no task to train.", hint=f"one of {', '.join(sorted({**TASKS, **AGENTS}))}."
+            "There is no task to train.",
+            hint=f"write file.py:Class or one of {', '.join(sorted({**TASKS, **AGENTS}))}.",
         )
     config = _config(kind, defaults, parsed)
     rest = _checkpoints(parsed)
@@ -91,19 +93,20 @@ class TaskPlace:
 
 
 def _is_task(word: str) -> bool:
-    is_known = is_recipe(word, TrainRecipe) or is_recipe(word, AgentRecipe)
-    return is_known or (_TASK.fullmatch(word) is not None and ".py:" in word)
+    return is_named(word, TrainRecipe, AgentRecipe)
 
 
 def _task_class(name: str) -> tuple[Any, bool]:
     """The class that ``name`` means, imported for its fields and defaults, and whether it is an
     agent's."""
     from muster.base.target import CLASS, load, parse_target
-    from muster.rl.task import AgentTask, find_agent_class
-    from muster.train.task import find_task_class
 
     try:
-        found = load(parse_target(name, kind=CLASS), kind=CLASS)
+        target = parse_target(name, kind=CLASS)  # before torch is imported for nothing
+        from muster.rl.task import AgentTask, find_agent_class
+        from muster.train.task import find_task_class
+
+        found = load(target, kind=CLASS)
         if isinstance(found, type) and issubclass(found, AgentTask):
             return find_agent_class(name), True
         return find_task_class(name), False
@@ -137,12 +140,9 @@ def _checkpoints(parsed: Parsed) -> dict[str, Any]:
     text = parsed.own.checkpoint_interval
     steps = re.fullmatch(r"(\d+)\s*steps?", text.strip())
     if steps and int(steps.group(1)) == 0:
-        raise UsageError(f"--checkpoint-interval {text}: at least one step.")
+        raise UsageError(f"--checkpoint-interval {text}: write 1step or more.")
     return {
         "checkpoint_steps": int(steps.group(1)) if steps else None,
         "checkpoint_s": None if steps else parse_duration(text, "--checkpoint-interval"),
         "run_dir": parsed.place.run_dir,
     }
-
-
-_TASK = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")

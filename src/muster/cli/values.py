@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from muster.base.errors import UsageError
 
 _MANY = (tuple, list, set, frozenset)
-_WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+_WORDS = {
+    int: "a whole number", float: "a number", str: "a text", Path: "a path", bool: "true or false",
+}  # fmt: skip
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: "true|false"}
 
 
@@ -29,6 +31,29 @@ def members(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) in (Union, types.UnionType):
         return tuple(one for part in get_args(kind) for one in members(part))
     return (kind,)
+
+
+def marks(kind: Any) -> tuple[Any, ...]:
+    """What ``Annotated`` says, also about the types of a union."""
+    own: tuple[Any, ...] = getattr(kind, "__metadata__", ())
+    bare = plain(kind)
+    parts = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else ()
+    return (*own, *(mark for part in parts for mark in marks(part)))
+
+
+def choices(kind: Any) -> list[str]:
+    """What can be chosen from; empty where values are not all known by name."""
+    kinds = [one for one in members(kind) if one is not types.NoneType]
+    if not all(get_origin(one) is Literal for one in kinds):
+        return []
+    return [str(value) for one in kinds for value in get_args(one)]
+
+
+def collects(kind: Any) -> bool:
+    """Whether it holds any number of values, so that a flag said twice adds to it."""
+    return any((get_origin(one) or one) in (*_MANY, dict) for one in members(kind)) and (
+        arity(kind) is None
+    )
 
 
 def is_switch(kind: Any) -> bool:

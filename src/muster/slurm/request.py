@@ -45,8 +45,7 @@ class SlurmOptions:
     memory: Annotated[str | None, Flag(name="mem", metavar="SIZE", engines=_SLURM)] = None
     """SLURM: memory of each worker or node, such as 16G."""
     slurm_args: Annotated[
-        tuple[str, ...],
-        Flag(name="slurm-arg", metavar="NAME=VALUE", repeats=True, engines=_SLURM),
+        tuple[str, ...], Flag(name="slurm-arg", metavar="NAME=VALUE", engines=_SLURM)
     ] = ()
     """SLURM: one more option of sbatch. May be given several times."""
     setup_lines: Annotated[tuple[str, ...], Flag(is_hidden=True)] = ()

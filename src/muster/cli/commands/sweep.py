@@ -27,7 +27,7 @@ from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
 from muster.cli.parse import Parsed, parse_groups, split_command, word_first
 from muster.cli.programs import as_program, is_script
-from muster.cli.recipes import RECIPES, is_recipe, names_of, sweep_recipe
+from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe
 from muster.cli.wording import summary_line
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
@@ -59,9 +59,8 @@ class SharingFlags:
     shell: bool = False
     """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
     array: int | None = None
-    """With --on slurm: send an array of so many elements, each a sweep of its own with its part
-    of the tasks (one seed each where there are as many seeds), and come back at once. Later:
-    muster collect."""
+    """With --on slurm: submit an array of N elements, each a sweep of its own with its share of
+    the tasks (one seed each where there are N seeds), and return at once. Later: muster collect."""
     part: Annotated[str | None, Flag(metavar="I/N")] = None
     """Run only every N-th task, from the I-th on; the first is 0."""
 
@@ -74,8 +73,6 @@ class TargetPlace:
     """file.py:function, package.module:function or a recipe; without it a command after --."""
 
 
-#: What a function target looks like; ``cpu:8`` and ``10:20`` do not.
-_TARGET = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 _COMMON = {"sharing": SharingFlags, "options": SweepOptions, "shown": ShownFlags}
 _ALL = {"space": SpaceFlags, **_COMMON}
 #: What the help shows first.
@@ -182,7 +179,7 @@ def read_sweep(argv: Sequence[str]) -> SweepCommand:
 
 
 def is_target(word: str) -> bool:
-    return bool(_TARGET.fullmatch(word)) or is_script(word) or is_recipe(word, Recipe)
+    return bool(TARGET.fullmatch(word)) or is_script(word) or is_recipe(word, Recipe)
 
 
 def run_and_sum_up(

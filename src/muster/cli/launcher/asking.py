@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from muster.base.errors import UsageError
 from muster.cli.launcher.questions import Question
 
+#: What is wrong with a typed answer, in a sentence; None: nothing.
+Check = Callable[[str], str | None]
+
 
 class Asker(Protocol):
     is_terminal: bool
 
-    def ask(self, question: Question) -> str:
+    def ask(self, question: Question, check: Check) -> str:
         """The answer as text; KeyboardInterrupt when the user has had enough."""
 
     def confirm(self, text: str) -> bool: ...
 
 
 class Flags:
-    """Nobody to ask: defaults stand in, and a question without one names its flag."""
+    """Nobody to ask: defaults stand in, and a question that needs an answer names its flag."""
 
     is_terminal = False
 
-    def ask(self, question: Question) -> str:
-        if question.default:
-            return question.default
-        if question.name == "args":
-            return ""
-        flag = f"--{question.name.replace('_', '-')}"
-        raise UsageError(
-            f"{question.text} This is no terminal to ask in.", hint=f"give {flag}: {question.help}"
-        )
+    def ask(self, question: Question, check: Check) -> str:
+        if question.default is None:
+            raise UsageError(
+                f"--{question.name} is missing, and this is no terminal to ask in.",
+                hint=question.text,
+            )
+        return question.default
 
     def confirm(self, text: str) -> bool:
         raise UsageError(
@@ -40,7 +42,7 @@ class Flags:
 
 
 class Terminal:
-    """Arrow keys, defaults in place, help below each question."""
+    """Arrow keys to choose; an empty answer is the default, which is shown."""
 
     is_terminal = True
 
@@ -49,56 +51,31 @@ class Terminal:
 
         self._library: Any = questionary
 
-    def ask(self, question: Question) -> str:
-        prompt = getattr(self, f"_{question.form}")(question)
-        answer = prompt.unsafe_ask()
-        text = ",".join(answer) if isinstance(answer, list) else str(answer).strip()
-        return text or question.default
+    def ask(self, question: Question, check: Check) -> str:
+        answer = self._prompt(question, check).unsafe_ask()
+        return ",".join(answer) if isinstance(answer, list) else str(answer)
 
     def confirm(self, text: str) -> bool:
         return bool(self._library.confirm(text, default=True).unsafe_ask())
 
-    def _one(self, question: Question) -> Any:
-        choices = [
-            self._library.Choice(choice.title, value=choice.value, description=choice.help or None)
-            for choice in question.choices
-        ]
-        return self._library.select(
-            question.text, choices, default=question.default, instruction=f"({question.help})"
+    def _prompt(self, question: Question, check: Check) -> Any:
+        ask, text = self._library, f"{question.name}: {question.text}"
+        titles = question.choices.items()
+        if question.form == "one":
+            choices = [ask.Choice(title, value) for value, title in titles]
+            return ask.select(text, choices, default=question.default)
+        if question.form == "many":
+            marked = (question.default or "").split(",")
+            choices = [ask.Choice(title, value, checked=value in marked) for value, title in titles]
+            return ask.checkbox(text, choices, validate=lambda picked: bool(picked) or "mark one")
+        # It is shown and not typed in place: whoever types would write behind it.
+        if question.default is not None:
+            text += f" (enter for {question.default or 'the default'})"
+        prompt = ask.path if question.form == "path" else ask.text
+        # Reading the command at every key would import a task again and again.
+        return prompt(
+            text, validate=lambda typed: check(typed) or True, validate_while_typing=False
         )
-
-    def _many(self, question: Question) -> Any:
-        marked = question.default.split(",")
-        choices = [
-            self._library.Choice(choice.title, value=choice.value, checked=choice.value in marked)
-            for choice in question.choices
-        ]
-        return self._library.checkbox(
-            question.text,
-            choices,
-            instruction=f"({question.help})",
-            validate=lambda values: question.check(",".join(values)) or True,
-        )
-
-    def _text(self, question: Question) -> Any:
-        return self._library.text(
-            question.text,
-            instruction=f"({_with_default(question)}) ",
-            validate=lambda text: question.check(text.strip() or question.default) or True,
-        )
-
-    def _path(self, question: Question) -> Any:
-        return self._library.path(
-            f"{question.text} ({_with_default(question)})",
-            validate=lambda text: question.check(text.strip() or question.default) or True,
-        )
-
-
-def _with_default(question: Question) -> str:
-    """The default is shown and not typed in place: whoever types would write behind it."""
-    if not question.default:
-        return question.help
-    return f"{question.help}; enter for {question.default}"
 
 
 def make_asker() -> Asker:

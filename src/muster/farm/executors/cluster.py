@@ -41,8 +41,7 @@ class ClusterRequest(SlurmOptions):
     address: Annotated[str | None, Flag(metavar="HOST:PORT", engines=_RAY)] = None
     """Ray: a cluster that runs already; one is started here otherwise."""
     resources: Annotated[
-        tuple[str, ...],
-        Flag(name="resource", metavar="NAME=AMOUNT", repeats=True, engines=_RAY),
+        tuple[str, ...], Flag(name="resource", metavar="NAME=AMOUNT", engines=_RAY)
     ] = ()
     """Ray: a custom resource of each worker. May be given several times."""
     placement_strategy: Annotated[Literal["DEFAULT", "SPREAD"], Flag(engines=_RAY)] = "DEFAULT"

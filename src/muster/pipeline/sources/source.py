@@ -71,7 +71,7 @@ class Selection:
     """Read at most this many records."""
     shuffle_seed: int | None = None
     """Read in an order that this seed fixes: shards shuffled, and records inside them."""
-    where: Annotated[tuple[str, ...], Flag(metavar="'COLUMN OP VALUE'", repeats=True)] = ()
+    where: Annotated[tuple[str, ...], Flag(metavar="'COLUMN OP VALUE'")] = ()
     """Only records with COLUMN OP VALUE, such as 'level>=3'; several must all hold."""
 
     @property

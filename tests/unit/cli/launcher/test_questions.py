@@ -3,192 +3,238 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from muster.base.errors import UsageError
-from muster.cli.launcher.answers import Answers, command_line, command_words
+from muster.cli.help_page import field_texts
 from muster.cli.launcher.asking import Flags
 from muster.cli.launcher.questions import (
-    Gpu,
+    Answers,
     Machine,
     Question,
     answered,
-    check_given,
-    questions,
+    command_of,
+    next_question,
 )
+from muster.devices.inventory import Device, Holder, Inventory
+from muster.train.config import TrainConfig
 
-FREE = Gpu(number=0, name="NVIDIA A100", memory_total_mib=40960, memory_free_mib=40000)
-BUSY = replace(FREE, number=1, memory_free_mib=100, busy="used by ada")
-LAPTOP = Machine(
-    gpus=(),
-    why_no_gpu="No NVIDIA driver was found.",
-    num_cores=4,
-    tasks={
-        "arith": {"lr": 2e-3},
-        "digits": {"base_lr": 3e-3, "batch_size": 32},
-        "har": {"base_lr": 1e-3, "lr_scaling": "linear"},
-    },
-    sweeps=("ssm",),
-    agents={"ppo": {"num_envs": 8}, "clstm-ppo": {"lr": 1e-3}},
-    maps={"embed": False, "reasoning": True},
+FREE = Device(
+    index=0, uuid="GPU-0", name="NVIDIA A100", memory_total_mib=40960, memory_used_mib=960
 )
-BOX = replace(LAPTOP, gpus=(FREE, BUSY, replace(FREE, number=2), replace(FREE, number=3)))
+BUSY = replace(FREE, index=1, uuid="GPU-1", memory_used_mib=40860,
+               holders=(Holder(pid=7, user="ada", used_mib=40000),))  # fmt: skip
+LAPTOP = Machine(inventory=Inventory(problem="No NVIDIA driver was found."), num_cores=4)
+FOUR = tuple(
+    replace(gpu, memory_used_mib=used, uuid=f"GPU-{n}", index=n)
+    for n, (gpu, used) in enumerate([(FREE, 100), (BUSY, 40860), (FREE, 100), (FREE, 100)])
+)
+BOX = Machine(inventory=Inventory(devices=FOUR), num_cores=16)
 
 
-def named(machine: Machine, answers: Answers, name: str) -> Question:
-    return next(q for q in questions(machine, answers) if q.name == name)
+def said(line: str) -> Answers:
+    """The answers in ``kind=train target=har lr=0.1``; several words as in ``grid='a b'``."""
+    pairs = [word.partition("=")[::2] for word in shlex.split(line)]
+    many = ("grid", "args")
+    return {name: tuple(text.split()) if name in many else (text,) for name, text in pairs}
+
+
+def asked(machine: Machine, answers: Answers) -> list[Question]:
+    """All questions, each answered with its default or, where there is none, in some way."""
+    found = []
+    while (question := next_question(machine, answers)) is not None:
+        found.append(question)
+        answers = answered(
+            answers, question, "in.jsonl" if question.default is None else question.default
+        )
+    return found
+
+
+def names(machine: Machine, line: str) -> list[str]:
+    return [question.name for question in asked(machine, said(line))]
+
+
+def named(machine: Machine, line: str, name: str) -> Question:
+    return next(q for q in asked(machine, said(line)) if q.name == name)
+
+
+def test_a_question_is_the_option_itself() -> None:
+    question = named(BOX, "kind=train target=har gpu-ids=0,2", "strategy")
+    texts = field_texts(TrainConfig)
+    assert question.text == texts["strategy"]
+    assert list(question.choices) == ["auto", "single", "dp", "ddp", "fsdp"]
+    assert question.default == TrainConfig().strategy
+    base = named(LAPTOP, "kind=train target=har", "base-lr")
+    assert base.text == texts["base_lr"]
+    assert base.default == "0.001", "the recipe's own default"
+    known = {field.name for field in fields(TrainConfig)}
+    assert {n.replace("-", "_") for n in names(LAPTOP, "kind=train target=har")} & known
 
 
 def test_without_a_gpu_it_says_so_and_offers_cpu_ranks() -> None:
-    question = named(LAPTOP, Answers(kind="train", target="digits"), "devices")
-    assert "No NVIDIA driver was found" in question.text and "CPU ranks" in question.text
-    assert answered(Answers(), question, "3").devices == "cpu:3"
+    question = named(LAPTOP, "kind=train target=har", "devices")
+    assert "No NVIDIA driver was found" in question.text
+    assert question.default == "cpu:2"
 
 
 def test_gpus_are_shown_with_free_memory_and_the_free_ones_are_marked() -> None:
-    question = named(BOX, Answers(kind="train", target="digits"), "gpu_ids")
+    question = named(BOX, "kind=train target=har", "gpu-ids")
     assert question.default == "0,2,3"
-    titles = [choice.title for choice in question.choices]
-    assert "40,000 MiB free of 40,960" in titles[0]
-    assert "used by ada" in titles[1]
+    assert "40,860 MiB free of 40,960" in question.choices["0"]
+    assert "pid 7 (ada)" in question.choices["1"]
 
 
 def test_the_learning_rate_is_shown_as_each_rule_would_scale_it() -> None:
-    answers = Answers(kind="train", target="digits", gpu_ids="0,2,3,1", batch_size=32)
-    titles = {c.value: c.title for c in named(BOX, answers, "lr_scaling").choices}
-    assert "0.003 (not scaled)" in titles["none"]
-    assert "0.012 = base 0.003 x 4" in titles["linear"]
-    assert "0.006 = base 0.003 x 2" in titles["sqrt"]
+    line = "kind=train target=har gpu-ids=0,2,3,1 batch-size=32"
+    titles = named(BOX, line, "lr-scaling").choices
+    assert "0.001 (not scaled)" in titles["none"]
+    assert "0.004 = base 0.001 x 4" in titles["linear"]
+    assert "0.002 = base 0.001 x 2" in titles["sqrt"]
 
 
 def test_one_device_is_not_asked_how_to_share() -> None:
-    names = [q.name for q in questions(LAPTOP, Answers(kind="train", devices="cpu:1"))]
-    assert "strategy" not in names and "lr_scaling" not in names and "lr" in names
+    found = names(LAPTOP, "kind=train target=har devices=cpu:1")
+    assert "strategy" not in found and "lr-scaling" not in found and "base-lr" in found
 
 
 def test_an_explicit_rate_is_not_scaled() -> None:
-    names = [q.name for q in questions(BOX, Answers(kind="train", gpu_ids="0,1", lr=0.1))]
-    assert "lr" not in names and "lr_scaling" not in names
+    found = names(BOX, "kind=train target=har gpu-ids=0,1 lr=0.1")
+    assert not {"lr", "base-lr", "lr-scaling"} & set(found)
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    ("line", "words"),
     [
-        (
-            Answers(kind="train", target="digits", gpu_ids="0,2", strategy="ddp", batch_size=64,
-                    lr_scaling="linear", precision="bf16", run_dir="runs/a"),
-            "train digits --gpu-ids 0,2 --strategy ddp --batch-size 64 --lr-scaling linear "
-            "--precision bf16 --run-dir runs/a",
-        ),
-        (
-            Answers(kind="run", target="my train.py", args="--lr 1e-3 --name 'a b'",
-                    devices="cpu:2", run_dir="out"),
-            "run --devices cpu:2 --run-dir out 'my train.py' --lr 1e-3 --name 'a b'",
-        ),
-        (
-            Answers(kind="sweep", target="t.py:f", grid=("lr=1,2", "w=3"), seeds="3",
-                    devices="cpu:4"),
-            "sweep t.py:f --grid lr=1,2 w=3 --seeds 3 --devices cpu:4",
-        ),
+        ("kind=train target=har gpu-ids=0,2 strategy=ddp batch-size=64 lr-scaling=linear "
+         "precision=bf16 run-dir=runs/a",
+         "train har --gpu-ids 0,2 --strategy ddp --batch-size 64 --lr-scaling linear "
+         "--precision bf16 --run-dir runs/a"),
+        (f"kind=run target={shlex.quote(__file__)} args=\"--lr 1e-3\" devices=cpu:2 run-dir=out",
+         f"run --devices cpu:2 --run-dir out -- {shlex.quote(__file__)} --lr 1e-3"),
+        (f"kind=sweep target={__file__}:f grid='lr=1,2 w=3' seeds=3 devices=cpu:4",
+         f"sweep {__file__}:f --grid lr=1,2 w=3 --seeds 3 --devices cpu:4"),
+        ("kind=map target=reasoning output=b.jsonl devices=cpu:1",
+         "map reasoning --output b.jsonl --devices cpu:1"),
     ],
 )  # fmt: skip
-def test_answers_are_a_command(answers: Answers, words: str) -> None:
-    assert command_line(answers) == f"muster {words}"
-    assert list(command_words(answers)) == shlex.split(words)
+def test_answers_are_a_command(line: str, words: str) -> None:
+    assert command_of(said(line)).argv() == ["muster", *shlex.split(words)]
 
 
 @pytest.mark.parametrize(
-    ("answers", "name", "text"),
+    ("line", "name", "text"),
     [
-        (Answers(kind="train"), "target", "nowhere"),
-        (Answers(kind="train"), "target", "nowhere.py:Task"),
-        (Answers(kind="run"), "target", "nowhere.py"),
-        (Answers(kind="train"), "batch_size", "0"),
-        (Answers(kind="train"), "batch_size", "many"),
-        (Answers(kind="train", devices="cpu:1"), "lr", "-1"),
-        (Answers(kind="train", devices="cpu:1"), "lr", "nan"),
-        (Answers(kind="sweep", target="t.py:f"), "grid", "lr"),
-        (Answers(kind="train"), "devices", "none"),
-        (Answers(kind="train", devices="cpu:1"), "precision", "tf32"),
+        ("kind=train", "target", "nowhere"),
+        ("kind=train", "target", "nowhere.py:Task"),
+        ("kind=sweep", "target", "nowhere.py:f"),
+        ("kind=run", "target", "nowhere.py"),
+        ("kind=train target=har", "batch-size", "0"),
+        ("kind=train target=har", "batch-size", "many"),
+        ("kind=train target=arith devices=cpu:1", "lr", "-1"),
+        ("kind=train target=arith devices=cpu:1", "lr", "nan"),
+        (f"kind=sweep target={__file__}:f", "grid", "lr"),
+        (f"kind=sweep target={__file__}:f", "grid", "lr='1"),
+        ("kind=train target=har", "devices", "none"),
+        ("kind=train target=har devices=cpu:1", "precision", "fp8"),
+        ("kind=map target=embed", "input", ""),
     ],
 )
-def test_answers_that_cannot_be_meant_are_refused(answers: Answers, name: str, text: str) -> None:
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}"):
-        answered(answers, named(LAPTOP, answers, name), text)
+def test_answers_that_cannot_be_meant_are_refused(line: str, name: str, text: str) -> None:
+    """In the words of the command that would refuse them."""
+    answers = said(line)
+    while (question := next_question(LAPTOP, answers)) is not None and question.name != name:
+        answers = answered(answers, question, question.default or "")
+    assert question is not None
+    with pytest.raises(UsageError, match=f"--{name}|nowhere|lr=VALUE"):
+        answered(answers, question, text)
 
 
 def test_the_first_proposal_is_a_quick_one() -> None:
-    assert named(LAPTOP, Answers(kind="train"), "target").default == "digits"
+    question = next_question(LAPTOP, said("kind=train"))
+    assert question is not None and question.default == "digits"
+    assert "clstm-ppo" in question.text
 
 
 def test_a_recipes_own_rule_for_the_learning_rate_stays() -> None:
-    har = Answers(kind="train", target="har", devices="cpu:2")
-    assert named(LAPTOP, har, "lr_scaling").default == "linear"
-    names = [q.name for q in questions(LAPTOP, replace(har, target="arith"))]
-    assert "lr_scaling" not in names, "a rate that the recipe names is never scaled"
-    assert named(LAPTOP, replace(har, target="arith"), "lr").default == "0.002"
+    assert named(LAPTOP, "kind=train target=har devices=cpu:2", "lr-scaling").default == "linear"
+    found = names(LAPTOP, "kind=train target=arith devices=cpu:2")
+    assert "lr-scaling" not in found, "a rate that the recipe names is never scaled"
+    assert named(LAPTOP, "kind=train target=arith devices=cpu:2", "lr").default == "0.002"
 
 
-def test_agents_and_maps_are_offered_with_questions_of_their_own() -> None:
-    agent = Answers(kind="train", target="clstm-ppo", devices="cpu:2")
-    assert [q.name for q in questions(LAPTOP, agent)] == ["lr", "run_dir"]
-    assert "clstm-ppo" in named(LAPTOP, Answers(kind="train"), "target").help
-    assert [q.name for q in questions(LAPTOP, Answers(kind="map", target="embed"))] == [
-        "input", "output", "devices", "run_dir",
-    ]  # fmt: skip
-    own = Answers(kind="map", target="reasoning", devices="cpu:1")
-    assert [q.name for q in questions(LAPTOP, own)] == ["output", "run_dir"]
-    done = replace(own, input="a.jsonl", output="b.jsonl")
-    assert command_line(done) == (
-        "muster map reasoning --input a.jsonl --output b.jsonl --devices cpu:1"
+def test_agents_and_maps_are_asked_what_they_have() -> None:
+    assert names(LAPTOP, "kind=train target=clstm-ppo devices=cpu:2") == ["lr", "run-dir"]
+    found = names(LAPTOP, "kind=map target=embed")
+    assert found == ["input", "output", "devices", "run-dir"]
+    assert named(LAPTOP, "kind=map target=embed", "output").default == "embeddings.parquet"
+    assert names(LAPTOP, "kind=sweep target=ssm devices=cpu:1") == ["run-dir"]
+
+
+def test_a_setting_without_a_default_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the command that came out was refused for lack of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import muster\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Config:\n"
+        "    width: int\n"
+        '    """How wide it is."""\n'
+        "def area(width): return {'area': width}\n"
+        "RECIPE = muster.Recipe(name='own', config=Config, targets={'area': 'own.py:area'},\n"
+        "    plan=lambda c: [muster.RecipeTask('area', {'width': c.width})], count=lambda c: 1,\n"
+        "    summarise=lambda c, rows: [], draw=lambda c, table, folder: [])\n"
     )
+    question = next_question(LAPTOP, said("kind=sweep target=own.py:RECIPE"))
+    assert question is not None
+    assert (question.name, question.text, question.default) == ("width", "How wide it is.", None)
+    with pytest.raises(UsageError, match="--width wide: write a whole number"):
+        answered(said("kind=sweep target=own.py:RECIPE"), question, "wide")
+    with pytest.raises(UsageError, match="--width is missing"):
+        Flags().ask(question, lambda text: None)
 
 
 @pytest.mark.parametrize(
-    ("answers", "flag"),
+    ("line", "message"),
     [
-        (Answers(kind="run", target=__file__, lr=0.1), "--lr"),
-        (Answers(kind="train", target="har", grid=("a=1",)), "--grid"),
-        (Answers(kind="sweep", target="ssm", args="--x"), "--args"),
-        (Answers(kind="run", target="nowhere.py"), "--target"),
-        (Answers(kind="train", target="har", batch_size=-1), "--batch-size"),
-        (Answers(kind="train", target="har", devices="cpu:1", lr=-1.0), "--lr"),
-        (Answers(kind="sweep", target="module:f", grid=("lr",)), "--grid"),
+        (f"kind=run target={__file__} lr=0.1 args=", "no flag --lr"),
+        ("kind=train target=har grid=a=1", "no flag --grid"),
+        ("kind=sweep target=ssm args=--x", "--args has no effect with --kind sweep"),
+        ("kind=run target=nowhere.py args=", "There is no script nowhere.py"),
+        ("kind=train target=har batch-size=-1", "--batch-size must be greater than 0"),
+        ("kind=train target=arith devices=cpu:1 lr=-1.0", "--lr must be greater than 0"),
+        ("kind=sweep target=module:f grid=lr", "lr=VALUE"),
     ],
 )
-def test_flags_are_checked_like_typed_answers(answers: Answers, flag: str) -> None:
-    with pytest.raises(UsageError, match=flag):
-        check_given(LAPTOP, answers)
+def test_flags_are_checked_like_typed_answers(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        next_question(LAPTOP, said(line))
 
 
-def test_flags_that_can_be_meant_are_taken() -> None:
-    check_given(BOX, Answers())
-    check_given(BOX, Answers(kind="train", target="har", gpu_ids="0,1", batch_size=4, lr=1e-3,
-                             strategy="ddp", precision="bf16", epochs=3, run_dir="x"))  # fmt: skip
-    check_given(LAPTOP, Answers(kind="sweep", target="ssm", devices="cpu:2", per_gpu="2"))
-
-
+@examples(12)
 @given(
-    kind=st.sampled_from(["train", "agent", "run", "sweep", "map"]),
+    work=st.sampled_from([
+        "kind=train target=har", "kind=train target=ppo", f"kind=run target={__file__}",
+        "kind=sweep target=ssm", "kind=map target=reasoning",
+    ]),
     machine=st.sampled_from([LAPTOP, BOX]),
-    devices=st.none() | st.sampled_from(["cpu:1", "cpu:3", "auto", "2"]),
-)
-def test_defaults_always_come_to_a_command(
-    kind: str, machine: Machine, devices: str | None
-) -> None:
+    devices=st.sampled_from(["", " devices=cpu:1", " devices=cpu:3", " devices=auto"]),
+)  # fmt: skip
+def test_defaults_always_come_to_a_command(work: str, machine: Machine, devices: str) -> None:
     """Whatever is answered, the questions end, and each is asked once."""
-    target = {"train": "har", "agent": "ppo", "run": __file__, "sweep": "ssm",
-              "map": "reasoning"}[kind]  # fmt: skip
-    kind = "train" if kind == "agent" else kind
-    answers, seen = Answers(kind=kind, target=target, devices=devices), []
-    while pending := questions(machine, answers):
-        seen.append(pending[0].name)
-        answers = answered(answers, pending[0], Flags().ask(pending[0]))
+    answers, seen = said(work + devices), []
+    while (question := next_question(machine, answers)) is not None:
+        seen.append(question.name)
+        text = Flags().ask(question, lambda text: None) if question.default is not None else "in"
+        answers = answered(answers, question, text)
     assert len(seen) == len(set(seen))
-    assert command_words(answers)[0] == kind
-    assert answers.run_dir == f"runs/{Path(target).stem}"
+    argv = command_of(answers).argv()
+    assert [f"kind={argv[1]}", "muster"] == [work.split()[0], argv[0]]
