@@ -116,10 +116,13 @@ def test_exit_codes(
     ("flags", "says"),
     [
         (("--from-facts", "none.json"), "Cannot read the facts in none.json"),
-        (("--from-facts", "x.json", "--quick"), "--quick with --from-facts"),
-        (("--from-facts", "x.json", "--save-facts", "y.json"), "--save-facts with --from-facts"),
-        (("--quick", "--devices", "cpu"), "--devices with --quick"),
-        (("--fix-file", "x.sh"), "--fix-file without --fix env"),
+        (("--from-facts", "x.json", "--quick"), "--quick has no effect with --from-facts"),
+        (
+            ("--from-facts", "x.json", "--save-facts", "y.json"),
+            "--save-facts has no effect with --from-facts",
+        ),
+        (("--quick", "--devices", "cpu"), "--devices has no effect with --quick"),
+        (("--fix-file", "x.sh"), "--fix-file has no effect without --fix env"),
         (("--time_limit", "1"), "nothing can be examined in that time"),
         (("--devices", "gpu"), "is not a choice of devices"),
     ],

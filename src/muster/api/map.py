@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ from muster.api.map_publish import (
     with_metadata,
 )
 from muster.api.map_view import RecordCount, cost_line
-from muster.api.options import MapSettings, SweepOptions
+from muster.api.options import MapSettings, SweepOptions, options_of_call
 from muster.api.placing import would_take
 from muster.api.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
-from muster.base.errors import PlanMismatchError, UnknownNameError
+from muster.base.errors import PlanMismatchError
 from muster.base.settings import read_settings
 from muster.base.signals import Requests, listening
 from muster.base.target import refuse_while_imported
@@ -81,12 +81,6 @@ def map(
     source: str | Path | Iterable[Mapping[str, Any]],
     sink: str | Path,
     *,
-    limit: int | None = None,
-    skip: int = 0,
-    shuffle_seed: int | None = None,
-    where: str | Sequence[str] = (),
-    delimiter: str | None = None,
-    encoding: str | None = None,
     show: Any = None,
     **options: Any,
 ) -> Mapped:
@@ -97,11 +91,10 @@ def map(
             ``process_one``, a list of these, or ``"file.py:name"``. See `muster.pipeline.stages`.
         source: a path, folder, glob or ``hf:NAME``, or an iterable of records.
         sink: a .jsonl, .parquet or .csv file, or a folder.
-        limit, skip, shuffle_seed, where: which records, see `Selection`.
-        delimiter, encoding: of CSV and other text files; a comma and UTF-8 by default.
         show: called about ten times a second with the state of affairs.
-        options: fields of `SweepOptions` (``devices="cpu:4"``) and `MapSettings`
-            (``batch_size=64``).
+        options: fields of `SweepOptions` (``devices="cpu:4"``), `MapSettings`
+            (``batch_size=64``), `Selection` (``limit=100``, ``where="level>=3"``) and
+            `InputOptions` (``delimiter=";"``).
 
     Returns:
         Counts, the output's path and an exit code. Calling again continues.
@@ -109,37 +102,24 @@ def map(
     Raises what ``muster.sweep`` raises. Records that fail raise nothing: they are in the errors.
     """
     refuse_while_imported("muster.map")
-    settings, how = _options(options)
+    given = {_AS_RECORDS.get(name, name): value for name, value in options.items()}
+    if "where" in given:
+        where = given["where"]
+        given["where"] = (where,) if isinstance(where, str) else tuple(where)
+    settings, how, selection, reading = options_of_call(
+        "map", given, MapSettings, SweepOptions, Selection, InputOptions
+    )
     specs = _specs(stages)
     job = MapJob(
         name=specs[0].name,
         stages=specs,
         input=str(source) if isinstance(source, str | Path) else source,
         output=spec_of(str(sink)),
-        selection=Selection(
-            skip=skip,
-            limit=limit,
-            shuffle_seed=shuffle_seed,
-            where=(where,) if isinstance(where, str) else tuple(where),
-        ),
-        options=InputOptions(delimiter=delimiter, encoding=encoding),
+        selection=selection,
+        options=reading,
         settings=settings,
     )
     return run_map(job, how, Audience() if show is None else Audience(show=show))
-
-
-def _options(options: Mapping[str, Any]) -> tuple[MapSettings, SweepOptions]:
-    options = {_AS_RECORDS.get(name, name): value for name, value in options.items()}
-    own = {field.name for field in dataclasses.fields(MapSettings)}
-    shared = {field.name for field in dataclasses.fields(SweepOptions)}
-    unknown = set(options) - own - shared
-    if unknown:
-        raise UnknownNameError("option of map", min(unknown), own | shared)
-    how = {name: value for name, value in options.items() if name in shared}
-    if isinstance(how.get("run_dir"), str):
-        how["run_dir"] = Path(how["run_dir"])
-    settings = {name: value for name, value in options.items() if name in own}
-    return MapSettings(**settings), SweepOptions(**how)
 
 
 def _specs(stages: Any) -> tuple[Any, ...]:

@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Annotated
 
 from muster.api.runs import open_run
 from muster.base.clock import Clock, SystemClock
 from muster.base.errors import EXIT_OK, MusterError, SetupError, TargetError, UsageError
+from muster.base.flags import Flag, parse_duration
 from muster.base.settings import read_settings
 from muster.base.signals import ENDING
 from muster.devices.nvml_usage import usage_source
@@ -38,17 +40,18 @@ def _say_nothing(line: str) -> None:
 class WatchOptions:
     """What is watched, for how long, and where it goes.
 
-    Attributes
-        interval_s: between two samples.
-        output: a .csv, .jsonl or .parquet file that gets all samples; an existing one is continued.
-        duration_s: sampling ends after this time; a command runs to its own end.
-        command: is started and watched to its end.
+    ``command``: is started and watched to its end.
     """
 
-    interval_s: float = 5.0
-    output: Path | None = None
-    duration_s: float | None = None
-    command: tuple[str, ...] = ()
+    interval_s: Annotated[float, Flag(name="interval", metavar="TIME", read=parse_duration)] = 5.0
+    """Time between two samples: 0.5, 5, 1m."""
+    output: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Append the samples to this .csv, .jsonl or .parquet file."""
+    duration_s: Annotated[
+        float | None, Flag(name="duration", metavar="TIME", read=parse_duration)
+    ] = None
+    """End after this time: 90, 30m, 1h. A COMMAND goes on to its own end, without samples."""
+    command: Annotated[tuple[str, ...], Flag(is_hidden=True)] = ()
 
     def __post_init__(self) -> None:
         check_interval(self.interval_s, "--interval")

@@ -7,11 +7,12 @@ line; ``Flag`` says what these cannot.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from muster.base.errors import UsageError
+from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.gang.spec import Start
@@ -75,8 +76,8 @@ class KeptOptions:
     ] = 5.0
     """How often GPUs and host are sampled into the run's monitor.csv; 0: never."""
     allow_changed_code: bool = False
-    """Go on with earlier work although the code has changed since; old and new are then in one
-    run."""
+    """Go on with earlier work although the code has changed since; results of old and new code are
+    then in one run."""
     restart: bool = False
     """Begin anew; the old run is moved aside, to NAME.before-TIME."""
 
@@ -102,7 +103,7 @@ class SweepOptions(DeviceOptions, KeptOptions):
     run_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
     """The run folder. Default: runs/<name>-<hash of the plan>."""
     name: str | None = None
-    """The name in that default."""
+    """The name in the default of --run-dir."""
     export_interval_s: Annotated[
         float,
         Flag(
@@ -137,7 +138,8 @@ class MapSettings:
     """How records are handled."""
 
     batch_size: int = 0
-    """Records per batch at the start; an out-of-memory halves it. 0: what the stages ask for."""
+    """Records per batch at the start; running out of memory halves it. 0: what the stages ask
+    for."""
     chunk_rows: int | None = None
     """Records per chunk of the plan. Default: a 64th of the input, from 256 to 10,000."""
     keeps_ids: Annotated[bool, Flag(name="no-ids", is_negated=True)] = True
@@ -153,7 +155,7 @@ class MapSettings:
     max_worker_memory_mib: Annotated[
         float | None, Flag(name="max-worker-memory", metavar="SIZE", read=parse_memory_mib)
     ] = None
-    """Replace a worker, between batches, that holds more: 8G, 900M."""
+    """Replace a worker that holds more than this, between two batches: 8G, 900M."""
     keep_parts: bool = False
     """Keep the chunks in the run folder when the output is written."""
     overwrite: bool = False
@@ -200,13 +202,13 @@ class GangOptions(DeviceOptions, KeptOptions):
     num_nodes: Annotated[int, Flag(name="nodes", aliases=("num-nodes", "nnodes"))] = 1
     """How many nodes. The same command runs on each, with another --node-rank."""
     min_nodes: Annotated[int | None, Flag(engines=_LOCAL)] = None
-    """Go on with as few as this when nodes are lost; needs --max-restarts."""
+    """Go on with as few nodes as this when others are lost; needs --max-restarts."""
     node_rank: Annotated[int, Flag(engines=_LOCAL)] = 0
     """Which node this is, from 0. Default: NODE_RANK of the environment, else 0."""
     master_addr: Annotated[str | None, Flag(metavar="HOST", engines=_LOCAL)] = None
     """Where node 0 is. Default: MASTER_ADDR of the environment."""
     master_port: Annotated[int | None, Flag(metavar="PORT", engines=_LOCAL)] = None
-    """A free port there; the same on all nodes. Default: MASTER_PORT of the environment."""
+    """A free port on node 0; the same on all nodes. Default: MASTER_PORT of the environment."""
     slurm: Annotated[JobRequest | None, Flag(is_hidden=True)] = None
 
     def __post_init__(self) -> None:
@@ -244,3 +246,16 @@ def _check_least(name: str, value: float, least: int) -> None:
     if value < least:
         flag = "--" + name.replace("_", "-")
         raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
+
+
+def options_of_call(call: str, given: Mapping[str, Any], *kinds: type) -> list[Any]:
+    """The keywords of a call as one value of each kind; UnknownNameError for one of none."""
+    kind_of = {field.name: kind for kind in kinds for field in dataclasses.fields(kind)}
+    if unknown := given.keys() - kind_of.keys():
+        raise UnknownNameError(f"option of {call}", min(unknown), kind_of)
+    if isinstance(given.get("run_dir"), str):
+        given = {**given, "run_dir": Path(given["run_dir"])}
+    return [
+        kind(**{name: value for name, value in given.items() if kind_of[name] is kind})
+        for kind in kinds
+    ]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from muster.api.launch import Audience, Show, run_workload
-from muster.api.options import SweepOptions
+from muster.api.options import SweepOptions, options_of_call
 from muster.api.recipe import Recipe
 from muster.api.runs import Run
 from muster.api.workload import of_command, of_function, of_recipe, of_target_text
-from muster.base.errors import UnknownNameError
 from muster.base.target import ref_of, refuse_while_imported
 from muster.farm.space import Space
 
@@ -54,12 +51,7 @@ def sweep(
         cannot do it. Failed tasks raise nothing: they are rows of the table.
     """
     refuse_while_imported("muster.sweep")
-    unknown = set(options) - {field.name for field in dataclasses.fields(SweepOptions)}
-    if unknown:
-        known = [field.name for field in dataclasses.fields(SweepOptions)]
-        raise UnknownNameError("option of sweep", min(unknown), known)
-    if isinstance(options.get("run_dir"), str):
-        options["run_dir"] = Path(options["run_dir"])
+    (made,) = options_of_call("sweep", options, SweepOptions)
     space = Space.from_values(
         grid=grid, zipped=zipped, rows=rows, seeds=seeds, seed_offset=seed_offset
     )
@@ -72,4 +64,4 @@ def sweep(
     else:
         workload = of_command(list(target), space, shell=shell)
     audience = Audience() if show is None else Audience(show=show)
-    return run_workload(workload, SweepOptions(**options), audience)
+    return run_workload(workload, made, audience)

@@ -23,7 +23,7 @@ from muster.api.gangs import (
     renewal,
     run_gang,
 )
-from muster.api.options import GangOptions
+from muster.api.options import DeviceOptions, GangOptions, KeptOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, check_same_code, code_of
 from muster.base.codec import read_json, read_record, to_json
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 #: What a rank runs, by what it is configured with.
 _ENTRIES = {TrainConfig: "muster.train.entry:run_rank", PpoConfig: "muster.rl.entry:run_rank"}
 _MOST_STARTS = 20
+#: What `fit` takes for its ranks, beside the settings of the training.
+_FOR_RANKS = {one.name for kind in (DeviceOptions, KeptOptions) for one in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +242,8 @@ def fit(
     task: Task | type[Task] | str,
     config: TrainConfig | None = None,
     *,
-    devices: str = "auto",
-    gpu_ids: str | None = None,
     run_dir: str | Path | None = None,
     checkpoint_interval_s: float = 60.0,
-    allow_changed_code: bool = False,
-    restart: bool = False,
     say: Callable[[str], None] = print,
     **settings: Any,
 ) -> Trained:
@@ -256,14 +254,11 @@ def fit(
             own from the class and the fields, so both must be reachable by name: a dataclass at
             the top level of a file.
         config: all settings; without it the task's own defaults with ``settings`` on top.
-        devices: as on the command line: ``auto``, ``4``, ``0,2,3``, ``cpu``, ``cpu:2``.
-        gpu_ids: GPUs as a list, instead of ``devices``.
         run_dir: the run folder; ``runs/<task>-<hash>`` without it.
         checkpoint_interval_s: seconds between checkpoints.
-        allow_changed_code: go on with earlier work although the task's code has changed.
-        restart: begin anew; what the run folder holds is moved aside and kept.
         say: gets the lines that rank 0 prints.
-        settings: fields of ``TrainConfig``.
+        settings: fields of ``TrainConfig`` (``epochs=3``), ``DeviceOptions`` (``devices="cpu:2"``)
+            and ``KeptOptions`` (``restart=True``).
 
     Returns:
         The folder and the results. Inside a launcher (torchrun, ``muster run``) this process is
@@ -274,6 +269,7 @@ def fit(
         another training, or one of another code. MusterError: the training failed.
     """
     refuse_while_imported("muster.fit")
+    how = {name: settings.pop(name) for name in _FOR_RANKS & settings.keys()}
     if config is not None and settings:
         raise UsageError("fit takes a whole config or single settings, not both.")
     kind, made = _task_of(task)
@@ -283,10 +279,7 @@ def fit(
     job = job_of_target(
         str(ref_of(kind)), values, wanted, checkpoint_s=checkpoint_interval_s, run_dir=place
     )
-    options = GangOptions(
-        devices=devices, gpu_ids=gpu_ids, max_restarts=3,
-        allow_changed_code=allow_changed_code, restart=restart,
-    )  # fmt: skip
+    options = GangOptions(max_restarts=3, **how)
     check_job(job, options)
     topology = read_topology()
     if topology is not None:

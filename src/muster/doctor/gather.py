@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from muster.base.codec import decode
 from muster.base.errors import UsageError
+from muster.base.flags import Flag, parse_duration
 from muster.base.settings import child_environment
 from muster.devices.device_request import DeviceRequest, parse_devices
 from muster.devices.inventory import Inventory
@@ -48,14 +50,18 @@ _LEAST_BUDGET_S, _MEET_S = 5.0, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """``devices``: as ``--devices`` of other commands, None for every free GPU, or CPU ranks where
-    there is none; ``is_quick``: without starting torch and without measurements;
-    ``time_limit_s``: for everything together."""
+    """What is examined."""
 
-    devices: str | None = None
-    run_dir: Path = Path("runs")
-    is_quick: bool = False
-    time_limit_s: float = 55.0
+    devices: Annotated[str | None, Flag(metavar="auto|N|0,2|cpu:4")] = None
+    """What is measured: auto (all free GPUs, else two CPU ranks), 4 (GPUs), 0,2,3, cpu, cpu:4."""
+    run_dir: Annotated[Path, Flag(metavar="DIR")] = Path("runs")
+    """Where runs will be written: its disk is examined."""
+    is_quick: Annotated[bool, Flag(name="quick")] = False
+    """Measure nothing and start no torch: about a second."""
+    time_limit_s: Annotated[float, Flag(name="time-limit", metavar="TIME", read=parse_duration)] = (
+        55.0
+    )
+    """End after this time: 55, 2m. What is not reached is reported as skipped."""
 
     def __post_init__(self) -> None:
         if self.time_limit_s < _LEAST_BUDGET_S:

@@ -17,7 +17,7 @@ Start = Literal["exec", "fork", "spawn"]
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A program of the user's: a Python file, a module, or (not ``is_python``) any command."""
+    """What SCRIPT is: a Python file, a module, or any other program."""
 
     path: str
     args: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ KindOfWork = Literal["transformer", "convolution", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """The training."""
+    """The training that is predicted."""
 
     devices: str | None = None
     """"H100 SXM x8", "RTX 4090 x1, RTX 3090 x1", 8 (of the card here), cpu:2. Default: all here."""
@@ -26,11 +26,12 @@ class TrainingRequest:
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """How the model is spread over the devices."""
     precision: Precision | None = None
-    """Default: bf16 on GPUs, fp32 on the CPU, or what the measured steps used."""
+    """In which type products are computed. Default: bf16 on GPUs, fp32 on the CPU, or what the
+    measured steps used."""
     samples: float | None = None
     """Training samples in an epoch; may be written 1e6."""
     epochs: float | None = None
-    """Passes over them."""
+    """Passes over the samples."""
     steps: int | None = None
     """Optimizer steps, instead of samples and epochs."""
 
@@ -57,9 +58,9 @@ class ModelRequest:
     peak_tflops: float | None = None
     """Peak of one device, for one that the table of cards does not have."""
     activation_mib: float | None = None
-    """MiB that one sample keeps for the backward, for the memory."""
+    """MiB that one sample keeps for the backward pass."""
     optimizer: Optimizer = "adamw"
-    """Whose state is kept, for the memory."""
+    """The optimizer, whose state takes memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

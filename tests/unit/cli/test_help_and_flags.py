@@ -17,6 +17,7 @@ from muster.cli.help_page import MOST_FLAGS, flag_words, help_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
 from muster.cli.parse import Parsed
+from muster.cli.train_flags import parse_train
 from muster.cli.values import texts
 
 PAGES = [
@@ -159,3 +160,12 @@ def test_what_is_refused_is_refused_in_a_sentence(
     assert done.returncode == 2
     assert done.stderr.startswith(f"muster: {message}"), done.stderr
     assert "╭" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flag", ["--dry-run", "--run-dir x", "--all-ranks", "--monitor-interval 1"]
+)
+def test_verify_has_no_flags_that_do_nothing_there(flag: str) -> None:
+    """They were taken; --dry-run even started it."""
+    with pytest.raises(UsageError, match=f"has no flag {flag.split()[0]}"):
+        parse_train(["digits", *flag.split()], "verify", "")

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from muster.api.doctor import (
     Examination,
@@ -20,10 +20,12 @@ from muster.api.doctor import (
 from muster.api.plan import MemoryPlan, known_model, known_task, plan_memory
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
-from muster.base.flags import parse_duration
+from muster.base.flags import Flag
 from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
-from muster.cli.parse import parse
+from muster.cli.flags import JsonFlags
+from muster.cli.options import Part
+from muster.cli.parse import Parsed, parse_groups
 from muster.doctor.findings import SEVERITIES, Finding, exit_code
 from muster.doctor.gather import DoctorOptions
 from muster.plan.request import ModelRequest, PlanRequest, TrainingRequest
@@ -41,129 +43,101 @@ Examples:
   muster doctor --from-facts host.json --json
   muster doctor --quick --model params=7e9 --strategy fsdp --batch-size 4
 """
-_D = DoctorOptions()
 _FIX_FILE = Path("muster_env.sh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Doctor:
-    """What is examined and shown."""
+class _Doctor(JsonFlags):
+    """What is made of what was found."""
 
-    devices: str | None = None
-    """What is measured: auto (all free GPUs, else two CPU ranks), 4 (GPUs), 0,2,3, cpu, cpu:4."""
-    quick: bool = False
-    """Measure nothing and start no torch: about a second."""
-    run_dir: Path | None = None
-    """Where runs will be written: its disk is examined. Default: runs."""
-    time_limit: str | None = None
-    """For everything together: 55, 2m. What is not reached is said to be skipped."""
     strict: bool = False
     """Exit code 1 when there are warnings."""
     fix: Literal["env"] | None = None
     """env: write the variables that repair what was found to a file, to be sourced."""
-    fix_file: Path | None = None
-    """That file. Default: muster_env.sh."""
-    save_facts: Path | None = None
+    fix_file: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """The file that --fix writes. Default: muster_env.sh."""
+    save_facts: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Write everything that was seen to this file (JSON)."""
-    from_facts: Path | None = None
+    from_facts: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Examine the machine recorded in this file instead of this one."""
     model: str | None = None
-    """Also: the memory per device that training this takes, by part (exit code 1 where it does
-    not fit): params=7e9, hf:config.json, or a task, which is built and run for some steps."""
-    batch_size: int | None = None
-    """Of --model: samples at once on a device."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
-    """Of --model. Default: bf16 on GPUs, fp32 on the CPU."""
-    strategy: Literal["ddp", "fsdp"] | None = None
-    """Of --model. Default: ddp."""
-    sequence_length: int | None = None
-    """Of --model hf:config.json: tokens per sample."""
+    """Show also how much memory of each device the training of this takes, by part (exit code 1
+    where it does not fit): params=7e9, hf:config.json, or a task, which is run for some steps."""
     quiet: bool = False
     """Show only what is not in order."""
-    json: bool = False
-    """Findings and facts as JSON."""
+
+
+_GROUPS = {
+    "options": DoctorOptions,
+    "doctor": _Doctor,
+    "training": Part(of=TrainingRequest, only=("batch_size", "precision", "strategy")),
+    "model": Part(of=ModelRequest, only=("sequence_length",)),
+}
 
 
 def main(argv: list[str]) -> int:
-    flags = parse(_Doctor, argv, "doctor", _HELP)
-    _refuse_contradictions(flags)
-    found = _examine(flags)
+    parsed = parse_groups(_GROUPS, argv, "doctor", _HELP)
+    flags: _Doctor = parsed.doctor
+    _refuse_contradictions(parsed)
+    found = _examine(parsed)
     if flags.save_facts is not None:
         keep_facts(flags.save_facts, found.facts)
     if flags.fix is not None:
         write_fixes(flags.fix_file or _FIX_FILE, found)
-    plans = () if flags.model is None else _memory_of(flags.model, flags)
+    plans = () if flags.model is None else _memory_of(flags.model, parsed)
     _show(flags, found, plans)
     misfits = EXIT_SOME_FAILED if any(plan.fits is False for plan in plans) else EXIT_OK
     return max(exit_code(found.findings, strict=flags.strict), misfits)
 
 
-def _memory_of(model: str, flags: _Doctor) -> tuple[MemoryPlan, ...]:
+def _memory_of(model: str, parsed: Parsed) -> tuple[MemoryPlan, ...]:
     """What ``muster plan --memory`` says of the devices here."""
-    given = {name: getattr(flags, name) for name in ("batch_size", "precision", "strategy")}
-    training = TrainingRequest(**{k: v for k, v in given.items() if v is not None})
-    wanted = ModelRequest(sequence_length=flags.sequence_length)
-    request = PlanRequest(training=training, model=wanted)
+    request = PlanRequest(training=parsed.training, model=parsed.model)
     settings = read_settings()
     known = known_model(model, request)
     if known is None:
-        measured = dataclasses.replace(wanted, calibrate=True)
+        measured = dataclasses.replace(request.model, calibrate=True)
         request = dataclasses.replace(request, model=measured)
         known = known_task(model, [], request, settings, _tell)
     return plan_memory(known, settings)
 
 
-def _refuse_contradictions(flags: _Doctor) -> None:
-    if flags.from_facts is not None:
-        useless = [
-            name
-            for name, is_given in (
-                ("--devices", flags.devices is not None),
-                ("--quick", flags.quick),
-                ("--run-dir", flags.run_dir is not None),
-                ("--time-limit", flags.time_limit is not None),
-                ("--save-facts", flags.save_facts is not None),
-            )
-            if is_given
-        ]
-        if useless:
-            raise UsageError(
-                f"{' and '.join(useless)} with --from-facts: nothing is examined here then.",
-                hint="leave one of them out.",
-            )
-    if flags.quick and flags.devices is not None:
+def _refuse_contradictions(parsed: Parsed) -> None:
+    flags: _Doctor = parsed.doctor
+    of_here = [f"--{said.option.name}" for said in parsed.said if said.option.group == "options"]
+    of_here += ["--save-facts"] * (flags.save_facts is not None)
+    if flags.from_facts is not None and of_here:
         raise UsageError(
-            "--devices with --quick: nothing is measured then.", hint="leave one of them out."
+            f"{' and '.join(of_here)} {'has' if len(of_here) == 1 else 'have'} no effect with "
+            "--from-facts, which examines nothing here.",
+            hint="leave one of them out.",
         )
-    of_model = ("batch_size", "precision", "strategy", "sequence_length")
-    alone = [name for name in of_model if getattr(flags, name) is not None]
-    if alone and flags.model is None:
+    if parsed.options.is_quick and parsed.options.devices is not None:
         raise UsageError(
-            f"--{alone[0].replace('_', '-')} is about a model, and none is given.",
+            "--devices has no effect with --quick, which measures nothing.",
+            hint="leave one of them out.",
+        )
+    of_model = [s.option.name for s in parsed.said if s.option.group in ("training", "model")]
+    if of_model and flags.model is None:
+        raise UsageError(
+            f"--{of_model[0]} has no effect without --model.",
             hint="add --model params=7e9, hf:config.json or a task.",
         )
     if flags.model is not None and flags.from_facts is not None:
         raise UsageError(
-            "--model asks about the devices here, and --from-facts about others.",
+            "--model is about the devices here, and --from-facts about those of another machine.",
             hint='use muster plan --memory --devices "H100 SXM x8" for others.',
         )
     if flags.fix_file is not None and flags.fix is None:
-        raise UsageError("--fix-file without --fix env writes nothing.", hint="add --fix env.")
+        raise UsageError("--fix-file has no effect without --fix env.", hint="add --fix env.")
 
 
-def _examine(flags: _Doctor) -> Examination:
+def _examine(parsed: Parsed) -> Examination:
+    flags: _Doctor = parsed.doctor
     if flags.from_facts is not None:
         return examine_recorded(flags.from_facts)
-    options = DoctorOptions(
-        devices=flags.devices,
-        run_dir=flags.run_dir or _D.run_dir,
-        is_quick=flags.quick,
-        time_limit_s=_D.time_limit_s
-        if flags.time_limit is None
-        else parse_duration(flags.time_limit, "--time-limit"),
-    )
     is_silent = flags.quiet or flags.json
-    return examine(options, (lambda _: None) if is_silent else _tell)
+    return examine(parsed.options, (lambda _: None) if is_silent else _tell)
 
 
 def _tell(what: str) -> None:

@@ -15,7 +15,7 @@ from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.flags import Flag
 from muster.cli import output
-from muster.cli.flags import LookFlags
+from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
 from muster.farm.task import TaskState
 from muster.run.state import Word, has_saved, state_of_array
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _List:
-    """Which runs, and how they are shown."""
+class _List(JsonFlags):
+    """Which runs."""
 
     root: Annotated[Path, Flag(metavar="DIR")] = Path("runs")
     """The folder that holds the runs."""
-    json: bool = False
-    """Print JSON and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ _STATUS = """Show a run's progress, also while it runs.
 Example:
   muster status runs/train-1a2b3c
 """
-_LOGS = """Show what a task printed, one part per attempt, or what a rank did.
+_LOGS = """Show what a task printed, one part per attempt, or what a rank printed.
 
 Examples:
   muster logs runs/train-1a2b3c 12

@@ -13,9 +13,9 @@ from muster.cli.map_flags import MapCommand, parse_map
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
-PIPELINE is a recipe ({recipes}) or file.py:name, where the name is a function of one record, a
-class with process(batch), or a list of these; the fields of a class that is a dataclass are flags
-as well. The same command again goes on where it stopped, to the row.
+PIPELINE is a recipe ({recipes}) or file.py:name, where the name is a function of one record,
+a class with process(batch), or a list of these; the fields of a class that is a dataclass are
+flags as well. The same command again goes on where it stopped, to the row.
 
 Examples:
   muster map clean.py:normalise --input raw.jsonl --output clean.jsonl

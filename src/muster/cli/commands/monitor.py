@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from muster.api.monitor import Watched, WatchOptions, replay, watch
 from muster.base.errors import UsageError
-from muster.base.flags import Flag, parse_duration
+from muster.base.flags import Flag
 from muster.base.settings import read_settings
 from muster.cli import output
+from muster.cli.flags import JsonFlags
 from muster.cli.monitor_wording import SUMMARY_HEADERS, plain_line, summary_rows
-from muster.cli.parse import parse, split_command
+from muster.cli.parse import parse_groups, split_command
 from muster.devices.discovery import discover
 from muster.monitor.sample import Sample
 
@@ -33,43 +33,29 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Monitor:
-    """What is watched, and where it goes."""
+class _Monitor(JsonFlags):
+    """What is looked at."""
 
     run: Annotated[str | None, Flag(is_positional=True)] = None
     """A run's folder or its name below ./runs, or a .csv, .jsonl or .parquet log: sum it up."""
-    interval: Annotated[str, Flag(metavar="TIME")] = "5"
-    """Time between two samples: 0.5, 5, 1m."""
-    output: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Append the samples to this .csv, .jsonl or .parquet file."""
-    duration: Annotated[str | None, Flag(metavar="TIME")] = None
-    """End after this time: 90, 30m, 1h. A COMMAND goes on without samples."""
     quiet: bool = False
     """Show nothing but errors."""
-    json: bool = False
-    """Print the summary as JSON, and no live view."""
 
 
 def main(argv: list[str]) -> int:
     words, command = split_command(argv)
-    flags = parse(_Monitor, words, "monitor", _HELP)
+    groups = {"monitor": _Monitor, "options": WatchOptions}
+    parsed = parse_groups(groups, words, "monitor", _HELP)
+    flags: _Monitor = parsed.monitor
     if flags.run is not None:
-        return _replay(flags, command)
-    options = WatchOptions(
-        interval_s=parse_duration(flags.interval, "--interval"),
-        output=flags.output,
-        duration_s=_duration_s(flags.duration),
-        command=tuple(command),
-    )
+        given = [f"--{said.option.name}" for said in parsed.said if said.option.group == "options"]
+        return _replay(flags, flags.run, [*given, *["a command"] * bool(command)])
+    options: WatchOptions = parsed.make("options", command=tuple(command))
     with ExitStack() as stack:
         show = _view(flags, options, stack)
         done = watch(options, show=show, say=output.complain)
     _sum_up(flags, options, done)
     return done.exit_code
-
-
-def _duration_s(text: str | None) -> float | None:
-    return None if text is None else parse_duration(text, "--duration")
 
 
 def _view(flags: _Monitor, options: WatchOptions, stack: ExitStack) -> Callable[[Sample], None]:
@@ -92,7 +78,8 @@ def _view(flags: _Monitor, options: WatchOptions, stack: ExitStack) -> Callable[
 
 def _sum_up(flags: _Monitor, options: WatchOptions, done: Watched) -> None:
     if flags.json:
-        output.say_json({**_record(done), "output": _text(options.output)})
+        log = None if options.output is None else str(options.output)
+        output.say_json({**asdict(done), "output": log})
         return
     if flags.quiet:
         return
@@ -106,21 +93,13 @@ def _sum_up(flags: _Monitor, options: WatchOptions, done: Watched) -> None:
         say(f"log: {options.output}")
 
 
-def _replay(flags: _Monitor, command: list[str]) -> int:
-    given = {
-        "--output": flags.output,
-        "--duration": flags.duration,
-        "--interval": None if flags.interval == _Monitor.interval else flags.interval,
-        "a command": command or None,
-    }
-    extra = [name for name, value in given.items() if value is not None]
+def _replay(flags: _Monitor, run: str, extra: list[str]) -> int:
     if extra:
         raise UsageError(
-            f"{' and '.join(extra)} cannot be given with RUN ({flags.run}), which is only read.",
+            f"{' and '.join(extra)} cannot be given with RUN ({run}), which is only read.",
             hint="leave RUN out to watch this machine.",
         )
-    assert flags.run is not None
-    found = replay(flags.run)
+    found = replay(run)
     if flags.json:
         record: dict[str, Any] = {**asdict(found), "figure": str(found.figure)}
         output.say_json(record)
@@ -129,11 +108,3 @@ def _replay(flags: _Monitor, command: list[str]) -> int:
         output.table(SUMMARY_HEADERS, summary_rows(found.devices))
         output.say(f"figure: {found.figure}")
     return 0
-
-
-def _record(done: Watched) -> dict[str, Any]:
-    return asdict(done)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,8 @@ from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UnknownNam
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
 from muster.cli import output, plan_screen
-from muster.cli.parse import parse
+from muster.cli.flags import JsonFlags
+from muster.cli.parse import parse_groups
 from muster.cli.recipes import AGENTS, TASKS
 from muster.plan.compare import compare_run, has_plan, store_plan
 from muster.plan.gather import Known
@@ -44,7 +44,7 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shown:
+class _Shown(JsonFlags):
     """What is planned and shown."""
 
     memory: bool = False
@@ -56,9 +56,7 @@ class _Shown:
     prices: Path | None = None
     """The file with prices. Default: prices.toml here, or else muster's own list."""
     write_prices: bool = False
-    """Write that file, to be edited."""
-    json: bool = False
-    """As JSON."""
+    """Write the file of prices, to be edited."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,9 @@ class _Plan:
 
 
 def main(argv: list[str]) -> int:
-    words, task_flags = _split(argv)
-    flags = parse(_Plan, words, "plan", _HELP)
+    parsed = parse_groups({"plan": _Plan}, argv, "plan", _HELP)
+    flags: _Plan = parsed.plan
+    task_flags = list(parsed.program)
     request = PlanRequest(training=flags.training, model=flags.model, machine=flags.machine)
     if flags.shown.write_prices:
         return _write_prices(flags.shown.prices or Path(FILE_NAME))
@@ -108,7 +107,10 @@ def _plan_training(what: str, known: Known, shown: _Shown) -> int:
 
 def _plan_memory(known: Known, shown: _Shown) -> int:
     if shown.for_run is not None:
-        raise UsageError("--for-run keeps a plan of step times; --memory makes none.")
+        raise UsageError(
+            "--for-run has no effect with --memory, which plans no step times.",
+            hint="leave one of them out.",
+        )
     plans = plan_memory(known, read_settings())
     if shown.json:
         output.say_json([plan.record() for plan in plans])
@@ -169,14 +171,6 @@ def _write_prices(path: Path) -> int:
 def _is_task(what: str) -> bool:
     path, colon, name = what.rpartition(":")
     return what in TASKS or (bool(colon and path) and name.isidentifier())
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
 
 
 def _worker_counts(text: str | None) -> list[int]:

@@ -37,6 +37,8 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report(LookFlags):
+    """Where the page goes."""
+
     out: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Write everything into this folder (DIR/index.html) and leave the run's as it is."""
 

@@ -116,7 +116,7 @@ def read_run(argv: list[str]) -> tuple[Parsed, Script, GangOptions]:
         )
     given = parsed.given("script")
     if given.get("is_module") and not given.get("is_python", True):
-        raise UsageError("-m and --no-python cannot be combined.", hint="leave one of them out.")
+        raise UsageError("-m and --no-python contradict each other.", hint="give one of them.")
     script = parsed.make("script", path=parsed.program[0], args=parsed.program[1:])
     return parsed, script, gang_options(parsed)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _HELP = """Train one model on every device, with the same result as on one.
 
-TASK is a recipe ({recipes}) or file.py:Class, a muster.Task; the fields of a task that is a
-dataclass are flags as well. The same command again goes on from the last checkpoint, on these or
-on other devices.
+TASK is a recipe ({recipes}) or file.py:Class,
+a muster.Task; the fields of a task that is a dataclass are flags as well. The same command again
+goes on from the last checkpoint, on these or on other devices.
 
 Examples:
   muster train digits

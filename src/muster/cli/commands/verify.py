@@ -12,9 +12,9 @@ from muster.gang.launch import start_supervisor
 _HELP = """Compare the gradients of a task on one rank, on several, and with accumulation.
 
 One batch of the training data goes through the task on one rank as a whole, in micro-batches, and
-on all ranks; the largest relative difference is shown with the parameter it is in. Also said:
-which types products are really computed in, and which parameters the loss does not use. Nothing
-is trained. Exit code 1 when gradients differ by more than rounding.
+on all ranks; the largest relative difference is shown with the parameter it is in. The types in
+which products are really computed are shown too, and the parameters that the loss does not use.
+Nothing is trained. Exit code 1 when gradients differ by more than rounding.
 
 Examples:
   muster verify digits --devices cpu:2

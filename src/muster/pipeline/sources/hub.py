@@ -71,10 +71,10 @@ class InputOptions:
     config: str | None = None
     """The configuration of a Hugging Face data set."""
     split: str | None = None
-    """Its split."""
+    """The split of a Hugging Face data set."""
     streaming: bool = False
-    """Download it once as a stream, and no more than is read, instead of through the Hugging Face
-    cache."""
+    """Download a Hugging Face data set once as a stream, and no more than is read, instead of
+    through the cache."""
     delimiter: str | None = None
     """What separates the columns of CSV: ';', tab. Default: a comma, in .tsv files a tab."""
     encoding: str | None = None
