@@ -24,7 +24,17 @@ __all__ = ["ray_cluster", "ray_driver", "slurm", "slurm_session"]  # fixtures fo
 settings.load_profile("fixed")
 
 #: Set by pytest itself or by libraries on import, and no test's doing.
-_FOREIGN = ("PYTEST_", "COV_", "KMP_", "TORCH", "MPL", "COLUMNS", "LINES")
+_FOREIGN = (
+    "PYTEST_",
+    "COV_",
+    "KMP_",
+    "TORCH",
+    "TRITON_",
+    "CUDA_MODULE_",
+    "MPL",
+    "COLUMNS",
+    "LINES",
+)
 _GRACE_S = 5.0
 
 # Inherited by what tests start, so that an orphan in a session of its own is still known as ours.

@@ -17,12 +17,6 @@ pytestmark = pytest.mark.gpu
 TASK = read_program("curve_task.py")
 
 
-@pytest.fixture(autouse=True)
-def cuda_device() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 def train(folder: Path, run: str, *flags: str, code: int = 0) -> tuple[list[float], dict[str, Any]]:
     """Losses of all steps and the results of ``muster train``."""
     (folder / "curve.py").write_text(TASK)
@@ -46,10 +40,14 @@ def test_float64_on_the_gpu_is_float64_on_the_cpu(tmp_path: Path) -> None:
     assert on_gpu == pytest.approx(on_cpu, rel=1e-10)
 
 
-def test_a_stopped_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
+def test_a_stopped_training_goes_on_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ("--devices", "1", "--deterministic", "--dropout", "0.3")
     whole, _ = train(tmp_path, "whole", *flags)
-    train(tmp_path, "again", *flags, "--stop-at", "21", code=75)
+    monkeypatch.setenv("STOP_AT", "21")
+    train(tmp_path, "again", *flags, code=75)
+    monkeypatch.delenv("STOP_AT")
     again, _ = train(tmp_path, "again", *flags)
     assert again == whole
 

@@ -15,6 +15,7 @@ from muster.api.placing import device_request, remarks
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
 from muster.base.errors import PlanMismatchError, UsageError
+from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
 from muster.devices.device_request import DeviceRequest
@@ -91,6 +92,7 @@ def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) 
         gpus_per_task=1,
         cpu_count=settings.cpu_count,
         force=options.force,
+        own_pids=lineage(),
     )
     return _plan(folder, program, options, placement, settings)
 

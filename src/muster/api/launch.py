@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from muster.api.earlier_work import move_aside
@@ -20,6 +21,7 @@ from muster.base.code import code_id
 from muster.base.errors import SetupError, UnknownNameError
 from muster.base.settings import read_settings
 from muster.base.signals import listening
+from muster.devices.discovery import why_lost
 from muster.devices.packing import MemorySampler
 from muster.devices.placement import Placement
 from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
@@ -158,6 +160,7 @@ def _coordinate(
         run_id=own_id(folder).text,
         targets=targets,
         held_mib=MemorySampler(housekeeping.settings).used_by,
+        why_lost=partial(why_lost, housekeeping.settings),
         cluster=options.cluster,
         left=left,
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Protocol
 
 from muster.api.options import SweepOptions
 from muster.base.errors import UsageError
-from muster.base.processes import family
+from muster.base.processes import family, lineage
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import discover
+from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease, place_and_lease
-from muster.devices.packing import MemorySampler, workers_that_fit
+from muster.devices.packing import CONTEXT_MIB, MemorySampler, workers_that_fit
 from muster.devices.placement import (
     DeviceRequest,
     Placement,
@@ -47,10 +48,11 @@ def take_devices(
     """The placement and the leases that hold its GPUs; the caller keeps and releases them."""
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
+    inventory = discover(settings)
     return place_and_lease(
         device_request(options),
-        discover(settings),
-        per_gpu=_per_gpu(options),
+        inventory,
+        per_gpu=_per_gpu(options, inventory),
         gpus_per_task=options.gpus_per_task,
         force=options.force,
         run_name=run_name,
@@ -62,13 +64,15 @@ def would_take(options: SweepOptions, settings: Settings) -> Placement:
     """The placement without leases, for ``--dry-run``."""
     if options.executor in CLUSTERS:
         return _on_cluster(options)
+    inventory = discover(settings)
     return place(
         device_request(options),
-        discover(settings),
-        per_gpu=_per_gpu(options),
+        inventory,
+        per_gpu=_per_gpu(options, inventory),
         gpus_per_task=options.gpus_per_task,
         cpu_count=settings.cpu_count,
         force=options.force,
+        own_pids=lineage(),
     )
 
 
@@ -111,8 +115,12 @@ def _refuse_local(options: SweepOptions) -> None:
         )
 
 
-def _per_gpu(options: SweepOptions) -> int:
-    return PerGpuAuto.CAP if options.per_gpu == "auto" else options.per_gpu
+def _per_gpu(options: SweepOptions, inventory: Inventory) -> int:
+    if options.per_gpu != "auto":
+        return options.per_gpu
+    modes = {device.compute_mode for device in inventory.devices}
+    can_share = inventory.has_mps or "exclusive process" not in modes
+    return PerGpuAuto.CAP if can_share else 1
 
 
 def device_request(options: DeviceChoice) -> DeviceRequest:
@@ -132,7 +140,7 @@ def placement_lines(placement: Placement, options: SweepOptions) -> list[str]:
         labels = [label for label in labels if "/" not in label]
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
     lines = [f"{len(labels)} worker{'s' if len(labels) != 1 else ''} on {shown}"]
-    if options.per_gpu == "auto" and placement.slots[0].kind == "cuda":
+    if len(labels) < len(placement.slots):
         lines[0] += f", then up to {PerGpuAuto.CAP} on each as memory allows"
     if options.executor == "slurm":
         lines.append(_asked_of_slurm(options.cluster))
@@ -170,8 +178,9 @@ def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:
 class PerGpuAuto:
     """Starts with one worker per GPU; after finished tasks grows to what their peaks allow.
 
-    What a worker holds is read from the driver by process, descendants included. Where the
-    driver does not list our processes (some containers) nothing is known and one worker stays.
+    What a worker holds is what the driver lists for its processes, or what its tasks report of
+    torch's memory and a context beside it, whichever is more: in some containers the driver lists
+    nobody. A task that finds no memory takes a worker off its GPU for the rest of the run.
     """
 
     CAP = 8
@@ -181,41 +190,59 @@ class PerGpuAuto:
         self._shares: dict[str, list[SlotSpec]] = {}
         for slot in slots:
             self._shares.setdefault(slot.device_key, []).append(slot)
-        devices = {device.uuid: device for device in discover(settings).devices}
-        self._totals = {uuid: device.memory_total_mib for uuid, device in devices.items()}
-        self._others = {uuid: device.memory_used_mib or 0 for uuid, device in devices.items()}
+        self._totals = {
+            device.uuid: device.memory_total_mib for device in discover(settings).devices
+        }
+        self._others = {
+            key: self._sampler.in_use(shares[0].devices) or 0
+            for key, shares in self._shares.items()
+        }
         self._allowed = dict.fromkeys(self._shares, 0)
-        self._peaks: dict[str, int] = {}
+        self._most = {key: len(shares) for key, shares in self._shares.items()}
+        self._num_oom = dict.fromkeys(self._shares, 0)
+        self._peaks = dict.fromkeys(self._shares, 0)
 
     def sample(self, view: RunView) -> list[Event]:
         """New limits where the peaks allow more workers or force fewer."""
         lines = {line.slot: line for line in view.workers}
         events: list[Event] = []
         for key, slots in self._shares.items():
-            now = self._fitting(key, slots, lines)
+            now = self._fitting(key, slots[0].devices, [lines[slot.label] for slot in slots])
             if now != self._allowed[key]:
                 self._allowed[key] = now
                 events.append(Capacity(key, now))
         return events
 
-    def _fitting(self, key: str, slots: list[SlotSpec], lines: Mapping[str, WorkerLine]) -> int:
-        uuids = slots[0].devices
-        mine = [lines[slot.label] for slot in slots if lines[slot.label].pid is not None]
-        for line in mine:
-            assert line.pid is not None
-            held = self._sampler.used_by(family(line.pid), uuids)
-            if held:
-                self._peaks[key] = max(self._peaks.get(key, 0), held)
+    def _fitting(self, key: str, uuids: Sequence[str], lines: Sequence[WorkerLine]) -> int:
+        held = {line.slot: self._sampler.used_by(_family(line), uuids) or 0 for line in lines}
+        self._peaks[key] = max(self._peaks[key], *map(_known_mib, lines), *held.values())
         current = max(1, self._allowed[key])
-        has_finished = any(line.num_ended for line in mine)
-        if key not in self._peaks or (current == 1 and not has_finished):
-            return current
+        num_oom = sum(line.num_oom for line in lines)
+        if num_oom > self._num_oom[key]:
+            self._most[key] = max(1, current - (num_oom - self._num_oom[key]))
+            self._num_oom[key] = num_oom
+        if current == 1 and not any(line.num_ended for line in lines):
+            return 1
+        in_use = self._sampler.in_use(uuids)
+        if in_use is not None:
+            alive = [line for line in lines if line.pid is not None]
+            ours = sum(held.values()) or sum(map(_known_mib, alive))
+            self._others[key] = max(0, in_use - ours)
         totals = [self._totals.get(uuid) for uuid in uuids]
         known = [total for total in totals if total is not None]
         return workers_that_fit(
             peaks_mib=[self._peaks[key]],
             total_mib=sum(known) if len(known) == len(uuids) else None,
-            others_mib=sum(self._others.get(uuid, 0) for uuid in uuids),
+            others_mib=self._others[key],
             current=current,
-            cap=len(slots),
+            cap=self._most[key],
         )
+
+
+def _family(line: WorkerLine) -> set[int]:
+    return set() if line.pid is None else family(line.pid)
+
+
+def _known_mib(line: WorkerLine) -> int:
+    """What a worker has held by its own account, and the context that it does not count."""
+    return 0 if line.device_peak_mib is None else int(line.device_peak_mib) + CONTEXT_MIB

@@ -71,6 +71,16 @@ def family(pid: int) -> set[int]:
         return {pid}
 
 
+def lineage() -> set[int]:
+    """This process and those above it; just this one where there is no /proc."""
+    found = {os.getpid()}
+    process = _read_stat(os.getpid()) if IS_LINUX else None
+    while process is not None and process.parent > 1:
+        found.add(process.parent)
+        process = _read_stat(process.parent)
+    return found
+
+
 def end_marked(mark: str, sessions: Iterable[int] = (), *, limit_s: float = 2.0) -> list[int]:
     """Kill everything that belongs to ``mark``; returns what is still there after ``limit_s``.
 

@@ -27,6 +27,7 @@ class Settings:
     ``slurm_site``: defaults of this user for jobs on SLURM.
     ``slurm_job_id``: the job of SLURM that this process runs in.
     ``omp_num_threads``: the user's own choice, which the ranks of a gang keep.
+    ``mps_folder``: where NVIDIA's MPS server, if it runs, listens to its clients.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
     """
 
@@ -34,6 +35,7 @@ class Settings:
     device_facts: Path | None = None
     ledger_folder: Path | None = None
     state_folder: Path = Path("~/.local/state")
+    mps_folder: Path = Path("/tmp/nvidia-mps")
     lease_folder: Path = Path(tempfile.gettempdir()) / "muster-leases"
     slurm_site: Path = Path("~/.config/muster/slurm.toml")
     slurm_job_id: str | None = None
@@ -56,6 +58,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         device_facts=Path(facts) if facts else None,
         ledger_folder=Path(ledgers) if ledgers else None,
         state_folder=Path(state).expanduser(),
+        mps_folder=Path(env.get("CUDA_MPS_PIPE_DIRECTORY") or Settings.mps_folder),
         lease_folder=Path(leases) if leases else Settings.lease_folder,
         slurm_site=Path(site or Settings.slurm_site).expanduser(),
         slurm_job_id=env.get("SLURM_JOB_ID") or None,

@@ -40,10 +40,11 @@ of its own; a single process would see only the first.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from muster.base.settings import Settings
+from muster.base.settings import Settings, child_environment, replace_environment
 from muster.devices import nvml
 from muster.devices.inventory import Device, Holder, Inventory, from_json, read_facts, to_json
 
@@ -172,7 +173,10 @@ __all__ = [
     "apply_visibility",
     "discover",
     "from_json",
+    "name_gpus_by_number",
+    "numbers_of",
     "to_json",
+    "why_lost",
 ]
 
 
@@ -184,11 +188,64 @@ def discover(settings: Settings) -> Inventory:
     facts file that is missing or malformed. To record a host with all its GPUs, clear
     ``settings.cuda_visible_devices`` first.
     """
+    return apply_visibility(_physical(settings), settings.cuda_visible_devices)
+
+
+def _physical(settings: Settings) -> Inventory:
     if settings.device_facts is not None:
-        physical = read_facts(settings.device_facts)
+        return read_facts(settings.device_facts)
+    return replace(nvml.read_inventory(), has_mps=_has_mps(settings.mps_folder))
+
+
+def why_lost(settings: Settings, uuids: Collection[str]) -> str:
+    """Why one of these GPUs, which this host had, cannot be used any more; "" where all answer, or
+    nobody knows.
+    """
+    if settings.device_facts is None:
+        reasons = [nvml.why_lost(uuid) for uuid in uuids]
     else:
-        physical = nvml.read_inventory()
-    return apply_visibility(physical, settings.cuda_visible_devices)
+        known = {device.uuid: device.lost for device in read_facts(settings.device_facts).devices}
+        gone = "the driver does not list it any more"
+        reasons = [known.get(uuid, gone) or "" for uuid in uuids]
+    return next(filter(None, reasons), "")
+
+
+def numbers_of(value: str | None, physical: Inventory) -> str | None:
+    """``value`` of CUDA_VISIBLE_DEVICES with numbers for UUIDs, in the order of the PCI bus.
+
+    None where there is nothing to change, or a number might not name the same device: beside MIG
+    instances and lost GPUs, and of a GPU that is not listed here.
+
+    >>> host = Inventory(devices=(Device(index=0, uuid="GPU-a", name="T4"),
+    ...                           Device(index=4, uuid="GPU-b", name="T4")))
+    >>> numbers_of("GPU-b", host), numbers_of("0", host), numbers_of("GPU-c", host)
+    ('1', None, None)
+    """
+    if value is None or not value.startswith("GPU-"):
+        return None
+    if any(device.parent_uuid or device.lost for device in physical.devices):
+        return None
+    # GPUs that a control group hides are not in the list, and CUDA does not count them either.
+    uuids = [device.uuid for device in physical.devices]
+    wanted = value.split(",")
+    return ",".join(str(uuids.index(uuid)) for uuid in wanted) if {*wanted} <= {*uuids} else None
+
+
+def name_gpus_by_number(settings: Settings) -> None:
+    """For libraries that read CUDA_VISIBLE_DEVICES themselves and expect numbers, such as vLLM."""
+    numbers = numbers_of(settings.cuda_visible_devices, _physical(settings))
+    if numbers is not None:
+        ordered = {"CUDA_VISIBLE_DEVICES": numbers, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        replace_environment(child_environment(ordered))
+
+
+def _has_mps(folder: Path) -> bool:
+    """Whether the control daemon of NVIDIA's MPS lives: clients find it by its pipes there."""
+    try:
+        pid = int((folder / "nvidia-cuda-mps-control.pid").read_text())
+    except (OSError, ValueError):
+        return False
+    return Path(f"/proc/{pid}").exists()
 
 
 def apply_visibility(physical: Inventory, value: str | None) -> Inventory:

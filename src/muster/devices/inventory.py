@@ -22,6 +22,8 @@ from muster.base.codec import MalformedError, decode
 from muster.base.codec import to_json as record_to_json
 from muster.base.errors import SetupError
 
+ComputeMode = Literal["default", "prohibited", "exclusive process"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
@@ -41,6 +43,7 @@ class Device:
     ``N`` of ``cuda:N``: that is the position in ``Inventory.devices``.
     ``uuid``: what a worker's CUDA_VISIBLE_DEVICES is set to; ``""`` when a lost GPU hides it.
     ``lost``: why nothing can run here, None for a working device.
+    ``compute_mode``: how many processes the driver lets use it, None where it says nothing.
     ``parent_uuid``, ``gpu_instance``, ``compute_instance``: set for MIG instances only.
     """
 
@@ -53,6 +56,7 @@ class Device:
     holders: tuple[Holder, ...] = ()
     compute_capability: tuple[int, int] | None = None
     lost: str | None = None
+    compute_mode: ComputeMode | None = None
     parent_uuid: str | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
@@ -65,6 +69,7 @@ class Inventory:
     ``problem``: why there is no device, or what is wrong with the driver, in a sentence.
     ``cuda_visible_devices``: the value that was applied, None when the variable is not set.
     ``visibility_note``: what is wrong with that value, None when it does what it says.
+    ``has_mps``: NVIDIA's MPS server runs here, so that processes share a GPU side by side.
     """
 
     devices: tuple[Device, ...] = ()
@@ -73,6 +78,7 @@ class Inventory:
     problem: str | None = None
     cuda_visible_devices: str | None = None
     visibility_note: str | None = None
+    has_mps: bool = False
 
 
 def to_json(inventory: Inventory) -> bytes:

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 
 from muster.base.clock import Clock, SystemClock, iso_utc
 from muster.base.errors import SetupError
+from muster.base.processes import lineage
 from muster.base.settings import Settings
 from muster.devices.device_request import DeviceRequest
 from muster.devices.inventory import Inventory
@@ -150,6 +151,7 @@ def place_and_lease(
                 cpu_count=settings.cpu_count,
                 force=force,
                 leased=held,
+                own_pids=lineage(),
             )
             for uuid in _uuids(placement):
                 if uuid in leases or uuid in held:

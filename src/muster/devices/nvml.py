@@ -14,11 +14,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from muster.devices.inventory import Device, Holder, Inventory
+from muster.devices.inventory import ComputeMode, Device, Holder, Inventory
 
 _MIB = 1024 * 1024
 #: NVML's number for the second version of its memory record: 40 bytes, version 2.
 _MEMORY_V2 = 40 | 2 << 24
+
+
+#: nvmlComputeMode_t: who may use a GPU. The first is the usual one: everybody.
+COMPUTE_MODES: dict[int, ComputeMode] = {0: "default", 2: "prohibited", 3: "exclusive process"}
 
 
 class Unavailable(Exception):
@@ -61,6 +65,34 @@ def process_memory_mib(uuids: Iterable[str]) -> dict[str, dict[int, int | None]]
         if memory is not None:
             result[uuid] = memory
     return result
+
+
+def memory_used_mib(uuid: str) -> int | None:
+    """MiB of a device that anybody holds now; None where the driver does not say."""
+    try:
+        reader = Reader(open_library())
+    except Unavailable:
+        return None
+    handle = reader.read("nvmlDeviceGetHandleByUUID", uuid)
+    return None if handle is None else _memory(reader, handle)[1]
+
+
+def why_lost(uuid: str) -> str:
+    """Why a GPU that this host had cannot be used any more; "" where it answers, or nobody knows.
+
+    A GPU that has fallen off the bus keeps its name for a while and answers nothing else.
+    """
+    try:
+        library = open_library()
+    except Unavailable:
+        return ""
+    reader = Reader(library)
+    handle = reader.read("nvmlDeviceGetHandleByUUID", uuid)
+    if handle is not None:
+        _memory(reader, handle)
+    elif reader.code == library.NVML_ERROR_NOT_FOUND:
+        return f"the driver has no GPU {uuid} any more; the kernel log (dmesg | grep Xid) says why"
+    return "" if reader.broken is None else _does_not_answer(f"GPU {uuid}", reader.broken)
 
 
 @functools.cache
@@ -107,6 +139,7 @@ class Reader:
         self._fatal = (library.NVML_ERROR_GPU_IS_LOST, library.NVML_ERROR_RESET_REQUIRED)
         self.broken: str | None = None
         self.last_error: str | None = None
+        self.code: int | None = None  # of that error
 
     def read(self, name: str, *arguments: Any) -> Any:
         """What the function called ``name`` returns, None if it fails or does not exist."""
@@ -116,7 +149,7 @@ class Reader:
         try:
             return function(*arguments)
         except self._library.NVMLError as error:
-            self.last_error = str(error)
+            self.last_error, self.code = str(error), error.value
             if error.value in self._fatal and self.broken is None:
                 self.broken = str(error)
         except self._library.NVMLLibraryMismatchError as error:
@@ -127,6 +160,8 @@ class Reader:
 def _read_gpu(library: Any, index: int) -> list[Device]:
     reader = Reader(library)
     handle = reader.read("nvmlDeviceGetHandleByIndex", index)
+    if handle is None and reader.code == library.NVML_ERROR_NO_PERMISSION:
+        return []  # hidden by the control group of a job or a container: another one's
     if handle is None:
         reason = _lost(index, reader.broken or reader.last_error)
         return [Device(index=index, uuid="", name="unknown GPU", lost=reason)]
@@ -149,6 +184,7 @@ def _read_device(reader: Reader, handle: Any, index: int, parent: Device | None)
     name = reader.read("nvmlDeviceGetName", handle)
     total_mib, used_mib = _memory(reader, handle)
     capability = reader.read("nvmlDeviceGetCudaComputeCapability", handle)
+    mode = reader.read("nvmlDeviceGetComputeMode", handle)
     holders = _holders(_memory_by_pid(reader, handle) or {})
     lost = _lost(index, reader.broken) if reader.broken else None
     if uuid is None and lost is None:
@@ -165,6 +201,7 @@ def _read_device(reader: Reader, handle: Any, index: int, parent: Device | None)
         holders=holders,
         compute_capability=None if capability is None else (capability[0], capability[1]),
         lost=lost,
+        compute_mode=COMPUTE_MODES.get(mode),
         parent_uuid=None if parent is None else parent.uuid,
         gpu_instance=reader.read("nvmlDeviceGetGpuInstanceId", handle) if parent else None,
         compute_instance=reader.read("nvmlDeviceGetComputeInstanceId", handle) if parent else None,
@@ -207,8 +244,12 @@ def _holders(memory: dict[int, int | None]) -> tuple[Holder, ...]:
 
 
 def _lost(index: int, error: str | None) -> str:
+    return _does_not_answer(f"GPU {index}", error)
+
+
+def _does_not_answer(gpu: str, error: str | None) -> str:
     return (
-        f"GPU {index} does not answer ({error or 'no reason given'}); it needs a reset or a "
+        f"{gpu} does not answer ({error or 'no reason given'}); it needs a reset or a "
         "reboot, and the kernel log (dmesg | grep Xid) says what happened"
     )
 

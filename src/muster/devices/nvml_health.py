@@ -35,7 +35,6 @@ _LEVELS: dict[int, PathLevel] = {
     40: "CPU socket",
     50: "between sockets",
 }
-_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
 #: Some releases of pynvml define NVML_P2P_CAPS_INDEX_READ as a tuple by a stray comma.
 _P2P_READ, _P2P_NVLINK = 0, 2
 _UNCORRECTED, _CORRECTED = 1, 0
@@ -159,7 +158,7 @@ def _read(reader: nvml.Reader, handle: Any, index: int) -> GpuHealth:
         nvlinks=links,
         nvlink_version=read("nvmlDeviceGetNvLinkVersion", handle, 0) if links else None,
         persistence=None if persistence is None else bool(persistence),
-        compute_mode=_COMPUTE_MODES.get(read("nvmlDeviceGetComputeMode", handle)),
+        compute_mode=nvml.COMPUTE_MODES.get(read("nvmlDeviceGetComputeMode", handle)),
     )
 
 

@@ -9,6 +9,9 @@ from muster.base.settings import Settings
 from muster.devices import nvml
 from muster.devices.inventory import read_facts
 
+#: What CUDA and the libraries hold of a GPU for each process, apart from its tensors: 450 to 700.
+CONTEXT_MIB = 700
+
 
 def workers_that_fit(
     *,
@@ -66,6 +69,17 @@ class MemorySampler:
         Raises SetupError for a facts file that is missing or malformed.
         """
         return total_held(pids, uuids, self._held_mib(uuids))
+
+    def in_use(self, uuids: Collection[str]) -> int | None:
+        """MiB of the devices ``uuids`` that anybody holds; None when it is not known."""
+        if self.settings.device_facts is None:
+            used = [nvml.memory_used_mib(uuid) for uuid in uuids]
+        else:
+            facts = read_facts(self.settings.device_facts).devices
+            by_uuid = {device.uuid: device.memory_used_mib for device in facts}
+            used = [by_uuid.get(uuid) for uuid in uuids]
+        known = [mib for mib in used if mib is not None]
+        return sum(known) if len(known) == len(used) else None
 
     def _held_mib(self, uuids: Collection[str]) -> Mapping[str, Mapping[int, int | None]]:
         if self.settings.device_facts is None:

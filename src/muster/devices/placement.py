@@ -6,7 +6,7 @@ devices. Workers are given UUIDs, which mean the same GPU whatever else is visib
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _NOBODY: Mapping[str, str] = MappingProxyType({})
+#: Why a MIG instance is left alone.
+_MIG = "a MIG instance: one process sees a single one of them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +87,14 @@ def place(
     force: bool,
     busy_threshold_mib: int = 500,
     leased: Mapping[str, str] = _NOBODY,
+    own_pids: Collection[int] = (),
 ) -> Placement:
     """The slots that ``request`` means on this host.
 
     A GPU is left out, with the reason in ``skipped``, when it is lost, when others hold more than
     ``busy_threshold_mib`` of it, or when its UUID is in ``leased`` (UUID -> reason); ``force``
-    takes it all the same unless it is lost. Fewer free GPUs than asked for is not an error as
+    takes it all the same unless it is lost. ``own_pids``: this process and those it runs for, who
+    may hold a GPU that they now ask for. Fewer free GPUs than asked for is not an error as
     long as one task fits, unless the request is exact. Raises UsageError for numbers that
     contradict each other and PlacementError when the host has too few GPUs or none is left.
     """
@@ -99,10 +103,16 @@ def place(
         return _on_cpu(request.count, cpu_count, (), _idle_options(per_gpu, gpus_per_task))
 
     gpus = _candidates(request, inventory, gpus_per_task)
-    reasons = {gpu.ordinal: _reason(gpu, leased, busy_threshold_mib) for gpu in gpus}
+    reasons = {gpu.ordinal: _reason(gpu, leased, busy_threshold_mib, own_pids) for gpu in gpus}
     usable = [
         gpu for gpu in gpus if gpu.device.lost is None and (force or not reasons[gpu.ordinal])
     ]
+    # A gang has one list of visible devices, and so has a task of several GPUs.
+    together = _in_one_list(usable) if request.is_exact or gpus_per_task > 1 else usable
+    asked = len(request.ids) if request.kind == "ids" else request.count
+    if asked is None or len(together) < asked:
+        reasons |= {gpu.ordinal: _MIG for gpu in usable if gpu not in together}
+    usable = together
     if request.count is not None:
         # With force, a GPU that nobody uses still comes before one that somebody does.
         usable.sort(key=lambda gpu: reasons[gpu.ordinal] is not None)
@@ -113,7 +123,6 @@ def place(
         if (reason := reasons[gpu.ordinal]) and gpu not in usable
     ]
 
-    asked = len(request.ids) if request.kind == "ids" else request.count
     if request.is_exact and request.kind != "auto" and asked is not None and len(usable) < asked:
         raise _too_few(request, asked, usable, skipped)
     groups = [
@@ -132,22 +141,32 @@ def place(
         Skipped(device=gpu.label, reason=f"left over from groups of {gpus_per_task} GPUs")
         for gpu in usable[len(groups) * gpus_per_task :]
     ]
+    if per_gpu > 1 and inventory.has_mps:
+        notes = (*notes, "NVIDIA MPS runs here: the workers of a GPU compute side by side.")
+    elif per_gpu > 1:
+        _refuse_sharing(usable, per_gpu)
     slots = _gpu_slots(groups, per_gpu, cpu_count)
     return Placement(slots=slots, skipped=tuple(skipped), notes=notes)
 
 
-def busy_reason(device: Device, busy_threshold_mib: int = 500) -> str | None:
-    """Who holds more than the threshold of ``device``, in words; None when it is free.
+def busy_reason(
+    device: Device, busy_threshold_mib: int = 500, own_pids: Collection[int] = ()
+) -> str | None:
+    """Who but ``own_pids`` holds more than the threshold of ``device``, in words; None when it is
+    free.
 
     The total counts, because processes of other containers and users may not be listed.
     """
-    listed_mib = sum(holder.used_mib or 0 for holder in device.holders)
-    held_mib = listed_mib if device.memory_used_mib is None else device.memory_used_mib
+    others = [holder for holder in device.holders if holder.pid not in own_pids]
+    own = [holder.used_mib for holder in device.holders if holder.pid in own_pids]
+    held_mib = sum(holder.used_mib or 0 for holder in others)
+    if device.memory_used_mib is not None and None not in own:
+        held_mib = device.memory_used_mib - sum(mib or 0 for mib in own)
     if held_mib <= busy_threshold_mib:
         return None
-    if not device.holders:
+    if not others:
         return f"busy: {held_mib} MiB are held by processes that the driver does not list"
-    largest = sorted(device.holders, key=lambda holder: (-(holder.used_mib or 0), holder.pid))
+    largest = sorted(others, key=lambda holder: (-(holder.used_mib or 0), holder.pid))
     words = [
         f"pid {holder.pid} ({holder.user or 'unknown user'}) holds "
         + ("memory" if holder.used_mib is None else f"{holder.used_mib} MiB")
@@ -237,10 +256,31 @@ def _find(name: str, gpus: Sequence[_Gpu], request: DeviceRequest, inventory: In
     raise PlacementError(f"{request.text}: there is no {what}; {_host(inventory)}.", hint=hint)
 
 
-def _reason(gpu: _Gpu, leased: Mapping[str, str], busy_threshold_mib: int) -> str | None:
+def _reason(
+    gpu: _Gpu, leased: Mapping[str, str], busy_threshold_mib: int, own_pids: Collection[int]
+) -> str | None:
     if gpu.device.lost is not None:
         return f"lost: {gpu.device.lost}"
-    return leased.get(gpu.device.uuid) or busy_reason(gpu.device, busy_threshold_mib)
+    if gpu.device.compute_mode == "prohibited":
+        return "its compute mode is PROHIBITED (nvidia-smi -c DEFAULT lets programs use it)"
+    return leased.get(gpu.device.uuid) or busy_reason(gpu.device, busy_threshold_mib, own_pids)
+
+
+def _refuse_sharing(usable: Sequence[_Gpu], per_gpu: int) -> None:
+    for gpu in usable:
+        if gpu.device.compute_mode == "exclusive process":
+            raise PlacementError(
+                f"--per-gpu {per_gpu}: {gpu.label} is in compute mode EXCLUSIVE_PROCESS, so only "
+                "the first of its workers could use it.",
+                hint="use --per-gpu 1, start NVIDIA's MPS server (nvidia-cuda-mps-control -d), or "
+                f"let processes share it (nvidia-smi -i {gpu.device.index} -c DEFAULT).",
+            )
+
+
+def _in_one_list(usable: Sequence[_Gpu]) -> list[_Gpu]:
+    """What one CUDA_VISIBLE_DEVICES can show: whole GPUs, or a single MIG instance."""
+    whole = [gpu for gpu in usable if gpu.device.parent_uuid is None]
+    return whole or list(usable[:1])
 
 
 def _too_few(

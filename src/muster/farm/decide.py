@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import Decisions, Division, Policy, Send
+from muster.farm.device_health import DeviceHealth, blame
 from muster.farm.events import (
     Capacity,
     Divided,
@@ -31,7 +32,6 @@ from muster.farm.events import (
 from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
-    DeviceHealth,
     Pace,
     Roster,
     Slot,
@@ -75,6 +75,7 @@ class Scheduler:
         self._fetching = False
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
+        self._set_aside: dict[str, str] = {}  # by device: the failure that no other had
         self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
@@ -165,7 +166,12 @@ class Scheduler:
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
                 self._health_of(worker.slot).succeeded()
-            elif finished.poisoned and worker.call_size > 1 and not outcome.is_blameless:
+            elif (
+                finished.poisoned
+                and worker.call_size > 1
+                and outcome is not Outcome.DEVICE_FAULT
+                and not outcome.is_blameless
+            ):
                 self._halve_call(task, finished, worker, out)
             else:
                 self._fail(task, record, worker.slot, now, out)
@@ -277,10 +283,12 @@ class Scheduler:
             return
         mark = fingerprint(record.finished)
         health = self._health_of(slot)
-        health.failed(mark, is_severe=outcome is Outcome.CRASH or record.finished.poisoned)
-        if self._is_device_fault(slot, health, mark):
-            self._blame_device(task, slot, health, record, out)
+        is_severe = outcome in (Outcome.CRASH, Outcome.DEVICE_FAULT) or record.finished.poisoned
+        health.failed(mark, record.worker_id, is_severe=is_severe)
+        if self._is_device_fault(slot, record.finished, mark, out):
+            self._run_elsewhere(task, slot, record, out)
             return
+        self._readmit(mark, out)
         tries = task.tries + 1
         if tries <= self.policy.retry.limit(outcome):
             avoid = slot.spec.device_key if outcome is Outcome.CRASH else ""
@@ -310,43 +318,50 @@ class Scheduler:
         out.tried.append((record, again))
         self._enqueue(again, front=True)
 
-    def _is_device_fault(self, slot: Slot, health: DeviceHealth, mark: str) -> bool:
-        """Only a GPU that fails everything while another has not failed so is to blame."""
-        if not slot.spec.devices:
-            return False
+    def _is_device_fault(self, slot: Slot, finished: Finished, mark: str, out: Decisions) -> bool:
+        """Whether the slot's device is to blame; from then on it gets nothing more."""
         if slot.quarantined:
             return True
-        others = {
-            other.spec.device_key
-            for other in self.roster.usable()
-            if other.spec.device_key != slot.spec.device_key
-        }
-        return health.count >= self.policy.device_failure_limit and any(
-            mark not in self._health_of_key(key).marks for key in others
-        )
-
-    def _blame_device(
-        self,
-        task: Task,
-        slot: Slot,
-        health: DeviceHealth,
-        record: AttemptRecord,
-        out: Decisions,
-    ) -> None:
-        """What the device has failed runs again elsewhere; it gets nothing more."""
+        if not slot.spec.devices and finished.outcome is not Outcome.DEVICE_FAULT:
+            return False
         key = slot.spec.device_key
-        again = task._replace(token=task.token + 1, avoid=key)
+        others = {s.spec.device_key for s in self.roster.usable()} - {key}
+        found = blame(
+            finished,
+            mark,
+            self._health_of(slot),
+            [self._health_of_key(other) for other in others],
+            limit=self.policy.device_failure_limit,
+            alike_limit=self.policy.alike_failure_limit,
+        )
+        if found is None:
+            return False
+        if found.until:
+            self._set_aside[key] = found.until
+        self._quarantine(self.roster.shares_of(key), found.reason, out)
+        return True
+
+    def _run_elsewhere(self, task: Task, slot: Slot, record: AttemptRecord, out: Decisions) -> None:
+        """What the device has failed runs again on others: it gets nothing more itself."""
+        again = task._replace(token=task.token + 1)
         out.tried.append((record, again))
         self._enqueue(again)
+        health = self._health_of(slot)
         for lost in health.tasks:
-            reopened = lost._replace(token=lost.token + 1, avoid=key)
+            reopened = lost._replace(token=lost.token + 1)
             out.reopened.append(reopened)
             self._enqueue(reopened)
         health.tasks.clear()
-        if not slot.quarantined:
-            reason = f"it failed {health.count} tasks in a row, the last: {record.finished.message}"
-            shares = [s for s in self.roster.slots if s.spec.device_key == key]
-            self._quarantine(shares, reason, out)
+
+    def _readmit(self, mark: str, out: Decisions) -> None:
+        """Give work again to devices that were set aside for what another now fails with too."""
+        for key in [key for key, known in self._set_aside.items() if known == mark]:
+            del self._set_aside[key]
+            shares = self.roster.shares_of(key)
+            for slot in shares:
+                slot.quarantined = ""
+            self._health_of_key(key).alike = 0
+            out.notes.append(("readmitted", f"{shares[0].spec.label}: another GPU fails so too"))
 
     def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
         for slot in slots:

@@ -20,6 +20,9 @@ class Policy:
     same_failure_limit: int = 5
     device_failure_limit: int = 3
     start_failure_limit: int = 3
+    alike_failure_limit: int = (
+        8  # plain failures of one cause in a row, of a device that has worked
+    )
     lead_s: float = 0.03  # work kept ready in a worker, to hide the commit
     max_lead: int = 512
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import signal as signals
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from muster.base.device_faults import looks_like_lost_device, looks_like_out_of_device_memory
 from muster.farm.events import WorkerDied
 from muster.farm.task import Finished, Outcome
 
@@ -16,6 +18,7 @@ REASONS: dict[Outcome, str] = {
     Outcome.EXCEPTION: "raised an exception",
     Outcome.BAD_RESULT: "returned something that cannot be recorded",
     Outcome.DEVICE_OOM: "ran out of GPU memory",
+    Outcome.DEVICE_FAULT: "met a GPU that could not be used",
     Outcome.HOST_OOM: "was killed because the host ran out of memory",
     Outcome.CRASH: "ended its process",
     Outcome.TIMEOUT: "took longer than --timeout and was killed",
@@ -30,13 +33,15 @@ class RetryPolicy:
     """How often each failure class is tried again, and after which pause.
 
     ``retries`` bounds crashes and host out-of-memory; a device out-of-memory is tried once more
-    alone when it shared its device; a lost or preempted attempt is nobody's fault, counts apart
-    and is only bounded against loops.
+    alone when it shared its device; ``device_fault_retries`` bounds attempts that a broken device
+    ended; a lost or preempted attempt is nobody's fault, counts apart and is only bounded against
+    loops.
     """
 
     retries: int = 1
     exception_retries: int = 0
     timeout_retries: int = 0
+    device_fault_retries: int = 5
     lost_limit: int = 20
     backoff_s: float = 0.5
     backoff_cap_s: float = 60.0
@@ -49,6 +54,7 @@ class RetryPolicy:
             Outcome.EXCEPTION: self.exception_retries,
             Outcome.BAD_RESULT: 0,
             Outcome.DEVICE_OOM: 0,
+            Outcome.DEVICE_FAULT: self.device_fault_retries,
             Outcome.HOST_OOM: self.retries,
             Outcome.CRASH: self.retries,
             Outcome.TIMEOUT: self.timeout_retries,
@@ -65,10 +71,6 @@ class RetryPolicy:
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 #: How the words that name an error end; ranks and loggers may put something in front of them.
 _ERRORS = ("Error", "Exception", "Interrupt", "Exit")
-_DEVICE_OOM = re.compile(
-    r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|HIP out of memory"
-    r"|RESOURCE_EXHAUSTED: Out of memory"
-)
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -84,15 +86,28 @@ def fingerprint(finished: Finished) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def ends_in_device_oom(output: str) -> bool:
-    """Whether the last error that a program printed is that its device has no memory left."""
-    errors = [
-        line
-        for line in output.splitlines()
-        if _DEVICE_OOM.search(line)
-        or any(word.rstrip(":").endswith(_ERRORS) for word in line.split(maxsplit=5)[:5])
-    ]
-    return bool(errors) and _DEVICE_OOM.search(errors[-1]) is not None
+def outcome_of_error(type_names: Collection[str], text: str, *, on_gpu: bool = True) -> Outcome:
+    """What an error in a task means; ``on_gpu``: the task's slot is a GPU, which may be at fault.
+
+    >>> outcome_of_error(["RuntimeError"], "No CUDA GPUs are available").value
+    'device_fault'
+    """
+    if looks_like_out_of_device_memory(type_names, text):
+        return Outcome.DEVICE_OOM
+    if on_gpu and looks_like_lost_device(text):
+        return Outcome.DEVICE_FAULT
+    return Outcome.EXCEPTION
+
+
+def outcome_of_output(output: str, *, on_gpu: bool = True) -> Outcome:
+    """The same of a program that failed, by the last error that it printed."""
+    for line in reversed(output.splitlines()):
+        words = [word.rstrip(":") for word in line.split(maxsplit=5)[:5]]
+        names = [word.rpartition(".")[2] for word in words if word.endswith(_ERRORS)]
+        outcome = outcome_of_error(names, line, on_gpu=on_gpu)
+        if names or outcome is not Outcome.EXCEPTION:
+            return outcome
+    return Outcome.EXCEPTION
 
 
 def signal_name(number: int) -> str:

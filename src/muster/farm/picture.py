@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from muster.base.journal import EVENTS
@@ -11,7 +12,7 @@ from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions
 from muster.farm.events import Event, Progress, WorkerDied, WorkerLeaving, WorkerReady
 from muster.farm.roster import Slot, Worker
-from muster.farm.task import AttemptRecord, TaskState
+from muster.farm.task import AttemptRecord, Outcome, TaskState
 from muster.farm.view import Durations, Rate, RunView, WorkerLine, remaining
 
 _MAX_NOTES = 100
@@ -31,6 +32,9 @@ class Picture:
         self._progress: dict[int, str] = {}
         self._numbers: dict[int, Mapping[str, float]] = {}
         self._memory: dict[int, float | None] = {}
+        self._slot_of: dict[int, int] = {}
+        self._device_peak: dict[int, float] = {}  # by slot, as the next
+        self._num_oom: Counter[int] = Counter()
         self._ended_by_slot: dict[int, int] = {}
         self.pids: dict[int, int] = {}
 
@@ -60,6 +64,9 @@ class Picture:
                     self._numbers[event.worker_id] = event.numbers
             elif isinstance(event, WorkerReady):
                 self.pids[event.worker_id] = event.pid
+        self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)
+        for record in [*decisions.done, *decisions.failed, *(r for r, _ in decisions.tried)]:
+            self._learn(record)
         for record in decisions.done:
             self._ended_one(record)
             self._durations.add(record.finished.seconds)
@@ -115,11 +122,21 @@ class Picture:
         count = self._ended_by_slot.get(record.worker_id, 0)
         self._ended_by_slot[record.worker_id] = count + 1
 
+    def _learn(self, record: AttemptRecord) -> None:
+        """What it tells of the memory of its device."""
+        slot_id, finished = self._slot_of.get(record.worker_id, -1), record.finished
+        if finished.on_device and finished.peak_mib is not None:
+            self._device_peak[slot_id] = max(self._device_peak.get(slot_id, 0.0), finished.peak_mib)
+        if finished.outcome is Outcome.DEVICE_OOM:
+            self._num_oom[slot_id] += 1
+
     def _line(self, slot: Slot, scheduler: Scheduler, now: float) -> WorkerLine:
+        slot_id = slot.spec.slot_id
+        known = self._device_peak.get(slot_id), self._num_oom[slot_id]
         worker = scheduler.roster.worker_of(slot)
         if worker is None:
             state = "quarantined" if slot.quarantined else "off"
-            return WorkerLine(slot.spec.label, state, "", None, None, "", 0)
+            return WorkerLine(slot.spec.label, state, "", None, None, "", 0, None, *known)
         head = next(iter(worker.in_flight.values()), None)
         return WorkerLine(
             slot.spec.label,
@@ -130,6 +147,7 @@ class Picture:
             self._progress.get(worker.worker_id, ""),
             self._ended_by_slot.get(worker.worker_id, 0),
             self.pids.get(worker.worker_id),
+            *known,
         )
 
 

@@ -1,8 +1,8 @@
 """Slots and the workers in them, as the scheduler knows them, and what it asks of them. Pure.
 
-Which tasks share a call, how many a worker is given ahead, which divisible task is asked to give
-away a part (when a worker has nothing to do and no task waits, so that a run does not end with one
-busy worker), and when to stop believing a device.
+Which tasks share a call, how many a worker is given ahead, and which divisible task is asked to
+give away a part (when a worker has nothing to do and no task waits, so that a run does not end with
+one busy worker).
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ class Roster:
     def is_usable_without(self, device_key: str) -> bool:
         """Whether a slot of another device is usable."""
         return any(slot.spec.device_key != device_key for slot in self.usable())
+
+    def shares_of(self, device_key: str) -> list[Slot]:
+        return [slot for slot in self.slots if slot.spec.device_key == device_key]
 
     def is_in_flight(self, task: Task) -> bool:
         return any(task.task_id in worker.in_flight for worker in self.workers.values())
@@ -262,41 +265,6 @@ def whom_to_ask(
         return None
     able = divisible(known, targets, now)
     return max(able, key=lambda worker: worker.left) if able else None
-
-
-#: Far more than it takes to find a device at fault; bounds the memory when tasks are.
-_MAX_KEPT = 1000
-
-
-@dataclass
-class DeviceHealth:
-    """The failures of a device since it was last seen to work.
-
-    ``tasks`` are those that failed there for good; they get another chance elsewhere when the
-    device is found to be at fault. ``marks`` are the causes ever seen on it.
-    """
-
-    count: int = 0
-    tasks: list[Task] = field(default_factory=list)
-    marks: set[str] = field(default_factory=set)
-    has_worked: bool = False
-
-    def succeeded(self) -> None:
-        self.has_worked = True
-        self.count = 0
-        self.tasks.clear()
-
-    def failed(self, mark: str, *, is_severe: bool) -> None:
-        """``is_severe``: the worker was lost with it, which an error in the task rarely does."""
-        if len(self.marks) < _MAX_KEPT:
-            self.marks.add(mark)
-        if is_severe or not self.has_worked:  # once it has worked, plain errors are the tasks'
-            self.count += 1
-
-    def lost(self, task: Task) -> None:
-        """A task has failed there for good."""
-        if self.count and len(self.tasks) < _MAX_KEPT:
-            self.tasks.append(task)
 
 
 class Breaker:

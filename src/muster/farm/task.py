@@ -34,6 +34,7 @@ class Outcome(StrEnum):
     EXCEPTION = "exception"
     BAD_RESULT = "bad_result"
     DEVICE_OOM = "device_oom"
+    DEVICE_FAULT = "device_fault"
     HOST_OOM = "host_oom"
     CRASH = "crash"
     TIMEOUT = "timeout"
@@ -85,6 +86,7 @@ class Finished(NamedTuple):
     ``value`` is the encoded result of an OK attempt and is stored as it is. For any other
     outcome ``message`` is one line and ``trace`` the traceback or the end of the log.
     ``poisoned``: the worker's device context can no longer be trusted; replace the worker.
+    ``on_device``: ``peak_mib`` is memory of the device, not of the host.
     """
 
     task_id: int
@@ -101,6 +103,7 @@ class Finished(NamedTuple):
     signal: int | None = None
     poisoned: bool = False
     files: bool = False
+    on_device: bool = False
 
 
 class AttemptRecord(NamedTuple):

@@ -93,6 +93,8 @@ class WorkerLine(NamedTuple):
     progress: str
     num_ended: int
     pid: int | None = None
+    device_peak_mib: float | None = None  # the most that tasks of this slot had on their device
+    num_oom: int = 0  # tasks of this slot that found no memory on it
 
 
 class RunView(NamedTuple):

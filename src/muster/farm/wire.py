@@ -22,6 +22,7 @@ _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 TASK, TOGETHER, REVOKE, STOP, SETUP = "task", "together", "revoke", "stop", "setup"
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
+UNFIT = "unfit"
 
 
 def pack(header: list[Any], body: bytes = b"") -> bytes:
@@ -61,6 +62,7 @@ def pack_finished(f: Finished) -> bytes:
     header = [
         RESULT, f.task_id, f.token, f.outcome.value, f.started_s, f.seconds, f.log_start,
         f.log_end, f.peak_mib, clean(f.message)[:_MAX_MESSAGE], f.signal, f.poisoned, f.files,
+        f.on_device,
     ]  # fmt: skip
     return pack(header, body)
 
@@ -69,7 +71,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
 def read_finished(header: list[Any], body: bytes) -> Finished:
-    _, task_id, token, name, started, seconds, start, end, peak, message, sig, bad, files = header
+    _, task_id, token, name, started, seconds, start, end, peak, message, sig, bad, *more = header
     outcome = _OUTCOMES[name]
     is_ok = outcome is Outcome.OK
     return Finished(
@@ -86,5 +88,5 @@ def read_finished(header: list[Any], body: bytes) -> Finished:
         "" if is_ok else body.decode("utf-8", "replace"),
         sig,
         bad,
-        files,
+        *more,
     )

@@ -67,6 +67,7 @@ class Driver:
             "nvmlDeviceGetMemoryInfo",
             "nvmlDeviceGetCudaComputeCapability",
             "nvmlDeviceGetMigMode",
+            "nvmlDeviceGetComputeMode",
             "nvmlDeviceGetMaxMigDeviceCount",
             "nvmlDeviceGetGpuInstanceId",
             "nvmlDeviceGetComputeInstanceId",

@@ -177,3 +177,26 @@ def test_an_old_driver_is_asked_in_the_old_way(monkeypatch: pytest.MonkeyPatch) 
     )
     Driver(handle).install(monkeypatch)
     assert nvml.process_memory_mib(["GPU-a"]) == {"GPU-a": {7: 300}}
+
+
+def test_a_gpu_that_the_control_group_hides_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = {"broken": pynvml.NVML_ERROR_NO_PERMISSION}
+    Driver(hidden, healthy("GPU-b")).install(monkeypatch)
+    found = nvml.read_inventory()
+    assert [(device.index, device.uuid) for device in found.devices] == [(1, "GPU-b")]
+
+
+def test_whether_a_gpu_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    Driver(healthy("GPU-a"), healthy("GPU-b", nvmlDeviceGetMemoryInfo=gone)).install(monkeypatch)
+    assert nvml.why_lost("GPU-a") == ""
+    assert "GPU GPU-b does not answer" in nvml.why_lost("GPU-b")
+    assert "the driver has no GPU GPU-c any more" in nvml.why_lost("GPU-c")
+    assert nvml.memory_used_mib("GPU-a") == 1204
+    assert nvml.memory_used_mib("GPU-b") is None
+
+
+def test_the_compute_mode_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(healthy("GPU-a", nvmlDeviceGetComputeMode=3), healthy("GPU-b")).install(monkeypatch)
+    modes = [device.compute_mode for device in nvml.read_inventory().devices]
+    assert modes == ["exclusive process", None]

@@ -411,3 +411,66 @@ def test_who_is_in_the_way_of_a_gang_is_named() -> None:
     assert "cuda:0: busy: pid 100 (ada) holds 9000 MiB" in text
     assert "cuda:2: lost: GPU 2 does not answer" in text
     assert "--force" in text
+
+
+def slice_(index: int, **changes: Any) -> Device:
+    return gpu(index, name="NVIDIA H100 MIG 3g.40gb", parent_uuid="GPU-p", **changes)
+
+
+GANG = {"is_exact": True}
+
+
+@pytest.mark.parametrize(
+    ("request_", "inventory", "expected"),
+    [
+        (DeviceRequest(kind="auto", **GANG), host(slice_(0), slice_(1)), ["cuda:0"]),
+        (DeviceRequest(kind="auto", **GANG), host(slice_(0), gpu(1), gpu(2)), ["cuda:1", "cuda:2"]),
+        (DeviceRequest(kind="count", count=1, **GANG), host(slice_(0), slice_(1)), ["cuda:0"]),
+        (
+            DeviceRequest(kind="auto", **GANG),
+            host(slice_(0, used_mib=9000), slice_(1)),
+            ["cuda:1"],
+        ),
+        (DeviceRequest(kind="auto"), host(slice_(0), slice_(1)), ["cuda:0", "cuda:1"]),
+    ],
+)
+def test_a_gang_has_one_mig_instance_and_tasks_have_one_each(
+    request_: DeviceRequest, inventory: Inventory, expected: list[str]
+) -> None:
+    assert labels(placed(request_, inventory)) == expected
+
+
+def test_several_mig_instances_in_one_process_are_refused() -> None:
+    two = host(slice_(0), slice_(1))
+    why = "cuda:1: a MIG instance: one process sees a single one of them"
+    with pytest.raises(PlacementError, match=why):
+        placed(DeviceRequest(kind="count", count=2, text="--devices 2", **GANG), two)
+    with pytest.raises(PlacementError, match=why):
+        placed("auto", two, gpus_per_task=2)
+
+
+def test_what_this_process_and_its_parents_hold_is_no_reason_to_leave_a_gpu_alone() -> None:
+    mine = gpu(0, used_mib=620)
+    assert labels(placed("1", host(mine), own_pids={100})) == ["cuda:0"]
+    beside = dataclasses.replace(
+        mine, memory_used_mib=9620, holders=(*mine.holders, Holder(pid=7, used_mib=9000))
+    )
+    assert busy_reason(beside, own_pids={100}) == "busy: pid 7 (unknown user) holds 9000 MiB"
+    hidden = dataclasses.replace(mine, holders=(Holder(pid=100, used_mib=None),))
+    assert busy_reason(hidden, own_pids={100}) is None
+    assert busy_reason(hidden) is not None
+
+
+def test_an_exclusive_gpu_takes_one_worker_unless_mps_serves_it() -> None:
+    alone = gpu(0, compute_mode="exclusive process")
+    assert labels(placed("auto", host(alone))) == ["cuda:0"]
+    with pytest.raises(PlacementError, match="cuda:0 is in compute mode EXCLUSIVE_PROCESS"):
+        placed("auto", host(alone), per_gpu=2)
+    shared = placed("auto", host(alone, has_mps=True), per_gpu=2)
+    assert labels(shared) == ["cuda:0", "cuda:0/1"]
+    assert shared.notes == ("NVIDIA MPS runs here: the workers of a GPU compute side by side.",)
+
+
+def test_a_gpu_that_no_program_may_use_is_left_alone() -> None:
+    forbidden = gpu(0, compute_mode="prohibited")
+    assert labels(placed("auto", host(forbidden, gpu(1)))) == ["cuda:1"]

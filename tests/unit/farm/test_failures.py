@@ -13,8 +13,8 @@ from muster.farm.lifecycle import (
     REASONS,
     RetryPolicy,
     death_as_finished,
-    ends_in_device_oom,
     fingerprint,
+    outcome_of_output,
     signal_name,
 )
 from muster.farm.task import Finished, Outcome, TaskState
@@ -120,4 +120,4 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
     ],
 )
 def test_a_program_that_ended_without_memory_on_its_device(output: str, is_oom: bool) -> None:
-    assert ends_in_device_oom(output) == is_oom
+    assert (outcome_of_output(output) is Outcome.DEVICE_OOM) == is_oom

@@ -19,6 +19,14 @@ def nothing_known(pids: Collection[int], uuids: Collection[str]) -> int | None:
     return None
 
 
+#: Why a device among these (by UUID) cannot be used any more, "" where all answer.
+WhyLost = Callable[[Collection[str]], str]
+
+
+def nothing_lost(uuids: Collection[str]) -> str:
+    return ""
+
+
 class PilotLeft(NamedTuple):
     """A pilot of an earlier coordinator that may be alive: ``heard`` bytes of its outbox are
     settled. ``unwanted``: its worker is to be killed.
@@ -44,6 +52,7 @@ class Assignment:
     run_id: str
     targets: Mapping[int, TargetSpec]
     held_mib: HeldMib = nothing_known
+    why_lost: WhyLost = nothing_lost
     cluster: ClusterRequest = field(default_factory=ClusterRequest)
     is_piloted: bool = False
     left: Sequence[PilotLeft] = ()

@@ -6,13 +6,16 @@ and what tasks print goes to the screen.
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from muster.base.errors import MusterError
+from muster.base.settings import kept_environment
 from muster.farm.events import (
     Divided,
     Event,
@@ -25,22 +28,25 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.task import Finished, SlotSpec, Task
+from muster.farm.worker.device import is_in_use, why_unfit
 from muster.farm.worker.perform import Order, Performer, describe
 
 
 class InlineExecutor:
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._performer: Performer | None = None
+        self._performers: dict[int, Performer] = {}
+        self._environment = ExitStack()
         self._calls: deque[tuple[int, list[Task]]] = deque()
         self._events: list[Event] = []
-        self._alive: set[int] = set()
         self._ending: set[int] = set()
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
-        device = "cuda:0" if slot.kind == "cuda" else "cpu"
+        device = _device_of(slot)
+        if device == "cpu" and not is_in_use():  # CUDA reads the variable once
+            self._environment.enter_context(kept_environment({"CUDA_VISIBLE_DEVICES": ""}))
         try:
-            self._performer = Performer(
+            self._performers[worker_id] = Performer(
                 self._assignment.targets,
                 self._assignment.folder,
                 device,
@@ -54,12 +60,15 @@ class InlineExecutor:
             message = f"Loading the target failed: {describe(error)}"
             self._events.append(TargetBroken(worker_id, message, traceback.format_exc()))
             return ""
-        self._alive.add(worker_id)
+        if device != "cpu" and (unfit := why_unfit()):
+            del self._performers[worker_id]
+            self._events.append(WorkerDied(worker_id, None, None, unfit))
+            return ""
         self._events.append(WorkerReady(worker_id, 0))
         return ""
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
-        if worker_id not in self._alive:
+        if worker_id not in self._performers:
             return
         if together:
             self._calls.append((worker_id, list(tasks)))
@@ -70,14 +79,14 @@ class InlineExecutor:
         """There are no others: one task runs at a time, and not while this is asked."""
 
     def revoke(self, worker_id: int) -> None:
-        if worker_id not in self._alive:
+        if worker_id not in self._performers:
             return
         mine = [tasks for owner, tasks in self._calls if owner == worker_id]
         self._calls = deque(call for call in self._calls if call[0] != worker_id)
         self._events.append(Returned(worker_id, [t.task_id for tasks in mine for t in tasks]))
 
     def end(self, worker_id: int, *, kill: bool) -> None:
-        if worker_id not in self._alive:
+        if worker_id not in self._performers:
             return
         if kill:
             self._calls = deque(call for call in self._calls if call[0] != worker_id)
@@ -86,12 +95,12 @@ class InlineExecutor:
     def poll(self, timeout_s: float) -> list[Event]:
         if self._calls and not self._events:
             worker_id, tasks = self._calls.popleft()
-            finished = self._perform(tasks)
+            finished = _perform(self._performers[worker_id], tasks)
             self._events.append(Results(worker_id, finished))
         busy = {owner for owner, _ in self._calls}
         for worker_id in sorted(self._ending - busy):
             self._ending.remove(worker_id)
-            self._alive.remove(worker_id)
+            del self._performers[worker_id]
             self._events.append(WorkerDied(worker_id, 0, None, "ended"))
         if not self._events:
             time.sleep(timeout_s)  # nothing happens here but what the caller asks for
@@ -101,13 +110,22 @@ class InlineExecutor:
 
     def close(self) -> None:
         self._calls.clear()
+        self._environment.close()
 
-    def _perform(self, tasks: list[Task]) -> list[Finished]:
-        assert self._performer is not None
-        orders = [order_of(task) for task in tasks]
-        if self._performer.is_batched(tasks[0].target_id):
-            return self._performer.run_together(orders)
-        return [self._performer.run(order) for order in orders]
+
+def _device_of(slot: SlotSpec) -> str:
+    """By the number that it has in this process, which sees all devices: the one of our labels."""
+    return slot.label.partition("/")[0].partition("+")[0] if slot.kind == "cuda" else "cpu"
+
+
+def _perform(performer: Performer, tasks: list[Task]) -> list[Finished]:
+    torch = sys.modules.get("torch")
+    if performer.device != "cpu" and torch is not None:
+        torch.cuda.set_device(performer.device)  # what "cuda" means without a number
+    orders = [order_of(task) for task in tasks]
+    if performer.is_batched(tasks[0].target_id):
+        return performer.run_together(orders)
+    return [performer.run(order) for order in orders]
 
 
 class _InlineLine:

@@ -67,6 +67,7 @@ class _Worker:
     log_start: int = 0
     tasks_end: int = 0
     devices: tuple[str, ...] = ()
+    unfit: str = ""  # why it cannot compute on them, by its own account
 
 
 class LocalExecutor:
@@ -80,6 +81,7 @@ class LocalExecutor:
         self._mark = f"{assignment.run_id}-{secrets.token_hex(4)}"
         self._reaper = Reaper(self._mark)
         self._releasing: list[_Release] = []
+        self._not_started: list[WorkerDied] = []
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
@@ -91,6 +93,9 @@ class LocalExecutor:
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
         log = self._assignment.folder.worker_log(slot.slot_id).absolute()
+        if slot.devices and (lost := self._assignment.why_lost(slot.devices)):
+            self._not_started.append(WorkerDied(worker_id, None, None, lost))
+            return log.name
         ours, theirs = socket.socketpair()
         with log.open("ab") as output:
             log_start = output.tell()
@@ -112,8 +117,7 @@ class LocalExecutor:
         self._workers[worker_id] = worker
         setup = {
             "targets": {
-                str(number): dataclasses.asdict(target)
-                for number, target in self._assignment.targets.items()
+                str(i): dataclasses.asdict(spec) for i, spec in self._assignment.targets.items()
             },
             "log": worker.log,
             "folder": str(self._assignment.folder.path.absolute()),
@@ -177,9 +181,10 @@ class LocalExecutor:
         wait_s = min([timeout_s, *(max(0.0, due - now) for due in deadlines)])
         if self._releasing or any(worker.pidfd < 0 for worker in self._workers.values()):
             wait_s = min(wait_s, _LOOK_EVERY_S)
-        events: list[Event] = []
+        events: list[Event] = [*self._not_started]
+        self._not_started.clear()
         dead: dict[int, _Worker] = {}
-        for key, mask in self._selector.select(max(0.0, wait_s)):
+        for key, mask in self._selector.select(0.0 if events else max(0.0, wait_s)):
             worker: _Worker = key.data
             if key.fd == worker.pidfd:
                 dead[worker.worker_id] = worker
@@ -288,6 +293,8 @@ class LocalExecutor:
                         finished = []
                     ids = [int(text) for text in body.decode().split(",") if text]
                     events.append(Returned(worker.worker_id, ids))
+                case wire.UNFIT:
+                    worker.unfit = header[1]
                 case wire.READY:
                     worker.tasks_end = os.stat(worker.log).st_size
                     events.append(WorkerReady(worker.worker_id, worker.process.pid))
@@ -319,8 +326,8 @@ class LocalExecutor:
             worker.worker_id,
             code if code >= 0 else None,
             -code if code < 0 else None,
-            _reason(code, left),
-            _log_tail(worker.log, worker.tasks_end),
+            worker.unfit or _reason(code, left),
+            "" if worker.unfit else _log_tail(worker.log, worker.tasks_end),
             code == -processes.KILL
             and not worker.was_killed
             and processes.out_of_memory_kills() > worker.ooms_before,

@@ -20,6 +20,7 @@ from muster.base.reaper import die_with_parent, end_group_with
 from muster.farm import canonical, wire
 from muster.farm.task import TargetSpec
 from muster.farm.wire import clean
+from muster.farm.worker.device import why_unfit
 from muster.farm.worker.inbox import Inbox, InboxLine
 from muster.farm.worker.perform import Order, Performer, describe
 from muster.run.folder import RunFolder
@@ -56,6 +57,9 @@ def main(argv: list[str]) -> int:
         message = f"Loading the target failed: {clean(describe(error))[:8000]}"
         trace = traceback.format_exc().encode("utf-8", "replace")
         inbox.send(wire.pack([wire.BROKEN, message], trace))
+        return _leave()
+    if setup["device"] != "cpu" and (unfit := why_unfit()):
+        inbox.send(wire.pack([wire.UNFIT, clean(unfit)]))
         return _leave()
     inbox.send(wire.pack([wire.READY]))
     _serve(inbox, performer)

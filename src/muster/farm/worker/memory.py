@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from muster.farm.worker.device import is_in_use
+
 if sys.platform != "win32":
     import resource
 
@@ -21,21 +23,25 @@ def begin_peak() -> None:
         (_SELF / "clear_refs").write_text("5")
 
 
-def peak_mib() -> float | None:
-    """Peak device memory where CUDA is in use, else this process's peak resident set, in MiB.
+def peak_mib() -> tuple[float | None, bool]:
+    """The peak in MiB, and whether it is of the device's memory: of that where CUDA is in use,
+    else of this process's resident set.
 
     Since ``begin_peak``; without Linux's ``/proc/self/clear_refs`` of the whole process so far,
     which is an upper bound. ``None`` where neither is known.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        peak = float(torch.cuda.max_memory_reserved()) / 2**20
-        torch.cuda.reset_peak_memory_stats()
-        return peak
+    if is_in_use():
+        torch = sys.modules["torch"]
+        try:
+            peak = float(torch.cuda.max_memory_reserved()) / 2**20
+            torch.cuda.reset_peak_memory_stats()
+        except Exception:  # a context that has failed answers nothing any more
+            return None, False
+        return peak, True
     if sys.platform == "win32":
-        return None
+        return None, False
     _, highest = _resident_mib("self")
-    return highest or _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return highest or _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), False
 
 
 def wait_for(pid: int) -> tuple[int, float | None]:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import random
 import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from muster.base.device_faults import give_memory_back, names_of
 from muster.base.errors import TargetError
 from muster.base.target import TargetRef, load
 from muster.farm import canonical
 from muster.farm.batched import batch_spec_of
-from muster.farm.lifecycle import ends_in_device_oom
+from muster.farm.lifecycle import outcome_of_error, outcome_of_output
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.results import check_result, keep_beside
 from muster.farm.task import Finished, Outcome, TargetSpec
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
+from muster.farm.worker.device import hidden_fault, is_in_use, why_unfit
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import Place, TaskLog
 from muster.farm.worker.memory import begin_peak, peak_mib
@@ -52,6 +53,35 @@ class _Loaded:
     wants_context: bool
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """What is kept of an exception; ``trace``: its traceback, or the end of a command's log."""
+
+    outcome: Outcome
+    message: str
+    trace: str = ""
+    signal: int | None = None
+    is_poisoned: bool = False
+
+    def of(self, finished: Finished) -> Finished:
+        """The record of a task that has failed so."""
+        return finished._replace(
+            outcome=self.outcome,
+            value=b"{}",
+            message=self.message,
+            trace=self.trace,
+            signal=self.signal,
+            poisoned=finished.poisoned or self.is_poisoned,
+        )
+
+
+#: What is added to the message of a command, which says with which code it ended.
+_OF_A_COMMAND = {
+    Outcome.DEVICE_OOM: ": CUDA out of memory",
+    Outcome.DEVICE_FAULT: ": its GPU cannot be used",
+}
+
+
 class Performer:
     """Holds the loaded targets; ``run`` and ``run_together`` never raise for a task's fault."""
 
@@ -65,22 +95,22 @@ class Performer:
         line: Line,
     ) -> None:
         self._folder = folder
-        self._device = device
+        self.device = device
         self._line = line
         self._targets = {number: _load(spec) for number, spec in targets.items()}
         # After the targets: what they set on import is theirs to keep.
         self._log = TaskLog(log)
         self._place = Place()
+        self._is_fit = False  # torch is known to use the GPU of this slot
 
     def run(self, order: Order) -> Finished:
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
         begin_peak()
         context: Context | None = None
-        value, message, trace, sig, poisoned = b"{}", "", "", None, False
-        outcome = Outcome.OK
+        value = b"{}"
+        failure: _Failure | None = None
         loaded = self._targets[order.target_id]
-        is_command = loaded.function is None
         try:
             params = canonical.decode(order.payload)
             _seed_everything(order.key)
@@ -94,78 +124,135 @@ class Performer:
                 value = _store(loaded.function(**call), context, self._log)
             context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails
-            outcome, message, trace, sig, poisoned = _explain(error, self._log)
-        return Finished(
+            failure = self._explain(error)
+        failure = self._ask_device(failure)
+        peak, on_device = peak_mib()
+        if context is not None and loaded.function is None:
+            peak, on_device = context.command_peak_mib, False
+        finished = Finished(
             order.task_id,
             order.token,
-            outcome,
+            Outcome.OK,
             started,
             time.perf_counter() - begin,
             log_start,
             self._end(),
-            peak_mib() if context is None or not is_command else context.command_peak_mib,
+            peak,
             value,
-            message,
-            trace,
-            sig,
-            poisoned or (context is not None and context.is_retiring),
-            context is not None and context.has_files,
+            poisoned=context is not None and context.is_retiring,
+            files=context is not None and context.has_files,
+            on_device=on_device,
         )
+        return finished if failure is None else failure.of(finished)
 
     def run_together(self, orders: Sequence[Order]) -> list[Finished]:
         """One call of a batched target; if it raises, halves find the task that is to blame.
 
         An exception among the results fails its own task only.
         """
+        finished: list[Finished] = []
+        calls = [list(orders)]
+        while calls:
+            # By now nothing is left of a call that failed: its frames would hold its tensors.
+            call = calls.pop()
+            ended, has_raised = self._call(call)
+            if has_raised and len(call) > 1 and not ended[0].poisoned:
+                half = len(call) // 2
+                calls += [call[half:], call[:half]]
+            else:
+                finished += ended
+        return finished
+
+    def _call(self, orders: Sequence[Order]) -> tuple[list[Finished], bool]:
+        """What became of each task, and whether the call as a whole raised."""
         loaded = self._targets[orders[0].target_id]
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
         begin_peak()
+        values: list[Any] = []
+        failure: _Failure | None = None
         try:
             params = [canonical.decode(order.payload) for order in orders]
             _seed_everything(orders[0].key)
             context = self._context(orders[0], params[0])
             call = {"ctx": context} if loaded.wants_context else {}
-            returned = loaded.function(params, **call)
-            values = _check_batch(returned, len(orders))
+            values = _check_batch(loaded.function(params, **call), len(orders))
         except BaseException as error:
-            outcome, message, trace, sig, poisoned = _explain(error, self._log)
-            if len(orders) > 1 and not poisoned:
-                half = len(orders) // 2
-                return self.run_together(orders[:half]) + self.run_together(orders[half:])
-            seconds = (time.perf_counter() - begin) / len(orders)
-            log_end = self._end()
-            return [
-                Finished(
-                    o.task_id, o.token, outcome, started, seconds, log_start, log_end, peak_mib(),
-                    b"{}", message, trace, sig, poisoned,
-                )
-                for o in orders
-            ]  # fmt: skip
+            failure = self._explain(error)
+        failure = self._ask_device(failure)
         seconds = (time.perf_counter() - begin) / len(orders)
+        peak, on_device = peak_mib()
         log_end = self._end()
-        peak = peak_mib()
-        finished = []
-        for order, own, item in zip(orders, params, values, strict=True):
-            outcome, message, trace, sig, poisoned, value = Outcome.OK, "", "", None, False, b"{}"
-            # What the call wrote into its folder belongs to the first of its tasks.
-            mine = context if order is orders[0] else self._context(order, own)
-            try:
-                if isinstance(item, Exception):
-                    raise item
-                value = _store(item, mine, self._log)
-                mine.sync_files()
-            except Exception as error:
-                outcome, message, trace, sig, poisoned = _explain(error, self._log)
-            finished.append(
-                Finished(
-                    order.task_id, order.token, outcome, started, seconds, log_start, log_end,
-                    peak, value, message, trace, sig, poisoned,
-                    files=mine.has_files,
-                )
-            )  # fmt: skip
-        return finished
+        base = [
+            Finished(
+                order.task_id, order.token, Outcome.OK, started, seconds, log_start, log_end, peak,
+                on_device=on_device,
+            )
+            for order in orders
+        ]  # fmt: skip
+        if failure is not None:
+            return [failure.of(finished) for finished in base], True
+        # What the call wrote into its folder belongs to the first of its tasks.
+        contexts = [context, *map(self._context, orders[1:], params[1:])]
+        return list(map(self._take, base, values, contexts)), False
+
+    def _take(self, finished: Finished, value: Any, context: Context) -> Finished:
+        """The record of a task whose joint call returned ``value`` for it."""
+        try:
+            if isinstance(value, Exception):
+                raise value
+            encoded = _store(value, context, self._log)
+            context.sync_files()
+        except Exception as error:
+            return self._explain(error).of(finished._replace(files=context.has_files))
+        return finished._replace(value=encoded, files=context.has_files)
+
+    def _explain(self, error: BaseException) -> _Failure:
+        if isinstance(error, MadeRoom):
+            said = "it saved its state to make room for another job"
+            return _Failure(Outcome.PREEMPTED, said, is_poisoned=True)
+        if isinstance(error, TargetError):
+            return _Failure(Outcome.BAD_RESULT, str(error))
+        on_gpu = self.device != "cpu"
+        if isinstance(error, CommandFailed):
+            tail = self._log.tail()
+            outcome = Outcome.CRASH if error.signal else Outcome.EXCEPTION
+            if error.code:
+                outcome = outcome_of_output(tail, on_gpu=on_gpu)
+            message = f"{error}{_OF_A_COMMAND.get(outcome, '')}"
+            is_poisoned = outcome is Outcome.DEVICE_FAULT
+            return _Failure(outcome, message, tail, error.signal, is_poisoned)
+        names, text = names_of(error), describe(error)
+        message = text.split("\n", 1)[0][:2000]
+        outcome = outcome_of_error(names, text, on_gpu=on_gpu)
+        if isinstance(error, SystemExit):
+            message = f"the task called sys.exit({error.code!r})"
+        # torch names some faults after which nothing works; others show when the device is asked.
+        has_fault = "AcceleratorError" in names or "CUDA error" in message
+        is_poisoned = outcome is Outcome.DEVICE_FAULT or (
+            outcome is Outcome.EXCEPTION and has_fault
+        )
+        return _Failure(outcome, message, _user_trace(error), None, is_poisoned)
+
+    def _ask_device(self, failure: _Failure | None) -> _Failure | None:
+        """The task's failure, or None, after a look at the device: what went wrong there and was
+        told nobody is this task's fault, not that of the next one.
+        """
+        if fault := hidden_fault():
+            if failure is not None:
+                return replace(failure, is_poisoned=True)
+            outcome = outcome_of_error((), fault)
+            return _Failure(
+                outcome, f"on the GPU, after the task had ended: {fault}", "", None, True
+            )
+        if self.device != "cpu" and not self._is_fit and "torch" in sys.modules:
+            if unfit := why_unfit():
+                return _Failure(Outcome.DEVICE_FAULT, unfit, is_poisoned=True)
+            self._is_fit = True
+        if failure is not None and (failure.outcome is Outcome.DEVICE_OOM or is_in_use()):
+            give_memory_back()  # others may share the device
+        return failure
 
     def _end(self) -> int:
         """Where the task's output ends; the next one finds folder and output as this one did."""
@@ -183,7 +270,7 @@ class Performer:
             token=order.token,
             attempt=order.attempt,
             tries=order.tries,
-            device=self._device,
+            device=self.device,
             params=params,
             line=self._line,
         )
@@ -245,30 +332,6 @@ def _seed_everything(key: str) -> None:
         torch.manual_seed(seed)
 
 
-def _explain(error: BaseException, log: TaskLog) -> tuple[Outcome, str, str, int | None, bool]:
-    """Outcome, one line, traceback or log tail, signal, and whether the device is poisoned."""
-    if isinstance(error, MadeRoom):
-        return Outcome.PREEMPTED, "it saved its state to make room for another job", "", None, True
-    if isinstance(error, CommandFailed):
-        tail = log.tail()
-        if error.code and ends_in_device_oom(tail):
-            return Outcome.DEVICE_OOM, f"{error}: CUDA out of memory", tail, None, False
-        outcome = Outcome.CRASH if error.signal else Outcome.EXCEPTION
-        return outcome, str(error), tail, error.signal, False
-    if isinstance(error, TargetError):
-        return Outcome.BAD_RESULT, str(error), "", None, False
-    names = {base.__name__ for base in type(error).__mro__}
-    trace = _user_trace(error)
-    message = describe(error).split("\n", 1)[0][:2000]
-    if names & {"OutOfMemoryError"}:
-        _give_memory_back()
-        return Outcome.DEVICE_OOM, message, trace, None, False
-    is_cuda = "AcceleratorError" in names or "CUDA error" in message
-    if isinstance(error, SystemExit):
-        message = f"the task called sys.exit({error.code!r})"
-    return Outcome.EXCEPTION, message, trace, None, is_cuda
-
-
 def describe(error: BaseException) -> str:
     """Type and text of an error, whose ``__str__`` may itself raise."""
     try:
@@ -285,10 +348,3 @@ def _user_trace(error: BaseException) -> str:
         frames = frames.tb_next
     lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
     return "".join(lines)[-_TRACE_LIMIT:]
-
-
-def _give_memory_back() -> None:
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

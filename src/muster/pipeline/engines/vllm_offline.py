@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
+from muster.base.settings import read_settings
+from muster.devices.discovery import name_gpus_by_number
 from muster.pipeline.engines.answers import prompt_text
 from muster.pipeline.engines.engine import (
     Completion,
@@ -61,6 +63,7 @@ class VllmEngine:
                 f"The engine vllm needs CUDA devices, and the worker has {device}.",
                 hint="use --engine transformers.",
             )
+        name_gpus_by_number(read_settings())
         options: dict[str, Any] = {"quantization": "bitsandbytes"} if self._quantizes else {}
         if not Path(self._spec.model).exists():
             use_cache_if_unreachable()

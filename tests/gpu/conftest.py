@@ -1,0 +1,29 @@
+"""For tests on a CUDA device, each file of which has a process of its own (``make test-gpu``): what
+a process has on the device would make the device busy for the runs that the next file starts.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# The processes that inductor keeps for compiling would outlive their test.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+_HERE = Path(__file__).parent
+#: torch 2.9 to 2.11 ask for an interface that older ones do not have.
+_WARNING = "ignore:Please use the new API settings to control TF32"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(_WARNING))
+
+
+@pytest.fixture(autouse=True)
+def _cuda_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")

@@ -1,0 +1,102 @@
+"""What GPUs do to a sweep, on recorded GPUs: memory that ends, cards that die, broken contexts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.programs import read_program
+
+import muster
+from muster.base.errors import SetupError
+from muster.devices.inventory import Device, Inventory, to_json
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two GPUs, GPU-0 and GPU-1, and the programs that use them."""
+    for name in ("pretend_gpu.py", "no_cuda_task.py"):
+        (tmp_path / name).write_text(read_program(name))
+    devices = tuple(
+        Device(
+            index=i, uuid=f"GPU-{i}", name="Recorded", memory_total_mib=80_000, memory_used_mib=1
+        )
+        for i in range(2)
+    )
+    (tmp_path / "facts.json").write_bytes(to_json(Inventory(devices=devices)))
+    monkeypatch.setenv("MUSTER_DEVICE_FACTS", str(tmp_path / "facts.json"))
+    monkeypatch.setenv("MUSTER_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def states(run: muster.Run) -> Counter[str]:
+    return Counter(row["state"] for row in run.results().to_pylist())
+
+
+def told(run: muster.Run, kind: str) -> list[str]:
+    events = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    return [event["text"] for event in events if event["event"] == kind]
+
+
+def test_a_joint_call_without_memory_is_halved_with_its_memory_given_back() -> None:
+    run = muster.sweep("pretend_gpu.py:hungry", grid={"i": range(8)}, devices="1")
+    assert states(run) == {"done": 8}
+    assert {row["together"] for row in run.results().to_pylist()} == {4}
+
+
+def test_every_word_for_no_memory_gets_the_task_its_gpu_alone() -> None:
+    run = muster.sweep("pretend_gpu.py:short_once", grid={"i": range(6)}, devices="1", per_gpu=2)
+    assert states(run) == {"done": 6}
+    table = {row["i"]: row["alone"] for row in run.results().to_pylist()}
+    assert [table[i] for i in range(6)] == [0, 1, 1, 1, 0, 0]
+    assert told(run, "quarantined") == []
+
+
+def test_a_command_that_ran_out_of_memory_gets_its_gpu_alone(host: Path) -> None:
+    (host / "train.sh").write_text(
+        'if [ "$1" = 1 ] && mkdir tried 2>/dev/null; then\n'
+        '  echo "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB" >&2; exit 1\n'
+        "fi\n"
+    )
+    run = muster.sweep(
+        ["sh", str(host / "train.sh"), "{i}"], grid={"i": [1, 2]}, devices="1", per_gpu=2
+    )
+    assert states(run) == {"done": 2}
+
+
+@pytest.mark.parametrize("how", ["torch's words", "driver", "own words"])
+def test_a_gpu_that_dies_fails_no_task(how: str, host: Path) -> None:
+    run = muster.sweep("pretend_gpu.py:dies", grid={"i": range(40), "how": [how]}, devices="2")
+    assert states(run) == {"done": 40}
+    for reason in told(run, "quarantined"):
+        assert reason.startswith("cuda:1: ")
+    if how == "driver":  # asked before each start: not even one more task goes there
+        assert (host / "flag").read_text() == "4"
+
+
+@pytest.mark.parametrize("how", ["raises", "returns"])
+def test_a_broken_context_is_its_own_tasks_fault(how: str) -> None:
+    run = muster.sweep("pretend_gpu.py:poisons", grid={"i": range(8), "how": [how]}, devices="1")
+    [failed] = [row for row in run.results().to_pylist() if row["state"] != "done"]
+    assert failed["i"] == 3
+    assert "illegal memory access" in failed["error"]
+
+
+def test_a_worker_on_a_gpu_does_not_compute_on_the_cpu() -> None:
+    with pytest.raises(SetupError) as refused:
+        muster.sweep("no_cuda_task.py:work", grid={"i": range(3)}, devices="1", run_dir="r")
+    assert "torch cannot use the GPU of this worker: The NVIDIA driver" in str(refused.value)
+    assert "--devices cpu computes on the CPU" in str(refused.value)
+    assert states(muster.Run("r")) == {"waiting": 3}
+
+
+def test_nor_does_one_whose_task_brings_its_torch_later() -> None:
+    with pytest.raises(SetupError, match="torch cannot use the GPU of this worker"):
+        muster.sweep("pretend_gpu.py:late", grid={"i": range(3)}, devices="1", run_dir="r")
+    assert states(muster.Run("r")) == {"waiting": 3}

@@ -1,0 +1,138 @@
+"""When a device is no longer believed, and when it is believed again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.farm.test_decide import Rig, finished, gpus, kinds, tasks
+
+from muster.farm.decisions import Policy
+from muster.farm.device_health import DeviceHealth, blame
+from muster.farm.events import Results, WorkerDied
+from muster.farm.task import Finished, Outcome
+
+FAULT, ERROR = Outcome.DEVICE_FAULT, Outcome.EXCEPTION
+
+
+def health(**fields: Any) -> DeviceHealth:
+    return DeviceHealth(**fields)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "own", "others", "is_blamed"),
+    [
+        # It says itself that it cannot be used: whatever the others say, and without others.
+        (FAULT, health(count=3), [], True),
+        (FAULT, health(count=3), [health(marks={"m"})], True),
+        (FAULT, health(count=2), [health()], False),
+        # It fails everything: only beside one that has not failed so.
+        (ERROR, health(count=3), [health()], True),
+        (ERROR, health(count=3), [health(marks={"m"})], False),
+        (ERROR, health(count=3), [], False),
+        # It did work: only eight alike in a row that no other knows, beside one that works.
+        (ERROR, health(alike=8, has_worked=True), [health(has_worked=True)], True),
+        (ERROR, health(alike=7, has_worked=True), [health(has_worked=True)], False),
+        (ERROR, health(alike=8, has_worked=True), [health()], False),
+        (ERROR, health(alike=8), [health(has_worked=True, marks={"m"}), health()], False),
+        (Outcome.DEVICE_OOM, health(alike=8), [health(has_worked=True)], False),
+        (Outcome.TIMEOUT, health(alike=8), [health(has_worked=True)], False),
+    ],
+)
+def test_who_is_to_blame(
+    outcome: Outcome, own: DeviceHealth, others: list[DeviceHealth], is_blamed: bool
+) -> None:
+    failed = Finished(1, 1, outcome, 0.0, 0.0, 0, 0, None, message="cuda broken")
+    found = blame(failed, "m", own, others, limit=3, alike_limit=8)
+    assert (found is not None) == is_blamed
+    if found is not None:
+        assert "cuda broken" in found.reason
+        assert found.until == ("m" if own.alike else "")
+
+
+def replaced(rig: Rig, slot_id: int, outcome: Outcome = FAULT) -> list[str]:
+    """The worker's task fails so that the worker ends; the notes of that."""
+    worker_id = rig.worker_on(slot_id)
+    notes = kinds(rig.end(worker_id, outcome, poisoned=True), "quarantined")
+    rig.step(WorkerDied(worker_id, 0, None, "ended"))
+    rig.ready()
+    return notes
+
+
+def test_a_device_that_says_it_is_gone_fails_no_task_even_after_good_work() -> None:
+    rig = Rig(gpus(2), tasks(20))
+    rig.ready()
+    for _ in range(3):
+        rig.end(rig.worker_on(0))
+    notes = [note for _ in range(3) for note in replaced(rig, 0)]
+    assert len(notes) == 1
+    assert notes[0].startswith("gpu0.0: it failed 3 tasks in a row")
+    good, done = rig.worker_on(1), 3
+    for _ in range(40):
+        while rig.holds[good]:
+            done += len(rig.end(good).done)
+        if rig.scheduler.is_finished:
+            break
+        rig.wait()
+    assert done == 20
+
+
+def test_on_the_only_device_the_run_ends_and_no_task_is_failed() -> None:
+    rig = Rig(gpus(1), tasks(20))
+    rig.ready()
+    for _ in range(3):
+        replaced(rig, 0)
+    assert rig.scheduler.is_finished
+    assert rig.scheduler.roster.usable() == []
+    assert len(rig.scheduler.open_tasks()) == 20
+
+
+def test_a_joint_call_on_a_dead_device_counts_once_and_stays_together() -> None:
+    rig = Rig(gpus(2), tasks(8, target=2))
+    rig.ready()
+    worker_id = rig.worker_on(0)
+    call, rig.holds[worker_id] = rig.holds[worker_id], []
+    out = rig.step(Results(worker_id, [finished(t, FAULT, poisoned=True) for t in call]))
+    assert len(call) == 4
+    assert kinds(out, "quarantined") == []
+    assert {(again.tries, again.batch_limit, again.avoid) for _, again in out.tried} == {(1, 0, "")}
+
+
+def alike(rig: Rig, count: int) -> list[str]:
+    bad = rig.worker_on(0)
+    notes = []
+    for _ in range(count):
+        notes += kinds(rig.end(bad, ERROR, message="the model cannot be built"), "quarantined")
+    return notes
+
+
+def working_pair(count: int) -> Rig:
+    rig = Rig(gpus(2), tasks(count), Policy(lead_s=0.0))
+    rig.ready()
+    rig.end(rig.worker_on(0))
+    rig.end(rig.worker_on(1))
+    return rig
+
+
+def test_failures_in_a_row_that_no_other_device_has_set_it_aside() -> None:
+    rig = working_pair(40)
+    assert alike(rig, 7) == []
+    [note] = alike(rig, 1)
+    assert "it failed 8 tasks in a row, and no other GPU failed so" in note
+    rig.step(WorkerDied(rig.worker_on(0), 0, None, "ended"))
+    good, done = rig.worker_on(1), 2
+    while rig.holds[good]:
+        done += len(rig.end(good).done)
+    assert done == 40
+
+
+def test_it_is_believed_again_once_another_device_fails_so_too() -> None:
+    rig = working_pair(40)
+    alike(rig, 8)
+    rig.step(WorkerDied(rig.worker_on(0), 0, None, "ended"))
+    out = rig.end(rig.worker_on(1), ERROR, message="the model cannot be built")
+    assert kinds(out, "readmitted") == ["gpu0.0: another GPU fails so too"]
+    assert [slot for slot, _ in out.starts] == [0]
+    rig.ready()
+    assert rig.holds[rig.worker_on(0)]
+    assert alike(rig, 8) == []
