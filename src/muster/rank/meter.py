@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from muster.base.codec import write_json
+from muster.base.device_faults import looks_like_out_of_memory, names_of
 from muster.devices.cards import Precision, find_card
 
 
@@ -86,19 +87,9 @@ class Meter:
         return recent
 
 
-_CPU_TEXTS = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-)
-_OTHER_TEXTS = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` means that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(t in text for t in _CPU_TEXTS + _OTHER_TEXTS)
+    return looks_like_out_of_memory(names_of(error), str(error))
 
 
 def free_cached(device: torch.device) -> None:

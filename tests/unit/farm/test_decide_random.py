@@ -55,7 +55,7 @@ class World:
     kill_rate: float
     short: bool
     batched: bool
-    bad_device: bool
+    bad_device: str  # "broken" fails everything; "gone" does so after a while, and says it
     drain_at: float | None
     capacity: bool
 
@@ -188,12 +188,14 @@ class Simulation:
         for record in out.failed:
             self.close(record.task_id, record.token, "failed")
             fate = self.fates[record.task_id]
-            if not self.world.kill_rate and not self.world.bad_device:
+            if not self.world.kill_rate and self.world.bad_device != "broken":
                 assert fate not in ("ok", "crashes once") or self.retries == 0, (fate, record)
         for record, again in out.tried:
             assert self.state[record.task_id] == "claimed"
             assert self.token[record.task_id] == record.token
-            if again.tries:
+            if record.finished.outcome is Outcome.DEVICE_FAULT:
+                assert again.tries <= RetryPolicy.device_fault_retries
+            elif again.tries and self.world.bad_device != "gone":
                 assert again.tries <= self.retries
             self.renew(again)
         for task in out.retokened:
@@ -295,7 +297,10 @@ class Simulation:
     def fate(self, worker: Worker, task: Task) -> str:
         fate = self.fates[task.task_id]
         if self.world.bad_device and worker.slot.device_key == "D0":
-            return "raise"
+            if self.world.bad_device == "broken":
+                return "raise"
+            if self.now > 20:
+                return "gone"
         if fate == "crashes once" and task.task_id not in self.crashed:
             self.crashed.add(task.task_id)
             return "crash"
@@ -312,12 +317,12 @@ class Simulation:
         if worker is None or worker.dead or worker.running != plan:
             return None
         call = worker.calls.pop(0)
-        poisoned = "poison" in fates
+        poisoned = "poison" in fates or "gone" in fates
         records = []
         for task, fate in zip(call, fates, strict=True):
             outcome = {"raise": Outcome.EXCEPTION, "oom": Outcome.DEVICE_OOM}.get(fate, Outcome.OK)
             if poisoned:  # everything that is computed after it fails too
-                outcome = Outcome.EXCEPTION
+                outcome = Outcome.DEVICE_FAULT if "gone" in fates else Outcome.EXCEPTION
             records.append(
                 Finished(
                     task.task_id, task.token, outcome, 0.0, seconds / len(call), 0, 0, None,
@@ -403,7 +408,7 @@ WORLDS = st.builds(
     kill_rate=st.sampled_from([0.0, 0.0, 0.5]),
     short=st.booleans(),
     batched=st.booleans(),
-    bad_device=st.sampled_from([False, False, False, True]),
+    bad_device=st.sampled_from(["", "", "", "broken", "gone"]),
     drain_at=st.sampled_from([None, None, None, 3.0]),
     capacity=st.booleans(),
 )
