@@ -220,13 +220,19 @@ def waits_for_gpu(frame: FrameType | None) -> bool:
     if "CALL" not in code[index].opname:
         return False
     # What is called is the last thing loaded where the expression of the call begins.
-    begins = code[index].positions and code[index].positions[::2]
+    begins = _begin_of(code[index])
     named = [
         each.argval
         for each in code[:index]
-        if each.opname.startswith("LOAD_") and each.positions and each.positions[::2] == begins
+        if each.opname.startswith("LOAD_") and _begin_of(each) == begins
     ]
     return bool(named) and named[-1] in _GPU_WAITS
+
+
+def _begin_of(instruction: dis.Instruction) -> tuple[int | None, int | None] | None:
+    """Line and column of what an instruction is about."""
+    place = instruction.positions
+    return None if place is None else (place.lineno, place.col_offset)
 
 
 def is_compiling(frame: FrameType | None) -> bool:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from muster.base.atomic_files import disk_error, explain_os_error
 from muster.base.code import Code
 from muster.base.codec import decode, write_json
+from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import EXIT_REQUEUE, EXIT_SOME_FAILED, MusterError
 from muster.gang.beacon import BEACON
 from muster.gang.topology import SlotKind, Topology, read_topology
@@ -32,7 +33,6 @@ from muster.rank.checkpoint import (
     put_back,
 )
 from muster.rank.checkpoint_files import load_state, read_extra, step_folder
-from muster.rank.meter import is_out_of_memory
 from muster.rank.process_group import Gang, joined
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.task import check_code, code_of_task

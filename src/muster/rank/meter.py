@@ -19,7 +19,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from muster.base.codec import write_json
-from muster.base.device_faults import looks_like_out_of_memory, names_of
 from muster.devices.cards import Precision, find_card
 
 
@@ -85,11 +84,6 @@ class Meter:
         """What has been added since this was last asked."""
         recent, self.recent = self.recent, Tally()
         return recent
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` means that memory ran out, on any device."""
-    return looks_like_out_of_memory(names_of(error), str(error))
 
 
 def free_cached(device: torch.device) -> None:

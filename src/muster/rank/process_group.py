@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from muster.base.device_faults import NO_CUDA_HINT, why_no_cuda
 from muster.base.errors import MusterError, PlacementError, SetupError
 from muster.base.settings import variable
 from muster.gang.beacon import BEACON
@@ -203,9 +204,9 @@ def _device(local_rank: int, slot: SlotKind | None, *, shows_own: bool) -> torch
         if slot == "cuda":
             raise SetupError(
                 "This rank was placed on a GPU, which the driver shows, and torch "
-                f"{torch.__version__} cannot use it: {why_no_cuda()} On the CPU it would take many "
-                "times as long.",
-                hint="`muster doctor` says what to repair; --devices cpu trains on the CPU.",
+                f"{torch.__version__} cannot use it: {why_no_cuda(torch).rstrip('.')}. On the CPU "
+                "it would take many times as long.",
+                hint=NO_CUDA_HINT,
             )
         return torch.device("cpu")
     # A launcher of any kind may have left each rank a list of its own.
@@ -220,16 +221,6 @@ def _device(local_rank: int, slot: SlotKind | None, *, shows_own: bool) -> torch
             hint="start as many ranks per node as it has GPUs.",
         )
     return torch.device("cuda", local_rank)
-
-
-def why_no_cuda() -> str:
-    """What torch itself says of a GPU that it cannot use, as a sentence."""
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        said = str(error).strip().partition("\n")[0]
-        return said if said.endswith(".") else f"{said}."
-    return "It sees none."
 
 
 def _devices(device: torch.device, num_devices: int) -> tuple[torch.device, ...]:

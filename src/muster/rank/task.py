@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from muster.base.code import Code, changed_files, check_same_code, code_id, code_of
 from muster.base.codec import MalformedError, decode
+from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import MusterError, TargetError
 from muster.base.target import CLASS, load, parse_target
 from muster.base.trying import NotTried, cause_of
-from muster.rank.meter import is_out_of_memory
 from muster.rank.process_group import Council, Gang
 from muster.rank.seeding import Untouched
 from muster.run.folder import RunFolder

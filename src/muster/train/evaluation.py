@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import TargetError, UnknownNameError
-from muster.rank.meter import free_cached, is_out_of_memory
+from muster.rank.meter import free_cached
 from muster.rank.precision import Precision
 from muster.rank.process_group import Gang
 from muster.rank.seeding import Untouched

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from muster.base.device_faults import is_out_of_memory
 from muster.base.errors import TargetError
 from muster.gang.beacon import BEACON
-from muster.rank.meter import Meter, free_cached, is_out_of_memory
+from muster.rank.meter import Meter, free_cached
 from muster.rank.precision import Precision
 from muster.rank.replica import Replica
 from muster.rank.seeding import seed_all, seed_torch
