@@ -40,6 +40,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("command", "flag"), CASES)
 def test_a_flag_changes_the_plan(
     command: str, flag: str, tmp_path: Path, muster_main: MusterCli
