@@ -255,6 +255,9 @@ def test_stage_by_stage_gives_the_same_records(place: Path) -> None:
     assert apart.returncode == 0, apart.stderr
     assert (place / "a.jsonl").read_bytes() == (place / "b.jsonl").read_bytes()
     assert len(rows(place / "a.jsonl")) == 55
+    words = ("--input", "in.jsonl", "--output", "b.jsonl", "--stage-by-stage", "--dry-run")
+    again = run("stages.py:STEPS", *words, *ON)
+    assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -335,10 +338,8 @@ def test_from_python_with_an_iterator(place: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(*words: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        call(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
     finally:
@@ -347,6 +348,10 @@ def running(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def running(*words: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return started(call(*words))
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
@@ -407,6 +412,31 @@ def test_ctrl_c_saves_and_resume_goes_on(place: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert [row["x"] for row in rows(place / "out.jsonl")] == list(range(300))
     assert len(notes(place)) == 300
+
+
+@pytest.mark.parametrize("again", ["the command", "resume"])
+def test_stage_by_stage_killed_in_each_stage_goes_on_in_it(place: Path, again: str) -> None:
+    write(place / "in.jsonl", 160)
+    words = ("stages.py:SLOWLY", "--input", "in.jsonl", "--batch-size", "4", *ON)
+    first = call(*words, "--output", "out.jsonl", "--chunk-rows", "40", "--stage-by-stage")
+    command = first
+    for kind in ("seen", "later"):
+        with started(command) as process:
+            wait_for(lambda: len(notes(place, kind)) > 50)  # noqa: B023
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        workers = {int(pid) for _, pid in notes(place, kind)}
+        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in workers))  # noqa: B023
+        assert not (place / "out.jsonl").exists()
+        if again == "resume":
+            command = [sys.executable, "-m", "muster", "resume", str(run_folder(place))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert rows(place / "out.jsonl") == [
+        {"id": n, "x": n, "y": n * n, "z": n * n + 1} for n in range(160)
+    ]
+    for kind in ("seen", "later"):
+        assert len(notes(place, kind)) <= 160 + 2 * 4  # what both workers had in hand
 
 
 # ---------------------------------------------------------------------- refused

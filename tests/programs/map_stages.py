@@ -133,3 +133,12 @@ class Waiting:
 
 
 STEPS = [square, Scale, some]
+
+
+def later(record):
+    note(f"later {record['x']} {os.getpid()}")
+    time.sleep(0.01)
+    return {**record, "z": record["y"] + 1}
+
+
+SLOWLY = [unhurried, later]

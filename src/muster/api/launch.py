@@ -14,7 +14,7 @@ from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import check_same_plan, choose_folder, renewal
 from muster.api.rehearsal import Rehearsal
-from muster.api.runs import Run, refresh_export
+from muster.api.runs import Run
 from muster.api.workload import Workload
 from muster.base.clock import SystemClock
 from muster.base.code import code_id
@@ -104,14 +104,15 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         raise UnknownNameError("executor", options.executor, EXECUTORS)
     settings = read_settings()
     folder = choose_folder(workload, options)
-    with listening() as requests, ExitStack() as stack:
+    with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         placement, leases = take_devices(options, folder.name, settings)
         for lease in leases:
-            stack.enter_context(lease)
+            devices.enter_context(lease)
         if options.restart:
             move_aside(folder, workload.kind, audience.say)
         renew = renewal(workload, options, folder, audience.argv)
         session = stack.enter_context(open_run(folder, renew))
+        workload.begin(folder)
         for line in workload.warnings:
             audience.warn(line)
         for line in placement_lines(placement, options):
@@ -133,8 +134,8 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             ending = _coordinate(workload, options, ledger, housekeeping, audience)
         _check_balance(folder, ending)
         ending.stop_signal = requests.reason
-        if workload.has_table:
-            refresh_export(folder)
+        devices.close()  # others may have them while the table or the output is written
+        workload.finish(folder, ending)
     _check_usable(folder, ending, options)
     if rehearsal is not None and rehearsal.error is not None:
         raise rehearsal.error

@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.launch import Audience, run_workload
-from muster.api.map_job import (
-    MapJob,
-    Mapped,
-    check_same,
-    open_source,
-    plan_of,
-    workload_of,
-)
+from muster.api.launch import Audience, Prepared, prepare, run_workload
+from muster.api.map_job import MapJob, Mapped, open_source, workload_of
 from muster.api.map_publish import (
     Growing,
     Published,
@@ -31,7 +24,6 @@ from muster.api.map_publish import (
     read_published,
     size_of,
     tally,
-    with_metadata,
 )
 from muster.api.map_view import RecordCount, cost_line
 from muster.api.options import MapSettings, SweepOptions, options_of_call
@@ -40,21 +32,19 @@ from muster.api.plans import check_same_plan
 from muster.base.atomic_files import explain_os_error
 from muster.base.errors import PlanMismatchError
 from muster.base.settings import read_settings
-from muster.base.signals import Requests, listening
+from muster.base.signals import listening
 from muster.base.target import refuse_while_imported
 from muster.devices.discovery import discover
-from muster.devices.placement import Placement
 from muster.farm.canonical import name_with_hash
+from muster.farm.coordinator import Ending
 from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
-from muster.pipeline.worker import write_plan
 from muster.plan.prices import read_prices
 from muster.run.folder import RunFolder
-from muster.run.lock import hold
 from muster.run.record import read_run
 
 #: What is tried again in a map are records, not tasks.
@@ -66,13 +56,11 @@ HUNG_AFTER_S = 1800.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MapPreview:
-    """What ``--dry-run`` shows."""
+    """What ``--dry-run`` shows; stage by stage, of the first stage."""
 
     folder: RunFolder
+    prepared: Prepared
     num_rows: int
-    num_shards: int
-    is_new: bool
-    placement: Placement
     columns: tuple[str, ...]
 
 
@@ -140,13 +128,49 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
     if options.restart:
         _begin_anew(job, folder, audience)
         options = dataclasses.replace(options, restart=False)
+    parts, done = _parts(job, folder), list[Mapped]()
     try:
         with listening() as requests:
-            if job.settings.stage_by_stage and len(job.stages) > 1:
-                return _run_stages(job, options, audience, folder, requests)
-            return _run_once(job, options, audience, folder)
+            for part, home in parts:
+                claim_output(home, part.output, overwrite=job.settings.overwrite)
+            for number, (part, home) in enumerate(parts, start=1):
+                if len(parts) > 1:
+                    audience.say(f"stage {number} of {len(parts)}: {part.stages[0].name}")
+                one = _run_once(part, options, audience, home)
+                if one.output is None:
+                    return one
+                if requests.reason and number < len(parts):
+                    return dataclasses.replace(
+                        one, output=None, is_interrupted=True, stop_signal=requests.reason
+                    )
+                done.append(one)
+            return _in_all(done)
     except OSError as error:
         raise explain_os_error(error, "write", folder.path) from error
+
+
+def _parts(job: MapJob, folder: RunFolder) -> list[tuple[MapJob, RunFolder]]:
+    """The job, or with ``--stage-by-stage`` one for each stage, on the output of the one before,
+    in a folder of its own; the last in the job's.
+    """
+    if not job.settings.stage_by_stage or len(job.stages) < 2:
+        return [(job, folder)]
+    settings = dataclasses.replace(job.settings, stage_by_stage=False)
+    parts: list[tuple[MapJob, RunFolder]] = []
+    for number, stage in enumerate(job.stages):
+        home = RunFolder(folder.stage(number))
+        part = dataclasses.replace(
+            job, stages=(stage,), output=spec_of(str(home.path / "output.jsonl")),
+            settings=settings, rehearse=None,
+        )  # fmt: skip
+        if parts:
+            before = str(parts[-1][0].output.path)
+            part = dataclasses.replace(
+                part, input=before, selection=Selection(), options=InputOptions()
+            )
+        parts.append((part, home))
+    last = dataclasses.replace(parts[-1][0], output=job.output, rehearse=job.rehearse)
+    return [*parts[:-1], (last, folder)]
 
 
 def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
@@ -164,45 +188,36 @@ def preview(job: MapJob, options: SweepOptions) -> MapPreview:
     folder = folder_of(job, options)
     check_not_input(job)
     check_output(folder, job.output, overwrite=job.settings.overwrite)
+    part, home = _parts(job, folder)[0]
     with tempfile.TemporaryDirectory() as scratch:
-        source = open_source(job, Path(scratch))
-        described = source.describe()
-        if folder.exists() and not options.restart:
-            check_same(folder, job, described)
-        shards = list(source.shards(job.settings.chunk_rows))
-    return MapPreview(
-        folder=folder,
-        num_rows=sum(shard.count for shard in shards),
-        num_shards=len(shards),
-        is_new=not folder.exists(),
-        placement=would_take(options, read_settings()),
-        columns=tuple(described.get("columns") or ()),
-    )
+        source = open_source(part, Path(scratch))
+        workload = workload_of(part, options, source)
+        return MapPreview(
+            folder=folder,
+            prepared=prepare(workload, dataclasses.replace(options, run_dir=home.path)),
+            num_rows=sum(shard.count for shard in source.shards(job.settings.chunk_rows)),
+            columns=tuple(source.describe()["columns"]),
+        )
 
 
 def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder) -> Mapped:
-    began = time.monotonic()
-    settings = read_settings()
-    claim_output(folder, job.output, overwrite=job.settings.overwrite)
+    began, settings = time.monotonic(), read_settings()
     check_place(job.output)
     folder.create()
     source = open_source(job, folder.map_input)
+    workload = workload_of(job, options, source)
     if folder.exists():
-        check_same(folder, job, source.describe())
-    before = tally(folder)
-    workload = workload_of(job, source)
+        check_same_plan(folder, read_run(folder), workload, options)
+    counts = tally(folder)
     shards = [shard.count for shard in source.shards(job.settings.chunk_rows)]
-    published = _still_there(folder, job, before)
+    published = _still_there(folder, job, counts)
     if published is not None:
         check_balance(folder, shards, published)
-        check_same_plan(folder, read_run(folder), workload, options)
-        return _mapped(folder, job, published, before, was_done=True)
-    with hold(folder):  # not under the hands of another that works on it
-        write_plan(folder.map_json, plan_of(job, options, source))
+        return _mapped(folder, job, published, counts, was_done=True)
     if job.output.format != "parquet":
         for line in source.lost_as_text():
             audience.warn(line)
-    count = RecordCount(sum(shards), before.num_in, before.num_rejected)
+    count = RecordCount(sum(shards), counts.num_in, counts.num_rejected)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 
     def show(view: RunView) -> None:
@@ -210,108 +225,69 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         if growing is not None:
             growing.look(view)
 
-    shown = dataclasses.replace(audience, show=show)
-    hung = options.timeout_s if options.timeout_s is not None else HUNG_AFTER_S
+    def finish(folder: RunFolder, ending: Ending) -> None:
+        nonlocal counts, published
+        counts = tally(folder)
+        # Ended before all chunks were listed, the ledger has nothing open and yet not everything.
+        if not (counts.num_open or counts.num_lost or ending.interrupted):
+            audience.say("writing the output")
+            check_balance(folder, shards)
+            published = publish(folder, job, source, counts, growing)
+        if growing is not None:
+            growing.close()
+
     how = dataclasses.replace(
-        options, run_dir=folder.path, timeout_s=hung, export_interval_s=_NEVER_S
+        options,
+        run_dir=folder.path,
+        timeout_s=HUNG_AFTER_S if options.timeout_s is None else options.timeout_s,
+        export_interval_s=_NEVER_S,
     )
-    run = run_workload(workload, how, shown)
-    after = tally(folder)
-    # Ended before all chunks were listed, the ledger has nothing open and yet not everything.
-    was_ended = run.ending is not None and run.ending.interrupted
-    is_whole = not (after.num_open or after.num_lost or was_ended)
-    if is_whole and run.ending is not None and not run.ending.cancelled:
-        audience.say("writing the output")
-        check_balance(folder, shards)
-        with hold(folder):
-            published = publish(
-                folder, with_metadata(job.output, source), after,
-                keep_parts=job.settings.keep_parts,
-                has_ids=job.settings.keeps_ids and "id" in source.describe()["columns"],
-                appender=None if growing is None else growing.appender,
-            )  # fmt: skip
-    if growing is not None:
-        growing.close()
+    workload = dataclasses.replace(workload, finish=finish)
+    run = run_workload(workload, how, dataclasses.replace(audience, show=show))
+    assert run.ending is not None
     numbers = dict(count.last.numbers) if count.last is not None else {}
     seconds = time.monotonic() - began
-    cost = cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None))
-    is_cut = was_ended or (run.ending is not None and run.ending.cancelled)
     return _mapped(
-        folder, job, published, after, seconds=seconds, numbers=numbers,
-        is_interrupted=is_cut and not is_whole,
-        stop_signal=0 if run.ending is None else run.ending.stop_signal,
+        folder, job, published, counts, seconds=seconds, numbers=numbers,
+        is_interrupted=run.ending.interrupted or run.ending.cancelled,
+        stop_signal=run.ending.stop_signal,
         causes=tuple(group.message for group in run.failures() if group.num_failed),
-        cost=cost,
+        cost=cost_line(would_take(how, settings), discover(settings), seconds, read_prices(None)),
     )  # fmt: skip
 
 
 def _mapped(
     folder: RunFolder, job: MapJob, published: Published | None, counts: Tally, **rest: Any
 ) -> Mapped:
+    sums = dataclasses.asdict(counts)
     return Mapped(
         path=folder.path,
         output=job.output.path if published is not None else None,
         errors=folder.errors_jsonl if folder.errors_jsonl.exists() else None,
-        num_total=counts.num_in + counts.num_open + counts.num_lost,
-        num_in=counts.num_in,
-        num_out=counts.num_out,
-        num_rejected=counts.num_rejected,
-        num_dropped=counts.num_dropped,
-        num_blank=counts.num_blank,
-        num_lost=counts.num_lost,
+        num_total=counts.num_in + sums.pop("num_open") + counts.num_lost,
         notes=published.notes if published is not None else (),
+        **sums,
         **rest,
     )
 
 
-def _run_stages(
-    job: MapJob, options: SweepOptions, audience: Audience, folder: RunFolder, requests: Requests
-) -> Mapped:
-    """Run stage by stage, each on the output of the one before; the last in the job's folder."""
-    claim_output(folder, job.output, overwrite=job.settings.overwrite)
-    last = len(job.stages) - 1
-    source: Any = job.input
-    selection, input_options = job.selection, job.options
-    earlier: list[Mapped] = []
-    for number, stage in enumerate(job.stages):
-        home = folder if number == last else RunFolder(folder.stage(number))
-        settings = dataclasses.replace(job.settings, stage_by_stage=False)
-        output = job.output if number == last else spec_of(str(home.path / "output.jsonl"))
-        part = dataclasses.replace(
-            job, stages=(stage,), input=source, output=output, selection=selection,
-            options=input_options, settings=settings,
-            rehearse=job.rehearse if number == last else None,
-        )  # fmt: skip
-        audience.say(f"stage {number + 1} of {last + 1}: {stage.name}")
-        done = _run_once(part, dataclasses.replace(options, run_dir=home.path), audience, home)
-        if done.output is None:
-            return done
-        if number < last and requests.reason:
-            return dataclasses.replace(
-                done, output=None, is_interrupted=True, stop_signal=requests.reason
-            )
-        if number < last:
-            earlier.append(done)
-            source, selection, input_options = str(done.output), Selection(), InputOptions()
-    return _with_earlier(done, earlier)
-
-
-def _with_earlier(done: Mapped, earlier: list[Mapped]) -> Mapped:
+def _in_all(stages: Sequence[Mapped]) -> Mapped:
     """Counts over all stages; the errors of each are in the folder of its stage."""
+    *earlier, last = stages
     notes = [
-        f"{m.num_rejected:,} records failed in stage {n + 1}: {m.errors}"
-        for n, m in enumerate(earlier)
+        f"{m.num_rejected:,} records failed in stage {number}: {m.errors}"
+        for number, m in enumerate(earlier, start=1)
         if m.num_rejected
     ]
     return dataclasses.replace(
-        done,
-        num_total=earlier[0].num_total,
-        num_in=earlier[0].num_in,
-        num_rejected=done.num_rejected + sum(m.num_rejected for m in earlier),
-        num_dropped=done.num_dropped + sum(m.num_dropped for m in earlier),
-        seconds=done.seconds + sum(m.seconds for m in earlier),
-        was_done=done.was_done and all(m.was_done for m in earlier),
-        notes=(*done.notes, *notes),
+        last,
+        num_total=stages[0].num_total,
+        num_in=stages[0].num_in,
+        num_rejected=sum(m.num_rejected for m in stages),
+        num_dropped=sum(m.num_dropped for m in stages),
+        seconds=sum(m.seconds for m in stages),
+        was_done=all(m.was_done for m in stages),
+        notes=(*last.notes, *notes),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from muster.api.options import MapSettings, SweepOptions
 from muster.api.workload import Numbers, Workload
 from muster.base.code import code_of
 from muster.base.codec import to_json
-from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, PlanMismatchError
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.store import NewTask
@@ -22,9 +22,8 @@ from muster.pipeline.sinks.formats import SinkSpec
 from muster.pipeline.sources.source import Selection, Source
 from muster.pipeline.sources.table import InputOptions, changes, identity, open_input
 from muster.pipeline.stages import StageSpec
-from muster.pipeline.worker import MapPlan
+from muster.pipeline.worker import MapPlan, write_plan
 from muster.run.folder import RunFolder
-from muster.run.record import read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +116,8 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> None:
-    """PlanMismatchError that says what has changed: input, stages, flags, output."""
-    stored = read_run(folder)
-    old = stored.fixed
-    new = _fixed(job, described)
-    if stored.kind != "map":
-        raise PlanMismatchError(
-            f"{folder.path} is the folder of {stored.kind_name}, not of a map.",
-            hint="choose another --run-dir.",
-        )
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What is another plan: input, stages, flags, output."""
     lines = []
     if old["input"] != new["input"]:
         lines += changes(old["input"], new["input"]) or ["the input has changed"]
@@ -136,26 +127,16 @@ def check_same(folder: RunFolder, job: MapJob, described: Mapping[str, Any]) -> 
         if old.get(name) != new[name]
     ]
     if old["stages"] == new["stages"]:
-        lines += _changed_flags(old["flags"], new["flags"])
-    if lines:
-        raise PlanMismatchError(
-            "This run was begun with another plan; old and new records would be mixed:\n  "
-            + "\n  ".join(lines),
-            hint="choose another --output (or --run-dir) for the new plan, or begin anew with "
-            f"--restart, which keeps the old run beside. {folder.path} is untouched.",
-        )
+        lines += [
+            f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
+            for before, after in zip(old["flags"], new["flags"], strict=False)
+            for name in dict.fromkeys((*before, *after))
+            if before.get(name) != after.get(name)
+        ]
+    return lines
 
 
-def _changed_flags(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
-        for before, after in zip(old, new, strict=False)
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
-    ]
-
-
-def plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
+def _plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
     settings = job.settings
     return MapPlan(
         source=source.describe(),
@@ -171,8 +152,8 @@ def plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
     )
 
 
-def workload_of(job: MapJob, source: Source) -> Workload:
-    fixed = _fixed(job, source.describe())
+def workload_of(job: MapJob, options: SweepOptions, source: Source) -> Workload:
+    fixed, plan = _fixed(job, source.describe()), _plan_of(job, options, source)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         make = payload_and_key(_TARGET.name)
@@ -193,7 +174,8 @@ def workload_of(job: MapJob, source: Source) -> Workload:
         parameters=("order", "start", "stop"),
         retry=_RETRY,
         kind="map",
-        has_table=False,
+        difference=_differences,
+        begin=lambda folder: write_plan(folder.map_json, plan),
         rehearse=job.rehearse,
         reopens=(TaskState.FAILED, TaskState.CANCELLED),
     )

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,21 +59,19 @@ class Tally:
 
 def tally(folder: RunFolder) -> Tally:
     """What the ledger says so far; zeros where there is none yet."""
-    sums = dict.fromkeys((f.name for f in dataclasses.fields(Tally)), 0)
     if not folder.ledger.exists():
         return Tally()
+    sums: Counter[str] = Counter()
     for state, params, value in _chunks(folder):
-        width = params["stop"] - params["start"]
         if state is TaskState.DONE:
-            sums["num_in"] += value["rows_in"] - value.get("blank", 0)
-            sums["num_blank"] += value.get("blank", 0)
-            sums["num_out"] += value["rows_out"]
-            sums["num_rejected"] += value["rejected"]
-            sums["num_dropped"] += value["dropped"]
-        elif state is TaskState.FAILED:
-            sums["num_lost"] += width
+            blank = value.get("blank", 0)
+            sums.update(
+                num_in=value["rows_in"] - blank, num_blank=blank, num_out=value["rows_out"],
+                num_rejected=value["rejected"], num_dropped=value["dropped"],
+            )  # fmt: skip
         else:
-            sums["num_open"] += width
+            name = "num_lost" if state is TaskState.FAILED else "num_open"
+            sums[name] += params["stop"] - params["start"]
     return Tally(**sums)
 
 
@@ -85,20 +84,13 @@ def parts_of(folder: RunFolder) -> list[Part]:
                 continue
             value = json.loads(task.value or b"{}")
             base = folder.parts_of(value["order"]) / task.key.hex()
-            has_errors = value["rejected"] > 0
+            errors = base.with_suffix(".errors.jsonl") if value["rejected"] else None
             parts.append(
                 Part(
-                    order=value["order"],
-                    start=value["start"],
-                    stop=value["stop"],
-                    rows=base.with_suffix(".jsonl"),
-                    num_rows=value["rows_out"],
-                    num_bytes=value["bytes"],
-                    sha256=value["sha256"],
-                    errors=base.with_suffix(".errors.jsonl") if has_errors else None,
-                    num_errors=value["rejected"],
+                    value["order"], value["start"], value["stop"], base.with_suffix(".jsonl"),
+                    value["rows_out"], value["bytes"], value["sha256"], errors, value["rejected"],
                 )
-            )
+            )  # fmt: skip
     return sorted(parts, key=lambda part: (part.order, part.start))
 
 
@@ -134,30 +126,22 @@ def check_balance(
 
 
 def publish(
-    folder: RunFolder,
-    sink: SinkSpec,
-    counts: Tally,
-    *,
-    keep_parts: bool,
-    has_ids: bool = False,
-    appender: Appender | None = None,
+    folder: RunFolder, job: MapJob, source: Source, counts: Tally, growing: Growing | None = None
 ) -> Published:
-    """Write the output, note what it is, and only then remove the chunks' files.
-
-    ``has_ids``: its records have ids of their own, so that several may have the same.
-    """
-    parts = parts_of(folder)
+    """Write the output, note what it is, and only then remove the chunks' files."""
+    sink, parts = with_columns(folder, job.output), parts_of(folder)
+    if sink.format == "parquet":  # it has a schema, which keeps what the input's carries
+        sink = dataclasses.replace(sink, metadata=tuple(source.metadata().items()))
     # A kill must never leave an output that this run does not know as its own: the permission is
     # written before the rename, removed behind the record, and the chunks go last.
     allow_output(folder, sink)
-    if appender is None:
-        merged = merge(parts, with_columns(folder, sink), errors=folder.errors_jsonl)
+    if growing is None:
+        merged = merge(parts, sink, errors=folder.errors_jsonl)
     else:
-        for part in parts:
-            appender.add(part)
-        merged = appender.finish(parts, errors=folder.errors_jsonl)
-        parts = appender.in_order(parts)
-    repeated = repeated_ids(parts) if has_ids else None
+        growing.add_all()
+        merged = growing.appender.finish(parts, errors=folder.errors_jsonl)
+        parts = growing.appender.in_order(parts)
+    repeated = repeated_ids(parts) if _may_repeat_ids(folder, job, source) else None
     stat = sink.path.stat()
     published = Published(
         output=str(sink.path.absolute()),
@@ -171,9 +155,16 @@ def publish(
     )
     write_json(folder.published_json, published)
     folder.publishing_json.unlink()
-    if not keep_parts:
+    if not job.settings.keep_parts:
         shutil.rmtree(folder.parts, ignore_errors=True)
     return published
+
+
+def _may_repeat_ids(folder: RunFolder, job: MapJob, source: Source) -> bool:
+    """Whether records have ids of their own, from the input or from a stage; ours are unlike."""
+    if not job.settings.keeps_ids or "id" in source.describe()["columns"]:
+        return job.settings.keeps_ids
+    return any(value.get("own_ids") for _, _, value in _chunks(folder))
 
 
 def allow_output(folder: RunFolder, sink: SinkSpec) -> None:
@@ -187,13 +178,6 @@ def with_columns(folder: RunFolder, sink: SinkSpec) -> SinkSpec:
         return sink
     declared = read_record(folder.map_columns, "columns.json", {})
     return dataclasses.replace(sink, columns=tuple(declared.items()))
-
-
-def with_metadata(sink: SinkSpec, source: Source) -> SinkSpec:
-    """The sink with what the input's schema carries beside its columns, if both have schemas."""
-    if sink.format != "parquet":
-        return sink
-    return dataclasses.replace(sink, metadata=tuple(source.metadata().items()))
 
 
 def read_published(folder: RunFolder) -> Published | None:

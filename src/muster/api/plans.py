@@ -83,11 +83,12 @@ def check_same_plan(
             hint="choose another --run-dir or --name; this one is untouched.",
         )
     if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
-        lines = workload.difference(stored.fixed) or ["the plan"]
+        lines = workload.difference(stored.fixed, workload.fixed) or ["the plan"]
+        other = "--output or --run-dir" if workload.kind == "map" else "--run-dir or --name"
         raise PlanMismatchError(
             "This run folder was made for another plan:\n  " + "\n  ".join(lines),
-            hint="values can be added to a run and not taken away. Choose another --run-dir or "
-            "--name for the new plan, or begin anew with --restart; this one is untouched.",
+            hint="values can be added to a sweep and not taken away. Choose another "
+            f"{other} for the new plan, or begin anew with --restart, which keeps the old run.",
         )
     _check_code(folder, stored, workload, options)
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.api.recipe import Recipe
+from muster.api.runs import refresh_export
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.base.target import TargetRef, parse_target
 from muster.farm.canonical import encode_canonical, payload_and_key
+from muster.farm.coordinator import Ending
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
@@ -27,6 +29,21 @@ from muster.run.folder import RunFolder
 
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return describe_difference(_sections(old), _sections(new))
+
+
+def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """In the two-level shape that ``describe_difference`` reads."""
+    flat: dict[str, Any] = {}
+    for name, value in fixed.items():
+        if name == "space":
+            flat.update(value)
+        else:
+            flat[name] = value
+    return flat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +69,11 @@ class Workload:
     warnings: tuple[str, ...] = field(default=())
     retry: RetryPolicy | None = None  # instead of the one that the options mean
     kind: Literal["sweep", "map"] = "sweep"
-    has_table: bool = True  # results.* are exported
+    #: What the fixed part says differently from an earlier one, given first: a sentence each.
+    difference: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]] = _difference
+    #: Called in the session, which holds the run's lock: before the work, and after it.
+    begin: Callable[[RunFolder], None] = lambda folder: None
+    finish: Callable[[RunFolder, Ending], None] = lambda folder, ending: refresh_export(folder)
     rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
 
@@ -65,10 +86,6 @@ class Workload:
     def plan_id(self) -> str:
         """Equal for equal sets of tasks."""
         return plan_id_of(self.spec)
-
-    def difference(self, old_fixed: Mapping[str, Any]) -> list[str]:
-        """What the fixed part says differently from an earlier one, a sentence each."""
-        return describe_difference(_sections(old_fixed), _sections(self.fixed))
 
 
 def plan_id_of(spec: Mapping[str, Any]) -> str:
@@ -231,14 +248,3 @@ def _texts(space: Space) -> Space:
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, str) else value
-
-
-def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """In the two-level shape that ``describe_difference`` reads."""
-    flat: dict[str, Any] = {}
-    for name, value in fixed.items():
-        if name == "space":
-            flat.update(value)
-        else:
-            flat[name] = value
-    return flat

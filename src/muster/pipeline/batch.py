@@ -7,8 +7,6 @@ raises is asked again for halves, so that only the record to blame is rejected.
 
 from __future__ import annotations
 
-import gc
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from muster.base.device_faults import looks_like_out_of_memory, names_of
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.stages import Reject
 
@@ -136,7 +135,8 @@ def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
     try:
         made = step.many([dict(record) for record in records])
     except Exception as error:
-        failure, has_room = failure_of(step.name, error), not is_out_of_memory(error)
+        failure = failure_of(step.name, error)
+        has_room = not looks_like_out_of_memory(names_of(error), failure.reason)
     else:
         if not isinstance(made, list | tuple) or len(made) != len(records):
             # Which entry is of which record nobody knows: guessing one by one would hide that.
@@ -210,23 +210,6 @@ def failure_of(stage: str, error: BaseException) -> Failure:
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     trace = "".join(traceback.format_exception(error))[-_TRACE_LIMIT:]
     return Failure(stage, reason[:2000], trace)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device ran out of memory, or the host did and Python noticed."""
-    names = {base.__name__ for base in type(error).__mro__}
-    if names & {"OutOfMemoryError", "MemoryError"}:
-        return True
-    marks = ("out of memory", "alloc_failed", "can't allocate memory")
-    return isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in marks)
-
-
-def give_memory_back() -> None:
-    """Free what Python and torch have cached."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class Pace:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from muster.base.atomic_files import explain_os_error
+from muster.base.device_faults import give_memory_back
 from muster.base.errors import TargetError
 from muster.base.processes import resident_mib
 from muster.pipeline.batch import (
@@ -30,7 +31,6 @@ from muster.pipeline.batch import (
     checked,
     children,
     failure_of,
-    give_memory_back,
     recovery,
 )
 from muster.pipeline.engines.engine import EngineError
@@ -122,6 +122,7 @@ class Chunk:
             "bytes": totals.size,
             "sha256": totals.sha256,
             "errors_bytes": totals.bad_size,
+            "own_ids": self._writer.has_own_ids,
         }
 
     def _set_up(self) -> None:
@@ -367,17 +368,13 @@ class Chunk:
     def _share(self, others: int, grain: int) -> None:
         """Keep an even share of the rows to come, of at least two batches, and give the rest."""
         begin, left = self._free_from, self._stop - self._free_from
-        pieces = min(others + 1, left // (2 * max(1, grain)) + 1)
-        if pieces < 2 or left < 2:
+        pieces = max(1, min(others + 1, left // (2 * max(1, grain)) + 1))
+        width = max(1, math.ceil(left / pieces))
+        given = list(itertools.pairwise([*range(begin + width, self._stop, width), self._stop]))
+        if given:
+            self._divide(given[0][0], given)
+        else:
             self._ctx.divide({}, [])
-            return
-        width = math.ceil(left / pieces)
-        cuts = [*range(begin, self._stop, width), self._stop]
-        given = list(itertools.pairwise(cuts[1:]))
-        if not given:
-            self._ctx.divide({}, [])
-            return
-        self._divide(given[0][0], given)
 
     def _hand_over(self, limit_mib: float) -> None:
         """Leave the rest to a fresh process, because this one is over its memory limit."""
@@ -393,11 +390,7 @@ class Chunk:
         self._ctx.retire()
 
     def _divide(self, stop: int, given: list[tuple[int, int]]) -> None:
-        shard = self._shard
-        common = {
-            "order": shard.order, "first": shard.first, "count": shard.count, "file": shard.file,
-            "place": list(shard.place),
-        }  # fmt: skip
+        common = {**self._shard._asdict(), "place": list(self._shard.place)}
         self._stop = stop
         kept = {**common, "start": self._start, "stop": stop}
         self._ctx.divide(kept, [{**common, "start": a, "stop": b} for a, b in given])

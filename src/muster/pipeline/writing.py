@@ -37,6 +37,11 @@ class RowWriter:
         self._journal = journal
         self._row_of = row_of
         self._held: list[Written] = []  # rejects of a worker that has not had a success yet
+        plan = worker.plan
+        self._gives_ids = plan.keeps_ids and "id" not in plan.source["columns"]
+        #: Whether there is another id than those that we give; of rows of earlier attempts nobody
+        #: has told.
+        self.has_own_ids = self._gives_ids and journal.num_done > 0
 
     def store(self, batch: list[Row]) -> None:
         """Journal the rows; those of a worker without any success wait for one (see `end`)."""
@@ -44,6 +49,8 @@ class RowWriter:
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
         worker.num_rejected += sum(1 for row in batch if row.failures)
+        if self._gives_ids and not self.has_own_ids:
+            self.has_own_ids = not all(map(self._has_our_ids, batch))
         if not worker.plan.keep_going and worker.num_rejected == worker.num_rows:
             self._held += written
             if worker.num_rows >= _BROKEN_AFTER:
@@ -51,6 +58,16 @@ class RowWriter:
             return
         self._store_held()
         self._write(written)
+
+    def _has_our_ids(self, row: Row) -> bool:
+        """Whether all of its records have the row's number, or a text that begins with it."""
+        if not row.records:
+            return True
+        own, ids = self._row_of(row.number), [record.get("id") for record in row.records]
+        if len(ids) == 1 and type(ids[0]) is int:
+            return ids[0] == own
+        texts = {str(value) for value in ids}
+        return len(texts) == len(ids) and all(text.startswith(f"{own}.") for text in texts)
 
     def end(self) -> None:
         """Finish the chunk: store what was held back, unless there are too many failures."""

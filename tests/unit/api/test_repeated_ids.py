@@ -84,3 +84,15 @@ def test_ids_that_differ_or_are_none_are_no_news(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert muster.map(same, iter(rows), "out.jsonl", executor="inline").notes == ()
+
+
+@pytest.mark.parametrize("more", [[], ["--chunk-rows", "1"]])
+def test_ids_that_only_a_stage_makes_are_compared_as_well(
+    tmp_path: Path, muster_main: Cli, more: list[str]
+) -> None:
+    (tmp_path / "stage.py").write_text("def made(record):\n    return {'id': record['n'] % 4}\n")
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(6)))
+    words = ["map", "stage.py:made", "--input", "in.jsonl", "--output", "out.jsonl", *more]
+    done = muster_main(*words, "--on", "inline")
+    assert done.returncode == 0, done.stderr
+    assert "2 records have the id of an earlier record" in " ".join(done.stdout.split())

@@ -19,7 +19,7 @@ from muster.pipeline.writing import RowWriter
 
 
 def counters(*, keep_going: bool = False) -> Any:
-    plan = MapPlan(source={}, stages=(), base_folder="", keep_going=keep_going)
+    plan = MapPlan(source={"columns": []}, stages=(), base_folder="", keep_going=keep_going)
     return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0)
 
 
@@ -105,3 +105,17 @@ def test_a_text_that_cannot_be_written_is_kept_beside_its_row(tmp_path: Path) ->
     journal.finish()
     error = json.loads(journal.bad_path.read_text())
     assert error["record"] == {"id": 0, "name": "\ud800", "score": 0.5}
+
+
+def test_ids_that_a_stage_has_made_are_told(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "k")
+    writer = RowWriter(counters(), journal, lambda row: row + 10)
+    writer.store([Row(0, 10, [{"id": 10}]), Row(1, 11, [{"id": "11.0"}, {"id": "11.1.0"}])])
+    assert not writer.has_own_ids
+    for number, ids in enumerate([[10], [13, 13], ["14.0", "14.0"], ["b"], [None]], start=2):
+        fresh = RowWriter(counters(), Journal(tmp_path, f"k{number}"), lambda row: row + 10)
+        fresh.store([Row(number, 10 + number, [{"id": value} for value in ids])])
+        assert fresh.has_own_ids, ids
+    journal.close()
+    # What the rows of an attempt that was killed had is not known.
+    assert RowWriter(counters(), Journal(tmp_path, "k"), lambda row: row + 10).has_own_ids

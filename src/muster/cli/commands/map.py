@@ -78,7 +78,7 @@ def _inform(parsed: MapCommand) -> int:
 def _show_plan(parsed: MapCommand, plan: Any) -> None:
     from muster.api.placing import placement_lines
 
-    job = parsed.job
+    job, prepared = parsed.job, plan.prepared
     assert job is not None
     stages = [stage.name for stage in job.stages]
     if parsed.shown.json:
@@ -86,22 +86,22 @@ def _show_plan(parsed: MapCommand, plan: Any) -> None:
             {
                 "stages": stages,
                 "records": plan.num_rows,
-                "chunks": plan.num_shards,
+                "chunks": prepared.workload.total,
                 "columns": list(plan.columns),
                 "output": str(job.output.path),
                 "run_dir": str(plan.folder.path),
-                "is_new": plan.is_new,
-                "workers": [slot.label for slot in plan.placement.slots],
+                "is_new": prepared.is_new,
+                "workers": [slot.label for slot in prepared.placement.slots],
             }
         )
         return
     output.say(f"stages   {' -> '.join(stages)}")
-    output.say(f"records  {plan.num_rows:,} in {plan.num_shards:,} chunks")
+    output.say(f"records  {plan.num_rows:,} in {prepared.workload.total:,} chunks")
     if plan.columns:
         output.say(f"columns  {', '.join(plan.columns)}")
     output.say(f"output   {job.output.path}")
-    output.say(f"folder   {plan.folder.path} ({'new' if plan.is_new else 'continued'})")
-    for line in placement_lines(plan.placement, parsed.options):
+    output.say(f"folder   {plan.folder.path} ({'new' if prepared.is_new else 'continued'})")
+    for line in placement_lines(prepared.placement, parsed.options):
         output.say(f"devices  {line}")
     output.say("Nothing was started (--dry-run).")
 

@@ -204,7 +204,7 @@ def run_and_sum_up(
         output.say_json(_outcome(run, seconds, made))
     elif not shown.quiet:
         _sum_up(run, seconds, made)
-        if workload.has_table and run.counts()[TaskState.DONE] and not run.has_results():
+        if run.counts()[TaskState.DONE] and not run.has_results():
             output.say(_no_numbers(workload))
     return run.exit_code
 

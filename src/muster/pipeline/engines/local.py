@@ -13,8 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from muster.base.device_faults import (
+    give_memory_back,
+    looks_like_out_of_memory,
+    names_of,
+)
 from muster.base.errors import SetupError
-from muster.pipeline.batch import BatchSize, give_memory_back, is_out_of_memory
+from muster.pipeline.batch import BatchSize
 from muster.pipeline.engines.answers import (
     Answer,
     Loaded,
@@ -188,7 +193,7 @@ class TransformersEngine:
             else:
                 complete = decoder.step()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not looks_like_out_of_memory(names_of(error), str(error)):
                 raise
             no_room = (str(error) or type(error).__name__).splitlines()[0]
         if no_room:  # after the handler: the error's frames hold the tensors of the batch
