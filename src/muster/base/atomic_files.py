@@ -43,6 +43,13 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def write_all(handle: int, data: bytes) -> None:
+    """Write all of it: the system may take less than it is given."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside ``folder`` durable; a no-op where folders cannot be opened."""
     if sys.platform == "win32":

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.base.atomic_files import replacing, sync_folder
+from muster.base.atomic_files import replacing, sync_folder, write_all
 from muster.base.errors import SetupError
 from muster.pipeline.batch import InProgress, Kind
 
@@ -107,12 +107,12 @@ class Journal:
             start, stop, num_rows, num_rejects, num_dropped,
             len(lines), zlib.crc32(lines), len(rejects), zlib.crc32(rejects),
         )  # fmt: skip
-        _write(self._rows, lines)
+        write_all(self._rows, lines)
         if rejects:
-            _write(self._bad, rejects)
+            write_all(self._bad, rejects)
         packed = _ENTRY.pack(*entry)
-        _write(self._index, packed + _CRC.pack(zlib.crc32(packed)))
-        self._append(entry)
+        write_all(self._index, packed + _CRC.pack(zlib.crc32(packed)))
+        _append(self._entries, entry)
         if time.monotonic() - self._synced_s > _SYNC_EVERY_S:
             self.sync()
 
@@ -199,13 +199,6 @@ class Journal:
 
     # ------------------------------------------------------------------ inside
 
-    def _append(self, entry: Entry) -> None:
-        """Merge adjacent entries in memory, so that a long chunk does not grow it."""
-        if self._entries and self._entries[-1].stop == entry.start:
-            self._entries[-1] = _join(self._entries[-1], entry)
-        else:
-            self._entries.append(entry)
-
     def _recover(self) -> None:
         """Read what is there and cut off what was not written whole."""
         good = rows_end = bad_end = 0
@@ -224,7 +217,7 @@ class Journal:
                 break
             rows_end, bad_end = rows_end + entry.size, bad_end + entry.bad_size
             good += _SIZE
-            self._append(entry)
+            _append(self._entries, entry)
         for handle, end in ((self._index, good), (self._rows, rows_end), (self._bad, bad_end)):
             os.ftruncate(handle, end)
             os.lseek(handle, end, os.SEEK_SET)
@@ -247,10 +240,13 @@ class Journal:
     def _write_final_index(self, ordered: list[Entry]) -> str:
         """One entry per gapless range, which is one for a whole chunk; the sha256 of its lines."""
         packed, digest = b"", hashlib.sha256()
+        joined: list[Entry] = []
+        for entry in ordered:
+            _append(joined, entry)
         rows, bad = _open(self.rows_path), _open(self.bad_path)
         try:
             at = bad_at = 0
-            for entry in _joined(ordered):
+            for entry in joined:
                 crc, bad_crc = 0, _crc(bad, bad_at, entry.bad_size)
                 for block in _blocks(rows, at, entry.size):
                     crc = zlib.crc32(block, crc)
@@ -267,14 +263,12 @@ class Journal:
         return digest.hexdigest()
 
 
-def _joined(ordered: list[Entry]) -> list[Entry]:
-    joined: list[Entry] = []
-    for entry in ordered:
-        if joined and joined[-1].stop == entry.start:
-            joined[-1] = _join(joined[-1], entry)
-        else:
-            joined.append(entry)
-    return joined
+def _append(entries: list[Entry], entry: Entry) -> None:
+    """Merge adjacent entries, so that a long chunk does not fill memory."""
+    if entries and entries[-1].stop == entry.start:
+        entries[-1] = _join(entries[-1], entry)
+    else:
+        entries.append(entry)
 
 
 def _join(first: Entry, second: Entry) -> Entry:
@@ -287,14 +281,9 @@ def _join(first: Entry, second: Entry) -> Entry:
 
 
 def _totals(entries: list[Entry], sha256: str) -> Totals:
-    return Totals(
-        num_rows=sum(e.num_rows for e in entries),
-        num_rejects=sum(e.num_rejects for e in entries),
-        num_dropped=sum(e.num_dropped for e in entries),
-        size=sum(e.size for e in entries),
-        sha256=sha256,
-        bad_size=sum(e.bad_size for e in entries),
-    )
+    names = ("num_rows", "num_rejects", "num_dropped", "size", "bad_size")
+    sums = {name: sum(getattr(entry, name) for entry in entries) for name in names}
+    return Totals(**sums, sha256=sha256)
 
 
 def _open(path: Path) -> int:
@@ -312,7 +301,7 @@ def _copy_pieces(handle: int, pieces: list[tuple[int, int]], path: Path) -> None
         try:
             for offset, size in pieces:
                 for block in _blocks(handle, offset, size):
-                    _write(out, block)
+                    write_all(out, block)
         finally:
             os.close(out)
 
@@ -327,12 +316,6 @@ def _lock(handle: int, path: Path) -> None:
             f"Another process still works on {path.stem}.",
             hint="it is tried again when that process has ended.",
         ) from None
-
-
-def _write(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 def _blocks(handle: int, offset: int, size: int) -> Iterator[bytes]:

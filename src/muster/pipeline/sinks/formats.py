@@ -11,6 +11,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
@@ -128,18 +129,46 @@ _CELLS_PER_BLOCK = 1 << 14
 MAX_CELL_CHARS = (1 << 31) - 1
 
 
-class CsvEncoder:
-    """Text as it is, numbers and nested values as JSON; null and a missing key are empty."""
+class Encoder(Protocol):
+    """Made with all parts of an output, so that all of its files have the same columns."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the columns."""
+
+    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
+        """Write a whole file of these parts. SetupError when one of them is damaged."""
+
+
+class TextEncoder:
+    """JSON lines, the bytes of the parts one after the other; with ``columns`` CSV.
+
+    Its text is written as it is, numbers and nested values as JSON; null and a missing key are
+    empty cells.
+    """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
         self._columns = columns
+        self.head = b"" if columns is None else as_csv([columns])
 
     def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
-        file.write(as_csv([self._columns]))
-        for block in csv_blocks((r for part in parts for r in records(part)), self._columns):
-            file.write(block)
+        file.write(self.head)
+        for part in parts:
+            for block in self.encoded(part):
+                file.write(block)
+
+    def encoded(self, part: Part) -> Iterator[bytes]:
+        """Without the head."""
+        columns = self._columns
+        if columns is None:
+            yield from blocks(part)
+            return
+        most = max(1, _CELLS_PER_BLOCK // max(1, len(columns)))
+        rows = ([_cell(record.get(name)) for name in columns] for record in records(part))
+        while block := list(islice(rows, most)):
+            yield as_csv(block)
 
 
 def columns_of(parts: Iterable[Part]) -> list[str]:
@@ -150,18 +179,6 @@ def columns_of(parts: Iterable[Part]) -> list[str]:
             if not found.keys() >= record.keys():
                 found.update(dict.fromkeys(record))
     return list(found)
-
-
-def csv_blocks(rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> Iterable[bytes]:
-    """The rows as CSV, without the header."""
-    most = max(1, _CELLS_PER_BLOCK // max(1, len(columns)))
-    block: list[list[str]] = []
-    for record in rows:
-        block.append([_cell(record.get(name)) for name in columns])
-        if len(block) == most:
-            yield as_csv(block)
-            block.clear()
-    yield as_csv(block)
 
 
 def as_csv(rows: Iterable[Sequence[str]]) -> bytes:
@@ -188,34 +205,12 @@ def _cell(value: Any) -> str:
     return "" if value is None else orjson.dumps(value).decode()
 
 
-class Encoder(Protocol):
-    """Made with all parts of an output, so that all of its files have the same columns."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know about the columns."""
-
-    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
-        """Write a whole file of these parts. SetupError when one of them is damaged."""
-
-
-class Lines:
-    """JSON lines: the bytes of the parts, one after the other."""
-
-    notes: tuple[str, ...] = ()
-
-    def write(self, parts: Sequence[Part], file: IO[bytes]) -> None:
-        for part in parts:
-            for block in blocks(part):
-                file.write(block)
-
-
 def encoder_for(spec: SinkSpec, parts: Sequence[Part]) -> Encoder:
     """Reads all parts where the format needs to know all columns."""
     if spec.format == "jsonl":
-        return Lines()
+        return TextEncoder()
     if spec.format == "csv":
-        return CsvEncoder(columns_of(parts))
+        return TextEncoder(columns_of(parts))
     from muster.pipeline.sinks.columnar import ParquetEncoder
     from muster.pipeline.sinks.survey import survey
 

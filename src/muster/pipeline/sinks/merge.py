@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from muster.base.atomic_files import explain_os_error, replacing, sync_folder
-from muster.base.codec import to_json
+from muster.base.codec import write_json
 from muster.base.errors import SetupError, UsageError
 from muster.pipeline.sinks.formats import (
     MANIFEST,
@@ -48,7 +48,7 @@ def write_parts(
             encoder.write(shard, file)
             file.flush()
             os.fsync(file.fileno())
-        with path.open("rb") as file:
+            file.seek(0)
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         files.append(
             {
@@ -58,11 +58,7 @@ def write_parts(
                 "sha256": sha256,
             }
         )
-    manifest = place / MANIFEST
-    with manifest.open("wb") as file:
-        file.write(to_json({"format": format, "files": files}))
-        file.flush()
-        os.fsync(file.fileno())
+    write_json(place / MANIFEST, {"format": format, "files": files})
     return sum(entry["bytes"] for entry in files)
 
 
@@ -131,6 +127,15 @@ class Merged:
     num_bytes: int
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, parts: Sequence[Part], num_bytes: int, notes: tuple[str, ...] = ()) -> Self:
+        return cls(
+            num_rows=sum(part.num_rows for part in parts),
+            num_errors=sum(part.num_errors for part in parts),
+            num_bytes=num_bytes,
+            notes=notes,
+        )
+
 
 def merge(parts: Sequence[Part], spec: SinkSpec, *, errors: Path) -> Merged:
     """Write the output of ``parts``, sorted by (order, start), and their errors to ``errors``.
@@ -155,12 +160,7 @@ def merge(parts: Sequence[Part], spec: SinkSpec, *, errors: Path) -> Merged:
                     encoder.write(parts, file)
                 num_bytes = temporary.stat().st_size
                 merge_errors(parts, errors)
-    return Merged(
-        num_rows=sum(part.num_rows for part in parts),
-        num_errors=sum(part.num_errors for part in parts),
-        num_bytes=num_bytes,
-        notes=encoder.notes,
-    )
+    return Merged.of(parts, num_bytes, encoder.notes)
 
 
 def repeated_ids(parts: Sequence[Part]) -> str | None:

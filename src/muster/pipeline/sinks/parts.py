@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import orjson
@@ -77,46 +77,38 @@ def by_shard(parts: Sequence[Part]) -> list[list[Part]]:
     return shards
 
 
-def blocks(part: Part) -> Iterator[memoryview]:
-    """The bytes of a part, in a buffer that the next block overwrites.
-
-    SetupError, at the end at the latest, when they are not those that the ledger knows.
+def blocks(part: Part) -> Iterator[bytes]:
+    """The bytes of a part. SetupError, at the end at the latest, when they are not those that the
+    ledger knows.
     """
-    digest, size, lines = hashlib.sha256(), 0, 0
-    buffer = bytearray(min(_BLOCK_BYTES, part.num_bytes + 1))
-    view = memoryview(buffer)
-    try:
-        with part.rows.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                block = view[:count]
-                digest.update(block)
-                size += count
-                lines += buffer.count(b"\n", 0, count)
-                yield block
-    except FileNotFoundError:
-        raise _damaged(part, part.rows, "it is missing") from None
-    _check(part, size, lines, digest.hexdigest())
+    return _checked(part, lambda file: iter(lambda: file.read(_BLOCK_BYTES), b""))
 
 
 def records(part: Part) -> Iterator[dict[str, Any]]:
     """The records of a part. SetupError as in `blocks`."""
-    for record, _ in _records(part):
-        yield record
+    for number, line in enumerate(_checked(part, iter), start=1):
+        yield _record(part, line, number)
 
 
-def _records(part: Part) -> Iterator[tuple[dict[str, Any], bool]]:
-    """And whether something in the line is to be read with `read_line`."""
+def _checked(part: Part, pieces: Callable[[IO[bytes]], Iterator[bytes]]) -> Iterator[bytes]:
     digest, size, lines = hashlib.sha256(), 0, 0
     try:
         with part.rows.open("rb", buffering=_BLOCK_BYTES) as file:
-            for line in file:
-                digest.update(line)
-                size += len(line)
-                lines += 1
-                yield _record(part, line, lines), MARK_IN_JSON in line
+            for piece in pieces(file):
+                digest.update(piece)
+                size += len(piece)
+                lines += piece.count(b"\n")
+                yield piece
     except FileNotFoundError:
         raise _damaged(part, part.rows, "it is missing") from None
-    _check(part, size, lines, digest.hexdigest())
+    if size != part.num_bytes:
+        why = f"it has {size:,} bytes where {part.num_bytes:,} were written"
+        raise _damaged(part, part.rows, why)
+    if digest.hexdigest() != part.sha256:
+        raise _damaged(part, part.rows, "its sha256 is not the one that was noted")
+    if lines != part.num_rows:
+        why = f"it has {lines:,} lines where {part.num_rows:,} were written"
+        raise _damaged(part, part.rows, why)
 
 
 class Batch(NamedTuple):
@@ -137,7 +129,11 @@ def batches(parts: Iterable[Part]) -> Iterator[Batch]:
     """
     for part in parts:
         batch, num_values, wanted, line = Batch(part, 1, []), 0, 0, 0
-        for line, (record, carried) in enumerate(_typed_records(part), start=1):
+        for line, text in enumerate(_checked(part, iter), start=1):
+            record = _record(part, text, line)
+            carried: Carried | None = None
+            if MARK_IN_JSON in text:
+                record, carried = read_line(record)
             if carried is not None:
                 if batch.records:
                     yield batch
@@ -156,11 +152,6 @@ def batches(parts: Iterable[Part]) -> Iterator[Batch]:
             raise _damaged(part, part.rows, f"it ends at line {line}, within a group of rows")
         if batch.records:
             yield batch
-
-
-def _typed_records(part: Part) -> Iterator[tuple[dict[str, Any], Carried | None]]:
-    for record, has_mark in _records(part):
-        yield read_line(record) if has_mark else (record, None)
 
 
 def error_blocks(part: Part) -> Iterator[bytes]:
@@ -198,17 +189,6 @@ def _record(part: Part, line: bytes, number: int) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise _damaged(part, part.rows, f"line {number} is no record but {line[:40]!r}")
     return record
-
-
-def _check(part: Part, size: int, lines: int, sha256: str) -> None:
-    if size != part.num_bytes:
-        why = f"it has {size:,} bytes where {part.num_bytes:,} were written"
-        raise _damaged(part, part.rows, why)
-    if sha256 != part.sha256:
-        raise _damaged(part, part.rows, "its sha256 is not the one that was noted")
-    if lines != part.num_rows:
-        why = f"it has {lines:,} lines where {part.num_rows:,} were written"
-        raise _damaged(part, part.rows, why)
 
 
 def _damaged(part: Part, path: Path, why: str) -> SetupError:

@@ -133,31 +133,26 @@ class Piece(NamedTuple):
 
 
 class CutIndex:
-    """The pieces of an input in its order; memory does not depend on how many there are."""
+    """The pieces of an input; memory does not depend on how many there are."""
 
     def __init__(self, path: Path) -> None:
         import numpy as np
 
         is_empty = not path.stat().st_size  # of which numpy makes no map
-        self._rows: Any = [] if is_empty else np.memmap(path, "<i8", "r").reshape(-1, _WIDTH)
+        rows: Any = np.zeros(0, "<i8") if is_empty else np.memmap(path, "<i8", "r")
+        self._rows = rows.reshape(-1, _WIDTH)
+        self.num_rows = 0 if is_empty else int(self._rows[-1, 1] + self._rows[-1, 2])
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def pieces(self, seed: int | None) -> Iterator[Piece]:
+        """In the order of the input, or in one that the seed decides."""
+        size = len(self._rows)
+        return self._pieces(range(size) if seed is None else permutation(size, seed))
 
-    def __iter__(self) -> Iterator[Piece]:
-        for begin in range(0, len(self), _AT_ONCE):
-            for row in self._rows[begin : begin + _AT_ONCE].tolist():
-                yield _piece(row)
-
-    def __getitem__(self, number: int) -> Piece:
-        return _piece(self._rows[number].tolist())
-
-    @property
-    def num_rows(self) -> int:
-        if not len(self):
-            return 0
-        last = self[len(self) - 1]
-        return last.first + last.cut.num_rows
+    def _pieces(self, numbers: Sequence[int]) -> Iterator[Piece]:
+        for begin in range(0, len(numbers), _AT_ONCE):
+            for row in self._rows[list(numbers[begin : begin + _AT_ONCE])].tolist():
+                file, first, count, place, line = row
+                yield Piece(file, first, Cut(count, place, line))
 
 
 def cut_index(folder: Path, identity: str, pieces: Iterable[Piece]) -> CutIndex:
@@ -180,11 +175,6 @@ def cut_index(folder: Path, identity: str, pieces: Iterable[Piece]) -> CutIndex:
     return CutIndex(path)
 
 
-def _piece(row: list[int]) -> Piece:
-    file, first, count, place, line = row
-    return Piece(file, first, Cut(count, place, line))
-
-
 def shards_of(index: CutIndex, selection: Selection) -> Iterator[Shard]:
     """The selected rows. ``place`` is (place, line, count) of the whole piece and the row in it,
     in its shuffled order where there is one, with which the shard begins.
@@ -192,7 +182,7 @@ def shards_of(index: CutIndex, selection: Selection) -> Iterator[Shard]:
     start = selection.skip
     stop = None if selection.limit is None else start + selection.limit
     seen = order = 0
-    for piece in _in_order(index, selection.shuffle_seed):
+    for piece in index.pieces(selection.shuffle_seed):
         count = piece.cut.num_rows
         begin = min(max(0, start - seen), count)
         end = count if stop is None else min(count, stop - seen)
@@ -213,12 +203,6 @@ def permutation(count: int, *key: int) -> list[int]:
     keys = np.frombuffer(hashlib.shake_128(seed).digest(8 * count), "<u8")
     order: list[int] = np.argsort(keys, kind="stable").tolist()
     return order
-
-
-def _in_order(index: CutIndex, seed: int | None) -> Iterable[Piece]:
-    if seed is None:
-        return index
-    return (index[number] for number in permutation(len(index), seed))
 
 
 DEFAULT_ROWS = 10_000

@@ -16,7 +16,7 @@ from muster.pipeline.sources.source import DataFile, Format, Selection, Source
 from muster.pipeline.sources.text import Delimited, JsonLines
 from muster.pipeline.sources.unpack import recode, spool, text_encoding, unpack
 
-__all__ = ["InputOptions", "changes", "from_iterator", "identity", "open_input", "reopen"]
+__all__ = ["InputOptions", "changes", "identity", "open_input", "reopen"]
 
 _OF_THE_HUB = ("config", "split", "streaming")
 _OF_TEXT = ("delimiter", "encoding")
@@ -37,7 +37,8 @@ def open_input(
     _check_selection(selection)
     if not isinstance(what, str | Path):
         _refuse(options, "an iterable", (*_OF_THE_HUB, *_OF_TEXT))
-        return from_iterator(what, folder, selection)
+        path = spool(what, folder, selection.first_rows)
+        return _opened("jsonl", [_entry(path, "the iterable")], selection, folder, "the iterable")
     text = str(what)
     if text.startswith("hf:"):
         _refuse(options, text, _OF_TEXT)
@@ -85,13 +86,6 @@ def _delimiter(text: str) -> str:
             hint="write one character, such as ';', or tab.",
         )
     return found
-
-
-def from_iterator(records: Iterable[Any], folder: Path, selection: Selection) -> Source:
-    """Write ``records`` down once, in constant memory; with a limit, no more than are needed."""
-    path = spool(records, folder, selection.first_rows)
-    files = [_entry(path, "the iterable")]
-    return _opened("jsonl", files, selection, folder, "the iterable")
 
 
 def reopen(description: Mapping[str, Any], folder: Path | None = None) -> Source:

@@ -78,12 +78,15 @@ class JsonLines:
                     return
 
     def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
-        starts = _line_starts(file, cut)
-        with file.path.open("rb") as stream:
-            for row in wanted:
-                stream.seek(int(starts[row]))
-                line = stream.read(int(starts[row + 1] - starts[row]))
-                yield _read_slowly(line, file.name, cut.line + row + 1)
+        return _picked(self.rows(file, cut, 0, cut.num_rows), wanted)
+
+
+def _picked(rows: Iterator[Row], wanted: Sequence[int]) -> Iterator[Row]:
+    kept: dict[int, Row] = dict.fromkeys(wanted)
+    for number, row in enumerate(rows):
+        if number in kept:
+            kept[number] = row
+    yield from kept.values()
 
 
 def _start(file: DataFile) -> int:
@@ -106,20 +109,6 @@ def _line_ends(stream: BinaryIO, at: int) -> Iterator[Any]:
         at += len(block)
     if at > last:
         yield np.array([at])
-
-
-def _line_starts(file: DataFile, cut: Cut) -> Any:
-    """Where each line of a cut begins, and where the last one ends."""
-    import numpy as np
-
-    parts, found = [np.array([cut.place])], 0
-    with file.path.open("rb") as stream:
-        for ends in _line_ends(stream, cut.place):
-            parts.append(ends[: cut.num_rows - found])
-            found += len(parts[-1])
-            if found == cut.num_rows:
-                break
-    return np.concatenate(parts)
 
 
 def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
@@ -221,15 +210,7 @@ class Delimited:
                 yield _row_of(record, header, file.name)
 
     def pick(self, file: DataFile, cut: Cut, wanted: Sequence[int]) -> Iterator[Row]:
-        header = self._header(file).fields
-        places: list[tuple[int, int]] = []
-        for record in self._records(file, cut.place, cut.line):
-            places.append((record.begin, record.line))
-            if len(places) == cut.num_rows:
-                break
-        for row in wanted:
-            record = next(self._records(file, *places[row]))
-            yield _row_of(record, header, file.name)
+        return _picked(self.rows(file, cut, 0, cut.num_rows), wanted)
 
     def _header(self, file: DataFile) -> _Record:
         record = next(self._records(file, 0, 0), None)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,7 @@ APPENDING = textwrap.dedent(
     """
     import sys
     sys.path.insert(0, sys.argv[1])
+    from contextlib import closing
     from pathlib import Path
     from muster.pipeline.sinks.formats import spec_of
     from muster.pipeline.sinks.unordered import Appender
@@ -95,7 +97,7 @@ APPENDING = textwrap.dedent(
     parts = [part(home, order, 0, rows(order)) for order in range(24)]
     print("ready", flush=True)
     sys.stdin.read(1)
-    with Appender(spec_of(sys.argv[3])) as appender:
+    with closing(Appender(spec_of(sys.argv[3]))) as appender:
         for one in parts[::-1]:
             appender.add(one)
         appender.finish(parts, errors=home / "errors.jsonl")
@@ -131,7 +133,7 @@ def test_kill_9_at_any_moment_then_again_gives_every_part_once(tmp_path: Path, n
 def test_a_damaged_part_leaves_no_trace(tmp_path: Path) -> None:
     good, bad = parts_of(tmp_path / "parts", [[[{"a": 1}], [{"a": 2}] * 9]])
     bad.rows.write_bytes(lines([{"a": 3}] * 9))
-    with Appender(spec_of(str(tmp_path / "out.jsonl"))) as appender:
+    with closing(Appender(spec_of(str(tmp_path / "out.jsonl")))) as appender:
         appender.add(good)
         with pytest.raises(SetupError, match=r"0-1\.jsonl.* is damaged"):
             appender.add(bad)
@@ -145,7 +147,7 @@ def test_a_damaged_part_leaves_no_trace(tmp_path: Path) -> None:
 def test_finish_wants_all_parts_and_no_others(tmp_path: Path) -> None:
     parts = parts_of(tmp_path / "parts", [[[{"a": 1}]], [[{"a": 2}]]])
     spec, errors = spec_of(str(tmp_path / "out.jsonl")), tmp_path / "errors.jsonl"
-    with Appender(spec) as appender:
+    with closing(Appender(spec)) as appender:
         appender.add(parts[1])
         with pytest.raises(SetupError, match=r"1 finished parts are not in .*of shard 0"):
             appender.finish(parts, errors=errors)
@@ -153,7 +155,10 @@ def test_finish_wants_all_parts_and_no_others(tmp_path: Path) -> None:
         with pytest.raises(SetupError, match="records of another run"):
             appender.finish(parts[:1], errors=errors)
     other: Part = part(tmp_path / "parts", 0, 0, [{"a": "other"}])
-    with Appender(spec) as appender, pytest.raises(SetupError, match="records of another run"):
+    with (
+        closing(Appender(spec)) as appender,
+        pytest.raises(SetupError, match="records of another run"),
+    ):
         appender.add(other)
     assert not spec.path.exists()
     discard(spec)
@@ -163,7 +168,7 @@ def test_finish_wants_all_parts_and_no_others(tmp_path: Path) -> None:
 def test_errors_are_in_input_order(tmp_path: Path) -> None:
     parts = [part(tmp_path, n, 0, [{"a": n}], bad=[{"row": n}]) for n in range(3)]
     errors = tmp_path / "errors.jsonl"
-    with Appender(spec_of(str(tmp_path / "out.jsonl"))) as appender:
+    with closing(Appender(spec_of(str(tmp_path / "out.jsonl")))) as appender:
         for one in parts[::-1]:
             appender.add(one)
         merged = appender.finish(parts, errors=errors)
@@ -175,7 +180,7 @@ def test_long_cells_and_rows_without_columns_survive_a_late_column(tmp_path: Pat
     rows: list[Rows] = [[{}], [{"a": "x" * 200_000}, {"a": None}], [{"b": "y\r\n"}]]
     parts = parts_of(tmp_path / "parts", [rows])
     spec = spec_of(str(tmp_path / "out.csv"))
-    with Appender(spec) as appender:
+    with closing(Appender(spec)) as appender:
         for one in parts:
             appender.add(one)
         appender.finish(parts, errors=tmp_path / "errors.jsonl")

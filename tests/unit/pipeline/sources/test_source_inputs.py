@@ -21,7 +21,6 @@ from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import (
     InputOptions,
     changes,
-    from_iterator,
     identity,
     open_input,
     reopen,
@@ -61,16 +60,16 @@ def test_a_compressed_file_is_unpacked_once(tmp_path: Path, suffix: str) -> None
 
 
 def test_an_iterator_is_written_once_and_only_as_far_as_needed(tmp_path: Path) -> None:
-    source = from_iterator(iter(ROWS), tmp_path, Selection())
+    source = open_input(iter(ROWS), Selection(), folder=tmp_path)
     assert read_all(source) == ROWS
     endless = ({"n": n} for n in itertools.count())
     source = open_input(endless, Selection(skip=3, limit=4), folder=tmp_path)
     assert [row["n"] for row in read_all(source)] == [3, 4, 5, 6]
     assert next(endless) == {"n": 7}
     with pytest.raises(UsageError, match="record 1 of the input is no record: int"):
-        from_iterator([{"n": 1}, 5], tmp_path, Selection())  # type: ignore[list-item]
+        open_input([{"n": 1}, 5], Selection(), folder=tmp_path)
     with pytest.raises(UsageError, match="record 0 of the input cannot be kept as JSON"):
-        from_iterator([{"n": b"bytes"}], tmp_path, Selection())
+        open_input([{"n": b"bytes"}], Selection(), folder=tmp_path)
 
 
 def test_a_stream_that_broke_goes_on_where_it_was(tmp_path: Path) -> None:
