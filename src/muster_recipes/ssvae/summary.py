@@ -82,25 +82,6 @@ def cell_of(row: Row) -> Cell:
     return Cell(row["method"], row["n_labels"], alpha, row["corruption_rate"])
 
 
-def rises(means: Sequence[float], sds: Sequence[float], ns: Sequence[int]) -> list[tuple[int, int]]:
-    """The pairs i < j at which a curve rises beyond error; none if it falls monotonically.
-
-    ``means``, ``sds`` (ddof 1) and ``ns`` are of the points in order. A rise is beyond error when
-    mean_j - mean_i is above two standard errors of this difference,
-    2 · sqrt(sd_i² / n_i + sd_j² / n_j). All pairs are compared and not neighbours alone, so that
-    a slow rise does not hide. ValueError for fewer than two seeds at a point: no error is known.
-    """
-    if min(ns, default=2) < 2:
-        raise ValueError(f"two seeds or more are needed at every point, not {list(ns)}")
-    points = list(zip(means, sds, ns, strict=True))
-    return [
-        (i, j)
-        for j, (late, late_sd, late_n) in enumerate(points)
-        for i, (early, early_sd, early_n) in enumerate(points[:j])
-        if late - early > 2 * math.sqrt(early_sd**2 / early_n + late_sd**2 / late_n)
-    ]
-
-
 def _baseline(cell: Cell) -> Cell:
     return Cell(SUPERVISED, cell.n_labels, None, cell.corruption_rate)
 

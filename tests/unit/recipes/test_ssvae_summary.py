@@ -6,11 +6,9 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from muster_recipes.ssvae.config import SsvaeConfig
-from muster_recipes.ssvae.summary import rises, summarise
+from muster_recipes.ssvae.summary import summarise
 
 CONFIG = SsvaeConfig(
     n_labels=(100, 20), alpha_values=(1.0, 50.0), corruption_rates=(0.0, 0.2), num_seeds=3
@@ -161,32 +159,3 @@ def test_factor_scores_have_columns_only_where_they_were_measured() -> None:
     assert "beta_vae_score_mean" not in _cell(summarise(CONFIG, [_row()]))
     cell = _cell(summarise(CONFIG, [_row(beta_vae_score=0.5)]))
     assert (cell["beta_vae_score_mean"], cell["factor_vae_score_mean"]) == (0.5, None)
-
-
-# Whether a curve falls
-
-
-def test_a_rise_within_two_standard_errors_is_none() -> None:
-    # Standard error of the difference: sqrt(0.03²/9 + 0.04²/16) = sqrt(2) / 100.
-    sds, ns = [0.03, 0.04], [9, 16]
-    assert not rises([0.9, 0.928], sds, ns)
-    assert rises([0.9, 0.929], sds, ns) == [(0, 1)]
-
-
-def test_a_slow_rise_does_not_hide_between_neighbours() -> None:
-    means = [0.5, 0.512, 0.524, 0.536]  # steps of 1.2, standard error of a difference 1.4
-    assert rises(means, [0.02] * 4, [4] * 4) == [(0, 3)]
-
-
-def test_one_seed_knows_no_error() -> None:
-    with pytest.raises(ValueError, match=r"not \[5, 1\]"):
-        rises([0.9, 0.8], [0.1, 0.1], [5, 1])
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_a_falling_curve_falls_whatever_its_error(values: list[float]) -> None:
-    means = sorted(values, reverse=True)
-    count = len(means)
-    assert not rises(means, [0.0] * count, [2] * count)
-    if means[0] > means[-1]:
-        assert rises(means[::-1], [0.0] * count, [2] * count)
