@@ -15,6 +15,7 @@ from typing import Literal
 
 from muster.base.codec import MalformedError, decode
 from muster.base.errors import UsageError
+from muster.devices.cards import Precision
 from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 
@@ -234,7 +235,7 @@ class MatmulRate:
 
     device: int
     name: str
-    precision: str
+    precision: Precision
     tflops: float | None = None
     error: float | None = None
     problem: str | None = None

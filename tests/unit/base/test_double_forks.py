@@ -60,3 +60,22 @@ def test_no_zombie_of_a_double_fork_stays(
     parent.wait(300)
     assert end(mark, parent.pid) == []
     assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_a_process_and_what_it_has_started_are_a_family() -> None:
+    text = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'])\n"
+        "print(child.pid, flush=True)\n"
+        "sys.exit(child.wait())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert processes.family(parent.pid) == {parent.pid, child}
+        parent.stdin.close()
+        parent.wait(300)
+    assert processes.family(parent.pid) == {parent.pid}
+    assert processes.resident_mib() > 5

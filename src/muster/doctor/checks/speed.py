@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from muster.devices.cards import Precision, find_card
+from muster.devices.cards import find_card
 from muster.doctor.facts import Facts, MatmulRate, PeerCopy, Run
 from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import health_of_torch_device, loaded_of, pcie_gb_s
@@ -21,7 +21,6 @@ _LEAST_LINK = 0.5
 #: Largest relative errors of a 256 x 256 product. bf16 has 8 bits of fraction, tf32 and fp16 have
 #: 11, fp32 has 24; sums of 256 are rounded at the end, and a factor of about 10 is left.
 _MOST_ERROR = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 5e-2, "fp16": 1e-2}
-_PRECISIONS: dict[str, Precision] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 
 
 def probe_trouble(run: Run, what: str) -> Iterator[Finding]:
@@ -109,8 +108,8 @@ def _against_sheet(facts: Facts, rates: list[MatmulRate]) -> Iterator[Finding]:
 
 def _peak_tflops(rate: MatmulRate) -> float | None:
     """The data sheet's; None for an unknown card, such as a MIG instance, which is a share."""
-    card, precision = find_card(rate.name), _PRECISIONS.get(rate.precision)
-    peak = None if card is None or precision is None else card.peak_flops(precision)
+    card = find_card(rate.name)
+    peak = None if card is None else card.peak_flops(rate.precision)
     return None if peak is None else peak / 1e12
 
 
