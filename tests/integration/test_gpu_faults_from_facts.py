@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.conftest import MusterCli
 from tests.programs import read_program
 
 import muster
@@ -100,3 +101,32 @@ def test_nor_does_one_whose_task_brings_its_torch_later() -> None:
     with pytest.raises(SetupError, match="torch cannot use the GPU of this worker"):
         muster.sweep("pretend_gpu.py:late", grid={"i": range(3)}, devices="1", run_dir="r")
     assert states(muster.Run("r")) == {"waiting": 3}
+
+
+def mapped(host: Path, stage: str, muster_cli: MusterCli, *words: str, code: int = 0) -> list[int]:
+    """The values of the records that came out."""
+    (host / "in.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(120)))
+    flags = ["--input", "in.jsonl", "--output", "out.jsonl", "--batch-size", "4", *words]
+    done = muster_cli("map", f"pretend_gpu.py:{stage}", *flags)
+    assert done.returncode == code, done.stdout + done.stderr
+    if code == 3:
+        return [done.stderr.count("torch cannot use the GPU of this worker")]
+    lines = (host / "out.jsonl").read_text().splitlines()
+    return [json.loads(line)["x"] for line in lines]
+
+
+def test_a_gpu_that_dies_costs_a_map_no_record(host: Path, muster_cli: MusterCli) -> None:
+    words = ("--devices", "2", "--chunk-rows", "20")
+    assert mapped(host, "Fragile", muster_cli, *words) == list(range(120))
+
+
+def test_a_record_that_breaks_the_context_is_the_only_one_rejected(
+    host: Path, muster_cli: MusterCli
+) -> None:
+    words = ("--devices", "1", "--chunk-rows", "40")
+    made = mapped(host, "Poisoned", muster_cli, *words, code=1)
+    assert made == [x for x in range(120) if x != 7]
+
+
+def test_a_map_does_not_compute_on_the_cpu_either(host: Path, muster_cli: MusterCli) -> None:
+    assert mapped(host, "OnCpu", muster_cli, "--devices", "1", code=3) != [0]

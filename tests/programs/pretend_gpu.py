@@ -124,3 +124,44 @@ def late(i: int):
     """Imports its torch only when it runs, and would then compute on the CPU."""
     pretend_torch(works=False)
     return {"device": "cpu"}
+
+
+class Fragile:
+    """A stage on the second GPU: it works three times, then the card is gone."""
+
+    def setup(self, device):
+        if HERE == SECOND and Path("gone").exists():
+            raise RuntimeError("No CUDA GPUs are available")
+
+    def process(self, batch):
+        time.sleep(0.02)
+        if HERE == SECOND:
+            with Path("flag").open("a") as flag:
+                flag.write("x")
+            if Path("flag").stat().st_size > 3:
+                Path("gone").touch()
+                raise RuntimeError("CUDA error: no CUDA-capable device is detected")
+        return batch
+
+
+class Poisoned:
+    """One record breaks the context; those after it in the same process fail as well."""
+
+    def setup(self, device):
+        pretend_torch()
+
+    def process(self, batch):
+        cuda = sys.modules["torch"].cuda
+        cuda.synchronize()
+        if any(record["x"] == 7 for record in batch):
+            cuda.kernel_failed = True
+            raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+        return batch
+
+
+class OnCpu:
+    def setup(self, device):
+        pretend_torch(works=False)
+
+    def process(self, batch):
+        return batch

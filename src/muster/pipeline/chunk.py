@@ -10,6 +10,8 @@ import asyncio
 import errno
 import itertools
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from muster.base.atomic_files import explain_os_error
-from muster.base.device_faults import give_memory_back
+from muster.base.device_faults import (
+    give_memory_back,
+    hidden_fault,
+    looks_like_lost_device,
+    why_unfit,
+)
 from muster.base.errors import TargetError
 from muster.base.processes import resident_mib
 from muster.pipeline.batch import (
@@ -143,7 +150,13 @@ class Chunk:
         except Exception as error:
             # Most causes (a wrong path, a missing package) are there the next time as well.
             failure = failure_of("setup", error)
+            if self._ctx.device != "cpu" and looks_like_lost_device(failure.reason):
+                self._blame_nobody()
+                raise
             raise TargetError(f"The stages cannot be set up: {failure.reason}") from error
+        if self._ctx.device != "cpu" and (unfit := why_unfit()):
+            self._blame_nobody()
+            raise RuntimeError(unfit)
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
@@ -299,8 +312,7 @@ class Chunk:
                 self._worker.busy_s += time.perf_counter() - began
                 self._between(grain=self._worker.concurrency)
         except EngineError:
-            # Nobody's fault here: the rows in flight go through a fresh engine in a fresh process.
-            self._journal.begin(InProgress(0, 0, self._ctx.tries, Kind.NOTHING, 0))
+            self._blame_nobody()
             self._ctx.retire()
             raise
         finally:
@@ -333,8 +345,26 @@ class Chunk:
         raise AssertionError("the last try returns")
 
     def _store(self, batch: list[Row]) -> None:
+        if self._ctx.device != "cpu":
+            self._check_device([failure for row in batch for failure in row.failures])
         self._in_flight.difference_update(row.number for row in batch)
         self._writer.store(batch)
+
+    def _check_device(self, failures: Sequence[Failure]) -> None:
+        """What a device does that is gone or broken is no fault of the records: none is stored."""
+        for failure in failures:
+            if looks_like_lost_device(failure.reason):
+                self._blame_nobody()
+                raise RuntimeError(failure.reason)  # and the farm stops believing the device
+        if failures and (fault := hidden_fault()):
+            # One of the rows did it; it is found as one is that ends the process itself.
+            sys.stderr.write(f"{failures[0].trace}\n{fault}: no kernel runs in this process now.\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _blame_nobody(self) -> None:
+        """The rows in flight go through a fresh process, and count as not begun."""
+        self._journal.begin(InProgress(0, 0, self._ctx.tries, Kind.NOTHING, 0))
 
     # ------------------------------------------------------------------ between batches
 
