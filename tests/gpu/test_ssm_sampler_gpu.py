@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
 
 from muster_recipes.ssm import sampler_cuda
 from muster_recipes.ssm.moments import Moments
-from muster_recipes.ssm.sampler import BlockResult, sample_block
+from muster_recipes.ssm.sampler import Block, BlockResult, sample_block, sample_blocks
 
 pytestmark = pytest.mark.gpu
 
@@ -57,9 +58,12 @@ def test_the_kernel_draws_what_plain_torch_draws(dim: int, lags: int, seed: int)
     pytest.importorskip("triton")
     h = torch.tensor([0.5**m for m in range(1, lags + 1)], dtype=torch.float64, device="cuda")
     w = torch.tensor(W3, dtype=torch.float64, device="cuda").repeat(1, 2)[:, :lags].contiguous()
-    arguments = (h, w, dim, 10_007, 2, seed, 0.3)
-    fused = sampler_cuda.fused_launch(*arguments)
-    plain = sampler_cuda.plain_launch(*arguments)
+    eps = torch.tensor([0.3], dtype=torch.float64, device="cuda")
+    arguments = (h, w, dim, 10_007, 2, seed, eps)
+    fused, plain = (
+        [Moments(int(count), mean, m2) for count, mean, m2 in launch(*arguments).tolist()]
+        for launch in (sampler_cuda.fused_launch, sampler_cuda.plain_launch)
+    )
     assert fused[1].count == plain[1].count == 10_007
     assert fused[1].mean == pytest.approx(plain[1].mean, rel=1e-5)
     assert fused[1].m2 == pytest.approx(plain[1].m2, rel=1e-4)
@@ -97,3 +101,35 @@ def test_reproduces_an_independent_run_over_several_launches() -> None:
     assert abs(result.accepted.mean - 0.5838) < 3 * result.accepted.standard_error + 5e-4
     assert result.accepted.count / num_samples == pytest.approx(2.229e-3, rel=0.01)
     assert abs(result.all.mean - 1.8440) < 4 * result.all.standard_error + 5e-5
+
+
+def test_blocks_that_are_launched_together_are_those_drawn_alone() -> None:
+    """A block of several launches, a narrow one, and one with another teacher and width."""
+    pytest.importorskip("triton")
+    sizes = [(150, sampler_cuda.STUDENTS_PER_LAUNCH + 5, 1), (3, 1_000, 2), (16, 2_000_000, 3)]
+    blocks = [
+        Block(h=H, w=[W3[seed - 1]], dim=dim, num_samples=size, seed=seed, eps=0.01)
+        for dim, size, seed in sizes
+    ]
+    together = sample_blocks(blocks, "cuda")
+    assert together == [sample_blocks([block], "cuda")[0] for block in blocks]
+
+
+def test_many_blocks_keep_the_device_busy() -> None:
+    """Launching 64 small blocks takes the host far less time than the device has work."""
+    pytest.importorskip("triton")
+    blocks = [
+        Block(h=H, w=E1, dim=150, num_samples=2_000_000, seed=seed, eps=1e-5) for seed in range(64)
+    ]
+    sample_blocks(blocks, "cuda")
+    inputs = list(sampler_cuda.staged(blocks, torch.device("cuda")))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    started = time.perf_counter()
+    for block, (h, w, eps) in zip(blocks, inputs, strict=True):
+        sampler_cuda.fused_launch(h, w, block.dim, block.num_samples, 0, block.seed, eps)
+    host_ms = 1000 * (time.perf_counter() - started)
+    end.record()
+    torch.cuda.synchronize()
+    assert host_ms < begin.elapsed_time(end)

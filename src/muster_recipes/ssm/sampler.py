@@ -21,10 +21,61 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from muster_recipes.ssm.moments import Moments
 
 _DEVICE_TYPES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """``num_samples`` students of width ``dim``, and what they are judged by.
+
+    ``h`` has K entries, the impulse response of the teacher on lags 1..K; ``w`` has N >= 1 rows of
+    K entries, the training sequences; ``seed`` is in ``[0, 2**64)`` and names the stream (see
+    `muster_recipes.ssm.streams`). ValueError for values with which the result would mean nothing.
+    """
+
+    h: Sequence[float]
+    w: Sequence[Sequence[float]]
+    dim: int
+    num_samples: int
+    seed: int
+    eps: float
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.num_samples < 1:
+            raise ValueError(
+                f"Cannot draw {self.num_samples} students of width {self.dim}: both must be at "
+                "least 1."
+            )
+        if not self.h or not self.w:
+            raise ValueError(
+                f"Got {len(self.h)} lags and {len(self.w)} training sequences: there must be at "
+                "least one of each. Hint: sequence length k gives k - 1 lags."
+            )
+        for n, row in enumerate(self.w):
+            if len(row) != len(self.h):
+                raise ValueError(
+                    f"Training sequence {n} has {len(row)} entries, but the teacher has "
+                    f"{len(self.h)} lags: w . S needs one entry per lag."
+                )
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(
+                f"Seed {self.seed} is outside [0, 2**64). Hint: take it from stream_seed()."
+            )
+        if not all(math.isfinite(value) for row in (self.h, *self.w) for value in row):
+            raise ValueError(
+                f"Teacher response {list(self.h)} or training sequences "
+                f"{[list(row) for row in self.w]} are not finite: every loss would be NaN and none "
+                "would be accepted."
+            )
+        if not self.eps > 0:
+            raise ValueError(
+                f"eps is {self.eps}, but a loss is never negative and must be below it to be "
+                "accepted."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +90,29 @@ class BlockResult:
         return BlockResult(self.accepted.merge(other.accepted), self.all.merge(other.all))
 
 
-def sample_block(
-    *,
-    h: Sequence[float],
-    w: Sequence[Sequence[float]],
-    dim: int,
-    num_samples: int,
-    seed: int,
-    eps: float,
-    device: str = "cpu",
-) -> BlockResult:
-    """Draw ``num_samples`` students of width ``dim`` and return the moments of their L_gen.
+def sample_block(*, device: str = "cpu", **block: Any) -> BlockResult:
+    """The result of one `Block`, whose fields are the arguments; see `sample_blocks`."""
+    return sample_blocks([Block(**block)], device)[0]
 
-    ``h`` has K entries, the impulse response of the teacher on lags 1..K; ``w`` has N >= 1 rows of
-    K entries, the training sequences; ``seed`` is in ``[0, 2**64)`` and names the stream (see
-    `muster_recipes.ssm.streams`); ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
 
-    On one type of device the same arguments give the same students. It does not promise that two
+def sample_blocks(blocks: Sequence[Block], device: str) -> list[BlockResult]:
+    """Draw the students of every block and return the moments of their L_gen.
+
+    ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``. A CUDA device gets the work of all
+    blocks before the first result is waited for; a block's result does not depend on the others.
+
+    On one type of device the same block has the same students. It does not promise that two
     device types, or two values of ``num_samples``, draw the same ones, nor the last bits of a loss
     on processors with other vector instructions.
     """
-    _check(h, w, dim, num_samples, seed, eps)
     # Each device's module is imported on use: numpy serves the one, torch and Triton the other.
     if _device_type(device) == "cpu":
         from muster_recipes.ssm.sampler_cpu import sample_block_cpu
 
-        accepted, everything = sample_block_cpu(h, w, dim, num_samples, seed, eps)
-    else:
-        from muster_recipes.ssm.sampler_cuda import sample_block_cuda
+        return [BlockResult(*sample_block_cpu(block)) for block in blocks]
+    from muster_recipes.ssm.sampler_cuda import sample_blocks_cuda
 
-        accepted, everything = sample_block_cuda(h, w, dim, num_samples, seed, eps, device)
-    return BlockResult(accepted=accepted, all=everything)
+    return [BlockResult(*result) for result in sample_blocks_cuda(blocks, device)]
 
 
 def _device_type(device: str) -> str:
@@ -81,40 +124,3 @@ def _device_type(device: str) -> str:
             f"{' and '.join(_DEVICE_TYPES)} only. Hint: use device='cpu'."
         )
     return kind
-
-
-def _check(
-    h: Sequence[float],
-    w: Sequence[Sequence[float]],
-    dim: int,
-    num_samples: int,
-    seed: int,
-    eps: float,
-) -> None:
-    """Refuse, before any work, arguments for which the result would mean nothing."""
-    if dim < 1 or num_samples < 1:
-        raise ValueError(
-            f"Cannot draw {num_samples} students of width {dim}: both must be at least 1."
-        )
-    if not h or not w:
-        raise ValueError(
-            f"Got {len(h)} lags and {len(w)} training sequences: there must be at least one of "
-            "each. Hint: sequence length k gives k - 1 lags."
-        )
-    for n, row in enumerate(w):
-        if len(row) != len(h):
-            raise ValueError(
-                f"Training sequence {n} has {len(row)} entries, but the teacher has {len(h)} lags: "
-                "w . S needs one entry per lag."
-            )
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"Seed {seed} is outside [0, 2**64). Hint: take it from stream_seed().")
-    if not all(math.isfinite(value) for row in (h, *w) for value in row):
-        raise ValueError(
-            f"Teacher response {list(h)} or training sequences {[list(row) for row in w]} are not "
-            "finite: every loss would be NaN and none would be accepted."
-        )
-    if not eps > 0:
-        raise ValueError(
-            f"eps is {eps}, but a loss is never negative and must be below it to be accepted."
-        )

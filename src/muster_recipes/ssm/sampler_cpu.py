@@ -13,14 +13,16 @@ another order on another machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from muster_recipes.ssm.moments import Moments
+
+if TYPE_CHECKING:
+    from muster_recipes.ssm.sampler import Block
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -49,32 +51,22 @@ class Layout:
         return Layout(dim, num_pairs, rows, width)
 
 
-def sample_block_cpu(
-    h: Sequence[float],
-    w: Sequence[Sequence[float]],
-    dim: int,
-    num_samples: int,
-    seed: int,
-    eps: float,
-) -> tuple[Moments, Moments]:
-    """Moments of L_gen over the accepted and over all of ``num_samples`` students.
-
-    The arguments are those of `muster_recipes.ssm.sampler.sample_block`, which checks them.
-    """
-    bits = np.random.SFC64(seed)
-    layout = Layout.of(dim)
+def sample_block_cpu(block: Block) -> tuple[Moments, Moments]:
+    """Moments of L_gen over the accepted and over all students of ``block``."""
+    bits = np.random.SFC64(block.seed)
+    layout = Layout.of(block.dim)
     work = _Buffers.of(layout.rows * layout.width)
-    target = np.asarray(h, dtype=np.float64)
-    inputs = np.asarray(w, dtype=np.float64)
+    target = np.asarray(block.h, dtype=np.float64)
+    inputs = np.asarray(block.w, dtype=np.float64)
     # Whole tiles per evaluation, so that a tile is never split by it.
     step = max(1, LOSS_STUDENTS // layout.width) * layout.width
     accepted, everything = Moments.none(), Moments.none()
-    for start in range(0, num_samples, step):
-        sums = np.zeros((len(target), min(step, num_samples - start)))
+    for start in range(0, block.num_samples, step):
+        sums = np.zeros((len(target), min(step, block.num_samples - start)))
         for column in range(0, sums.shape[1], layout.width):
             add_student_sums(bits, layout, work, sums[:, column : column + layout.width])
         train, gen = losses(sums, target, inputs)
-        accepted = accepted.merge(moments_of(gen[train < eps]))
+        accepted = accepted.merge(moments_of(gen[train < block.eps]))
         everything = everything.merge(moments_of(gen))
     return accepted, everything
 

@@ -2,9 +2,9 @@
 
 Both draw the *same* students, equal up to float32 rounding, because both compute Philox-4x32-10 of
 (student, launch, group, 0) under the block's seed: what a machine has installed does not change the
-experiment. The plain path is for missing Triton and for more than eight lags; it keeps running
-power sums of many students at a time, needs about a hundred passes over memory per four entries,
-and runs on any torch device, which is how the tests reach it.
+experiment. The plain path is for more than eight lags and for machines on which Triton is missing
+or cannot compile; it keeps running power sums of many students at a time, needs about a hundred
+passes over memory per four entries, and runs on any torch device, which is how the tests reach it.
 
 Power sums are float32, added one pair after the other: S is good to about 1e-6 at widths up to
 10 000, losses and moments are float64.
@@ -12,13 +12,19 @@ Power sums are float32, added one pair after the other: S is good to about 1e-6 
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
 from muster_recipes.ssm.moments import Moments
+
+if TYPE_CHECKING:
+    from muster_recipes.ssm.sampler import Block
 
 # Part of the definition of the stream: the second counter word is the index of the launch.
 STUDENTS_PER_LAUNCH = 1 << 26
@@ -28,39 +34,90 @@ PLAIN_STUDENTS = 1 << 20  # some tens of MiB per temporary
 
 _MASK = 0xFFFF_FFFF
 _PHILOX_ROUNDS = 10
+_log = logging.getLogger("muster")
 
 
-def sample_block_cuda(
-    h: Sequence[float],
-    w: Sequence[Sequence[float]],
-    dim: int,
-    num_samples: int,
-    seed: int,
-    eps: float,
-    device: str,
-) -> tuple[Moments, Moments]:
-    """Moments of L_gen over the accepted and over all of ``num_samples`` students.
+def sample_blocks_cuda(blocks: Sequence[Block], device: str) -> list[tuple[Moments, Moments]]:
+    """Moments of L_gen over the accepted and over all students, of every block.
 
-    The arguments are those of `muster_recipes.ssm.sampler.sample_block`, which checks them.
+    All kernels are launched before the first result is read, because reading waits for the
+    device: a block of two million students is half a millisecond of work at width 150, less than
+    a round trip. What waits on the device is 48 bytes per launch, so memory sets no limit.
     """
     place = torch.device(device)
-    target = torch.tensor([float(value) for value in h], dtype=torch.float64, device=place)
-    inputs = torch.tensor(
-        [[float(value) for value in row] for row in w], dtype=torch.float64, device=place
-    )
+    launched: list[torch.Tensor] = []
+    for block, (h, w, eps) in zip(blocks, staged(blocks, place), strict=True):
+        launch_moments = fused_launch if _is_fused(place, len(block.h)) else plain_launch
+        for launch, count in enumerate(_launches(block.num_samples)):
+            launched.append(launch_moments(h, w, block.dim, count, launch, block.seed, eps))
+    found = iter(torch.stack(launched).tolist())
+    return [_merged(next(found) for _ in _launches(block.num_samples)) for block in blocks]
+
+
+def _launches(num_samples: int) -> list[int]:
+    """How many students each launch of a block draws."""
+    starts = range(0, num_samples, STUDENTS_PER_LAUNCH)
+    return [min(STUDENTS_PER_LAUNCH, num_samples - start) for start in starts]
+
+
+def _merged(launches: Iterator[list[list[float]]]) -> tuple[Moments, Moments]:
+    """One block's moments from those of its launches, [2, 3] each, in their order."""
     accepted, everything = Moments.none(), Moments.none()
-    fused = place.type == "cuda" and len(h) <= FUSED_MAX_LAGS and has_triton()
-    launch_moments = fused_launch if fused else plain_launch
-    for launch, start in enumerate(range(0, num_samples, STUDENTS_PER_LAUNCH)):
-        count = min(STUDENTS_PER_LAUNCH, num_samples - start)
-        fits, drawn = launch_moments(target, inputs, dim, count, launch, seed, eps)
+    for rows in launches:
+        fits, drawn = (Moments(int(count), mean, m2) for count, mean, m2 in rows)
         accepted, everything = accepted.merge(fits), everything.merge(drawn)
     return accepted, everything
 
 
-def has_triton() -> bool:
-    """Whether the fused kernel can be imported here."""
-    return importlib.util.find_spec("triton") is not None
+def staged(
+    blocks: Sequence[Block], place: torch.device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """``h`` [K], ``w`` [N, K] and ``eps`` [1] of every block, float64 on the device.
+
+    In one copy ahead of all kernels: a copy from ordinary memory waits for the kernels before it.
+    """
+    parts = [part for b in blocks for part in (b.h, [x for row in b.w for x in row], [b.eps])]
+    # Each part begins on 16 bytes: Triton compiles another kernel for pointers that do not.
+    places = list(accumulate((len(part) + len(part) % 2 for part in parts), initial=0))
+    table = torch.zeros(places[-1], dtype=torch.float64)
+    for begin, part in zip(places, parts, strict=False):
+        table[begin : begin + len(part)] = torch.tensor(part, dtype=torch.float64)
+    table = table.to(place)
+    views = [table[begin : begin + len(part)] for begin, part in zip(places, parts, strict=False)]
+    for h, w, eps in zip(views[::3], views[1::3], views[2::3], strict=True):
+        yield h, w.view(-1, len(h)), eps
+
+
+@functools.cache
+def _is_fused(place: torch.device, lags: int) -> bool:
+    """Whether the kernel runs on this device, which a launch for one student tells."""
+    if place.type != "cuda" or lags > FUSED_MAX_LAGS:
+        return False
+    ones = torch.ones(1, lags, dtype=torch.float64, device=place)
+    return does_run(lambda: fused_launch(ones[0], ones, 1, 1, 0, 0, ones[0, :1]))
+
+
+def does_run(launch: Callable[[], object]) -> bool:
+    """Whether the first launch succeeds; if not, the log says why and what happens instead.
+
+    Triton compiles when a kernel is launched, for which it needs a C compiler: slim containers
+    have none. A device that is broken or full is not the kernel's fault, and fails the plain
+    operations as well.
+    """
+    try:
+        launch()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        _log.warning(
+            "The fused kernel of the sampler cannot run (%s: %s): plain tensor operations draw the "
+            "same students, more slowly.",
+            type(error).__name__,
+            reason,
+        )
+        return False
+    return True
 
 
 def fused_launch(
@@ -70,18 +127,17 @@ def fused_launch(
     num_students: int,
     launch: int,
     seed: int,
-    eps: float,
-) -> tuple[Moments, Moments]:
-    """One launch of the kernel: moments over the accepted and over all.
+    eps: torch.Tensor,
+) -> torch.Tensor:
+    """One launch of the kernel: count, mean and sum of squared deviations of L_gen, float64
+    [2, 3], over the accepted and over all. Nothing here waits for the device.
 
-    ``h`` [K] and ``w`` [N, K] are float64 on the device that runs it.
+    ``h`` [K], ``w`` [N, K] and ``eps`` [1] are float64 on the device that runs it.
     """
     from muster_recipes.ssm.sampler_triton import sample_kernel
 
     programs = -(-num_students // STUDENTS_PER_PROGRAM)
-    partials = torch.empty((6, programs), dtype=torch.float64, device=h.device)
-    # A float argument of a kernel is float32: the threshold travels in memory, in full.
-    threshold = torch.tensor([eps], dtype=torch.float64, device=h.device)
+    partials = torch.empty((2, 3, programs), dtype=torch.float64, device=h.device)
     # Triton launches on the current device, whatever the tensors live on.
     index = h.get_device()
     with torch.cuda.device(index):
@@ -89,7 +145,7 @@ def fused_launch(
             partials,
             h,
             w,
-            threshold,
+            eps,  # in memory: a float argument of a kernel would be rounded to float32
             _signed_word(seed),
             _signed_word(seed >> 32),
             launch,
@@ -101,7 +157,7 @@ def fused_launch(
             BLOCK=STUDENTS_PER_PROGRAM,
             num_warps=4,
         )
-    return merge_partials(partials[:3]), merge_partials(partials[3:])
+    return merge_partials(partials)
 
 
 def _signed_word(value: int) -> int:
@@ -110,16 +166,14 @@ def _signed_word(value: int) -> int:
     return low - (1 << 32) if low >> 31 else low
 
 
-def merge_partials(partials: torch.Tensor) -> Moments:
-    """Merge counts, means and sums of squared deviations, [3, programs] float64, in one step."""
-    counts, means, squares = partials
+def merge_partials(partials: torch.Tensor) -> torch.Tensor:
+    """Merge counts, means and sums of squared deviations, [..., 3, programs] to [..., 3]."""
+    counts, means, squares = partials.unbind(-2)
     # Counts are whole numbers below 2**53, which float64 adds exactly.
-    count = counts.sum()
-    if count.item() == 0:
-        return Moments.none()
-    mean = (counts * means).sum() / count
-    m2 = squares.sum() + (counts * (means - mean) ** 2).sum()
-    return Moments(int(count.item()), float(mean.item()), float(m2.item()))
+    count = counts.sum(-1)
+    mean = (counts * means).sum(-1) / count.clamp(min=1)
+    m2 = squares.sum(-1) + (counts * (means - mean.unsqueeze(-1)) ** 2).sum(-1)
+    return torch.stack([count, mean, m2], -1)
 
 
 def plain_launch(
@@ -129,8 +183,8 @@ def plain_launch(
     num_students: int,
     launch: int,
     seed: int,
-    eps: float,
-) -> tuple[Moments, Moments]:
+    eps: torch.Tensor,
+) -> torch.Tensor:
     """What `fused_launch` computes, from tensor operations on the device of ``h``."""
     accepted, everything = Moments.none(), Moments.none()
     for start in range(0, num_students, PLAIN_STUDENTS):
@@ -141,7 +195,8 @@ def plain_launch(
         gen = errors.square().sum(dim=0)
         accepted = accepted.merge(_moments_of(gen[train < eps]))
         everything = everything.merge(_moments_of(gen))
-    return accepted, everything
+    rows = [(part.count, part.mean, part.m2) for part in (accepted, everything)]
+    return torch.tensor(rows, dtype=torch.float64, device=h.device)
 
 
 def _moments_of(values: torch.Tensor) -> Moments:

@@ -1,7 +1,8 @@
-"""What runs on a worker: a block of Guess & Check, and gradient descent of many cells at once."""
+"""What runs on a worker: blocks of Guess & Check, and gradient descent of many cells at once."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,67 +12,64 @@ import torch
 from muster import Context, batched
 from muster_recipes.ssm.gd import GdCell, GdSettings, train
 from muster_recipes.ssm.problem import Problem
-from muster_recipes.ssm.sampler import sample_block
+from muster_recipes.ssm.sampler import Block, sample_blocks
 from muster_recipes.ssm.streams import stream_seed
 
+Task = Mapping[str, Any]
 
-def gnc_block(
-    seed: int,
-    rank: int,
-    dim: int,
-    block: int,
-    num_samples: int,
-    alpha: list[float],
-    w: list[list[float]],
-    eps: float,
-    ctx: Context,
-) -> dict[str, Any]:
-    """Draw one block of students. α and w are parameters, so the task's key is its content."""
-    problem = _problem(alpha, w)
+
+@batched(static=("dim",), max_batch=64, max_batch_on_cpu=1)
+def gnc_block(tasks: Sequence[Task], ctx: Context) -> list[dict[str, Any]]:
+    """Draw the blocks of a call. α and w are parameters, so a task's key is its content.
+
+    A GPU has the work of up to 64 blocks waiting for it: 128 million students of the default size.
+    The rate of a block is that of its call.
+    """
+    blocks = []
+    for task in tasks:
+        stream = stream_seed("ssm-gnc", *(task[name] for name in ("seed", "rank", "dim", "block")))
+        problem = _problem(task)
+        blocks.append(
+            Block(
+                h=problem.h,
+                w=problem.w,
+                dim=task["dim"],
+                num_samples=task["num_samples"],
+                seed=stream,
+                eps=task["eps"],
+            )
+        )
     begin = time.perf_counter()
-    result = sample_block(
-        h=problem.h,
-        w=problem.w,
-        dim=dim,
-        num_samples=num_samples,
-        seed=stream_seed("ssm-gnc", seed, rank, dim, block),
-        eps=eps,
-        device=ctx.device,
-    )
-    seconds = time.perf_counter() - begin
-    accepted, drawn = result.accepted, result.all
-    return {
-        "num_accepted": accepted.count,
-        "accepted_mean": accepted.value,
-        "accepted_m2": accepted.m2 if accepted.count else None,
-        "num_drawn": drawn.count,
-        "drawn_mean": drawn.value,
-        "drawn_m2": drawn.m2,
-        "students_per_s": num_samples / seconds,
-    }
+    results = sample_blocks(blocks, ctx.device)
+    rate = sum(block.num_samples for block in blocks) / (time.perf_counter() - begin)
+    return [
+        {
+            "num_accepted": result.accepted.count,
+            "accepted_mean": result.accepted.value,
+            "accepted_m2": result.accepted.m2 if result.accepted.count else None,
+            "num_drawn": result.all.count,
+            "drawn_mean": result.all.value,
+            "drawn_m2": result.all.m2,
+            "students_per_s": rate,
+        }
+        for result in results
+    ]
 
 
 @batched(static=("num_lags", "num_sequences", "lr", "epochs", "init_scale", "optimizer", "scheduler", "init_type"), max_batch=512)  # fmt: skip  # noqa: E501
-def gd_cells(tasks: Sequence[Mapping[str, Any]], ctx: Context) -> list[dict[str, Any]]:
+def gd_cells(tasks: Sequence[Task], ctx: Context) -> list[dict[str, Any]]:
     """Train all cells of a call in one batched program."""
     torch.set_num_threads(1)
-    first = tasks[0]
-    settings = GdSettings(
-        lr=first["lr"],
-        epochs=first["epochs"],
-        init_scale=first["init_scale"],
-        optimizer=first["optimizer"],
-        scheduler=first["scheduler"],
-        init_type=first["init_type"],
-    )
+    names = [field.name for field in dataclasses.fields(GdSettings)]
+    settings = GdSettings(**{name: tasks[0][name] for name in names})
     cells = []
     for task in tasks:
-        problem = _problem(task["alpha"], task["w"])
+        problem = _problem(task)
         stream = stream_seed("ssm-gd", task["seed"], task["rank"], task["dim"])
         cells.append(GdCell(problem.h, problem.w, task["dim"], stream))
     losses = train(cells, settings, ctx.device)
     return [{"train_loss": train_loss, "gen_loss": gen_loss} for train_loss, gen_loss in losses]
 
 
-def _problem(alpha: Sequence[float], w: Sequence[Sequence[float]]) -> Problem:
-    return Problem(tuple(alpha), tuple(tuple(row) for row in w))
+def _problem(task: Task) -> Problem:
+    return Problem(tuple(task["alpha"]), tuple(map(tuple, task["w"])))

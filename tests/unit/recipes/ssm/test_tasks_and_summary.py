@@ -35,7 +35,7 @@ def carried_out(config: SsmConfig) -> Iterator[dict[str, Any]]:
     for task in plan(config):
         params = dict(task.params)
         if task.target == "gnc":
-            metrics = tasks.gnc_block(**params, ctx=CPU)
+            [metrics] = tasks.gnc_block([params], ctx=CPU)
         else:
             [metrics] = tasks.gd_cells([params], ctx=CPU)
         yield {**params, **metrics, "state": "done", "device": "cpu", "seconds": 0.5}
