@@ -8,6 +8,7 @@ completion = await lent.engine.generate(Request(prompt="...", seed=1))
 
 from __future__ import annotations
 
+from muster.pipeline.engines.answers import on_device
 from muster.pipeline.engines.engine import (
     Completion,
     Engine,
@@ -35,6 +36,7 @@ __all__ = [
     "RequestError",
     "Sampling",
     "is_hub_reachable",
+    "on_device",
     "shared",
     "use_cache_if_unreachable",
 ]

@@ -28,7 +28,8 @@ def f(i: int, ctx, sleep: float = 0.05):
     time.sleep(sleep)
     if os.path.exists("broken") and seen == open("broken").read():
         raise RuntimeError("this device is broken")
-    return {"seen": seen, "device": ctx.device, "pid": os.getpid()}
+    workers = os.environ["MUSTER_WORKERS_PER_GPU"]
+    return {"seen": seen, "device": ctx.device, "pid": os.getpid(), "workers": workers}
 """
 
 
@@ -73,6 +74,12 @@ def test_each_worker_sees_one_gpu_by_its_uuid(host: Path) -> None:
     assert {row["metric_device"] for row in rows(run)} == {"cuda:0"}
     labels = {(row["seen"], row["device"]) for row in rows(run)}
     assert labels == {("GPU-0", "cuda:0"), ("GPU-1", "cuda:1"), ("GPU-2", "cuda:2")}
+
+
+@pytest.mark.parametrize("per_gpu", [1, 2])
+def test_a_worker_knows_how_many_share_its_gpu(host: Path, per_gpu: int) -> None:
+    run = muster.sweep("target.py:f", grid={"i": range(4)}, per_gpu=per_gpu)
+    assert {row["workers"] for row in rows(run)} == {str(per_gpu)}
 
 
 def test_a_task_with_two_gpus_sees_both(host: Path) -> None:

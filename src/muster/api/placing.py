@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -161,6 +162,7 @@ def remarks(placement: Placement) -> list[str]:
 
 
 def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:
+    sharing = Counter(slot.device_uuids for slot in placement.slots)
     return tuple(
         SlotSpec(
             slot_id=slot.slot_id,
@@ -170,6 +172,7 @@ def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:
             visible_devices=slot.visible_devices,
             num_threads=slot.num_threads,
             memory_mib=slot.memory_mib,
+            num_sharing=sharing[slot.device_uuids] if slot.device_uuids else 1,
         )
         for slot in placement.slots
     )

@@ -14,6 +14,8 @@ from typing import NamedTuple
 #: Carried by every process muster starts for a run, so that descendants which left their
 #: session are still recognised as ours.
 RUN_MARKER = "MUSTER_RUN_MARK"
+#: How many workers share the GPU of the one that reads it.
+WORKERS_PER_GPU = "MUSTER_WORKERS_PER_GPU"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,6 +152,7 @@ class SlotSpec:
     visible_devices: str | None = None
     num_threads: int = 1
     memory_mib: int | None = None
+    num_sharing: int = 1  # workers on the same devices
 
     @property
     def device_key(self) -> str:

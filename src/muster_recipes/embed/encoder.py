@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster import MissingPackageError, SetupError
-from muster.generation import METER, use_cache_if_unreachable
+from muster.generation import METER, on_device, use_cache_if_unreachable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ class Encoder:
             use_cache_if_unreachable()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
-            self._model: Any = AutoModel.from_pretrained(model)
+            self._model: Any = AutoModel.from_pretrained(model, **on_device(device))
         except (OSError, ValueError) as error:
             raise SetupError(
                 f"Cannot load the encoder {model}: {error}",

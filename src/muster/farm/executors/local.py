@@ -17,7 +17,7 @@ from typing import Any
 
 from muster.base import processes
 from muster.base.reaper import Reaper
-from muster.base.settings import RUN_MARKER, child_environment
+from muster.base.settings import RUN_MARKER, WORKERS_PER_GPU, child_environment
 from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
@@ -270,6 +270,7 @@ class LocalExecutor:
         if slot.visible_devices is not None:
             values["CUDA_VISIBLE_DEVICES"] = slot.visible_devices
             values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            values[WORKERS_PER_GPU] = str(slot.num_sharing)
         return child_environment(values)
 
     # ------------------------------------------------------------------ listening

@@ -55,12 +55,11 @@ def load(spec: EngineSpec, device: str) -> Loaded:
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    options: dict[str, Any] = {"dtype": dtype}
+    options: dict[str, Any] = {"dtype": dtype, **on_device(device)}
     if not Path(spec.model).exists():
         use_cache_if_unreachable()
     if spec.quantize != "none":
         options["quantization_config"] = _quantization(spec.quantize)
-        options["device_map"] = {"": device}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(spec.model)
         model = transformers.AutoModelForCausalLM.from_pretrained(spec.model, **options)
@@ -78,6 +77,17 @@ def load(spec: EngineSpec, device: str) -> Loaded:
         end_tokens=_end_tokens(model, tokenizer),
         max_positions=_max_positions(model),
     )
+
+
+def on_device(device: str) -> dict[str, Any]:
+    """Options of ``from_pretrained`` that read the weights straight onto a CUDA device.
+
+    Without them every worker of a machine holds a whole model in its main memory first. They need
+    the package accelerate; the model is moved as it was before where that is missing.
+    """
+    if not device.startswith("cuda") or importlib.util.find_spec("accelerate") is None:
+        return {}
+    return {"device_map": {"": device}}
 
 
 def prompt_text(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, bool]:
@@ -109,7 +119,7 @@ def _quantization(kind: str) -> Any:
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Of the model's generation settings, which may be several, and of the tokenizer."""
+    """Those of the model's generation settings, which may name several, and the tokenizer's."""
     named = model.generation_config.eos_token_id
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

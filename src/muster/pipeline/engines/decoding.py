@@ -23,7 +23,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, position: int) -> float:
-    """From 0 to below 1, with 53 random bits: SplitMix64 of the seed, then of the position."""
+    """A number in [0, 1) with 53 random bits: SplitMix64 of the seed, then of the position."""
     return (_mixed(_mixed(seed) + _GOLDEN * (position + 1)) >> 11) * 2.0**-53
 
 
@@ -35,43 +35,51 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
+#: Tokens among which the nucleus of top-p is looked for first; most have fewer than a hundred.
+_NUCLEUS = 1024
+
+
 def draw(
     logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], noise: Sequence[float]
 ) -> Tensor:
     """Tokens [n] for logits [n, vocabulary]; temperature 0 takes the most probable token."""
-    tokens = logits.argmax(-1)
-    rows = [row for row, temperature in enumerate(temperatures) if temperature > 0]
-    if not rows:
-        return tokens
-    index = torch.tensor(rows, device=logits.device)
-    drawn = _drawn(
-        logits[index].double() / _column([temperatures[row] for row in rows], logits.device),
-        _column([top_ps[row] for row in rows], logits.device),
-        _column([noise[row] for row in rows], logits.device),
+    likeliest = logits.argmax(-1)
+    if max(temperatures, default=0.0) <= 0:
+        return likeliest
+    # One copy to the device, and what it needs not tell us is decided from the lists.
+    settings = torch.tensor(
+        [temperatures, top_ps, noise], dtype=torch.float64, device=logits.device
     )
-    return tokens.index_copy(0, index, drawn)
-
-
-def _drawn(logits: Tensor, top_p: Tensor, noise: Tensor) -> Tensor:
-    probabilities = logits.softmax(-1)
-    if bool((top_p < 1).any()):
-        probabilities = probabilities.where(probabilities >= _least(probabilities, top_p), 0.0)
+    temperature, top_p, uniforms = settings.unsqueeze(-1)
+    is_drawn = temperature > 0
+    probabilities = (logits.double() / temperature.where(is_drawn, 1.0)).softmax(-1)
+    if min(top_ps) < 1:
+        least = _least(logits, probabilities, top_p.where(is_drawn, 1.0))
+        probabilities = probabilities.where(probabilities >= least, 0.0)
     cumulated = probabilities.cumsum(-1)
-    index = (cumulated <= noise * cumulated[:, -1:]).sum(-1)
+    tokens: Tensor = (cumulated <= uniforms * cumulated[:, -1:]).sum(-1)
     # Rounding may put the border above the sum; the most probable token is as good an end as any.
-    return index.where(index < logits.shape[-1], probabilities.argmax(-1))
+    is_drawn = is_drawn.squeeze(-1) & (tokens < logits.shape[-1])
+    return tokens.where(is_drawn, likeliest)
 
 
-def _least(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest probability [n, 1] among the fewest tokens that hold ``top_p`` together."""
-    falling = probabilities.sort(-1, descending=True).values
-    before = falling.cumsum(-1) - falling
-    count = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
-    return falling.gather(-1, count - 1)
+def _least(logits: Tensor, probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest probability [n, 1] among the fewest tokens that hold ``top_p`` [n, 1] together;
+    0 where that is 1.
 
-
-def _column(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+    Logits have the order of their probabilities in half the bytes or a quarter, and a nucleus is
+    a small part of a vocabulary: the largest are taken first, and all of them only where those do
+    not hold ``top_p``. The sums are those of a sort of all probabilities, term by term.
+    """
+    width = logits.shape[-1]
+    for size in (min(_NUCLEUS, width), width):
+        falling = probabilities.gather(-1, logits.topk(size).indices)
+        before = falling.cumsum(-1) - falling
+        is_in = (before < top_p) & (top_p < 1)
+        if size == width or not bool(is_in[:, -1].any()):
+            break
+    count = is_in.sum(-1, keepdim=True)
+    return falling.gather(-1, (count - 1).clamp(min=0)).where(top_p < 1, 0.0)
 
 
 _SLACK = 64
@@ -209,7 +217,7 @@ class Decoder:
         return [answer for answer in self._rows if answer is not None]
 
     def clear(self) -> list[Answer]:
-        """Let go of everything; returns the answers that were being written, from anew."""
+        """Drop the batch; return the answers that were being written, which start again."""
         active = self.active
         for answer in active:
             answer.restart()

@@ -209,7 +209,7 @@ class TransformersEngine:
         self._deliver(complete)
 
     def _joining(self, decoder: Decoder) -> list[_Job]:
-        """Those to take in now, out of those that wait: when enough places have been idle."""
+        """The waiting requests that join now; none until enough places have been idle."""
         free = self._size.now - len(self._running)
         if free <= 0 or not self._waiting:
             return []

@@ -51,7 +51,7 @@ class Bucket:
         return wait_s
 
     def correct(self, units: float) -> None:
-        """So many units more (or, negative, fewer) were used than booked."""
+        """Book ``units`` more, or fewer where negative: what was used beyond the estimate."""
         if self.per_minute:
             self._ready_s += units * 60.0 / self.per_minute
 

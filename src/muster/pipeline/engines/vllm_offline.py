@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, SetupError, UsageError
-from muster.base.settings import read_settings
+from muster.base.settings import WORKERS_PER_GPU, read_settings, variable
 from muster.devices.discovery import name_gpus_by_number
 from muster.pipeline.engines.answers import prompt_text
 from muster.pipeline.engines.engine import (
@@ -29,6 +29,9 @@ from muster.pipeline.sources.hub import use_cache_if_unreachable
 from muster.pipeline.stages import METER
 
 _DEFAULT_CONCURRENCY = 256
+#: Share of a GPU that the engines of all its workers take together; vLLM's own choice for one
+#: engine was 0.9 and is a little more in later versions.
+_MEMORY_SHARE = 0.9
 
 
 class VllmEngine:
@@ -64,7 +67,6 @@ class VllmEngine:
                 hint="use --engine transformers.",
             )
         name_gpus_by_number(read_settings())
-        options: dict[str, Any] = {"quantization": "bitsandbytes"} if self._quantizes else {}
         if not Path(self._spec.model).exists():
             use_cache_if_unreachable()
         transformers: Any = importlib.import_module("transformers")
@@ -74,11 +76,7 @@ class VllmEngine:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(self._spec.model)
             self._engine = engines.AsyncLLM.from_engine_args(
                 arguments.AsyncEngineArgs(
-                    model=self._spec.model,
-                    dtype=self._spec.dtype,
-                    tensor_parallel_size=self._spec.tensor_parallel,
-                    max_num_seqs=self.concurrency,
-                    **options,
+                    max_num_seqs=self.concurrency, **options_of(self._spec, workers_per_gpu())
                 )
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -97,10 +95,6 @@ class VllmEngine:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
-
-    @property
-    def _quantizes(self) -> bool:
-        return self._spec.quantize != "none"
 
     async def _answer(self, request: Request) -> Completion:
         vllm: Any = importlib.import_module("vllm")
@@ -146,3 +140,27 @@ class VllmEngine:
             prompt_tokens=len(prompt),
             completion_tokens=num_tokens,
         )
+
+
+def options_of(spec: EngineSpec, num_sharing: int) -> dict[str, Any]:
+    """Arguments of ``AsyncEngineArgs`` for one of ``num_sharing`` engines on the same GPU.
+
+    vLLM reserves its share of the whole card when it starts, whatever others have reserved, and
+    refuses to start where so much is not free.
+    """
+    options: dict[str, Any] = {
+        "model": spec.model,
+        "dtype": spec.dtype,
+        "tensor_parallel_size": spec.tensor_parallel,
+    }
+    if spec.quantize != "none":
+        options["quantization"] = "bitsandbytes"
+    if num_sharing > 1:
+        options["gpu_memory_utilization"] = _MEMORY_SHARE / num_sharing
+    return options
+
+
+def workers_per_gpu() -> int:
+    """How many workers of this run share the GPU of this one, as its executor says."""
+    said = variable(WORKERS_PER_GPU) or ""
+    return int(said) if said.isdigit() and int(said) else 1

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.pipeline.engines.answers import on_device
 from muster.pipeline.engines.engine import (
     ENGINES,
     EngineError,
@@ -177,3 +178,16 @@ def test_a_model_that_hangs_is_noticed(tiny: Path) -> None:
         asyncio.run(scenario())
     finally:
         handle.remove()
+
+
+def test_weights_that_are_read_onto_a_device_are_the_same(tiny: Path) -> None:
+    assert on_device("cpu") == {}
+    options = on_device("cuda:0")
+    assert options == {"device_map": {"": "cuda:0"}}
+    options["device_map"][""] = "cpu"  # the same way of loading, to a device that is here
+    placed = LlamaForCausalLM.from_pretrained(tiny, **options).to("cpu")
+    moved = LlamaForCausalLM.from_pretrained(tiny)
+    states = placed.state_dict(), moved.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not hasattr(placed, "_hf_hook"), "a hook would cost time in every step"

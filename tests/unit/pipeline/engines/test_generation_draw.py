@@ -76,6 +76,39 @@ def test_top_p_leaves_the_fewest_tokens_that_hold_it(top_p: float) -> None:
     assert set(tokens.tolist()) == ({0, 1} if top_p == 0.5 else {0, 1, 2})
 
 
+def by_sorting_everything(
+    logits: torch.Tensor, temperatures: list[float], top_ps: list[float], noise: list[float]
+) -> list[int]:
+    """The definition, with all probabilities of a row sorted in float64."""
+    tokens = []
+    for row, temperature, top_p, number in zip(logits, temperatures, top_ps, noise, strict=True):
+        if temperature == 0:
+            tokens.append(int(row.argmax()))
+            continue
+        shares = (row.double() / temperature).softmax(-1)
+        falling = shares.sort(descending=True).values
+        before = falling.cumsum(-1) - falling
+        least = falling[int((before < top_p).sum()) - 1] if top_p < 1 else 0.0
+        kept = shares.where(shares >= least, 0.0).cumsum(-1)
+        tokens.append(int((kept <= number * kept[-1]).sum()))
+    return tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+def test_a_wide_vocabulary_is_drawn_from_as_if_all_of_it_were_sorted(
+    dtype: torch.dtype, spread: float
+) -> None:
+    """With the small spread a nucleus holds more than a thousand tokens, with the large one few."""
+    stream = torch.Generator().manual_seed(5)
+    logits = (spread * torch.randn(24, 6_000, generator=stream)).to(dtype)
+    temperatures = [0.0, 0.6, 1.0, 1.7] * 6
+    top_ps = [0.95, 0.3, 1.0, 0.999, 0.95, 0.05] * 4
+    noise = [uniform(seed, 0) for seed in range(24)]
+    tokens = draw(logits, temperatures, top_ps, noise).tolist()
+    assert tokens == by_sorting_everything(logits, temperatures, top_ps, noise)
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10**6))
 def test_noise_lies_between_0_and_1(seed: int, position: int) -> None:
     assert 0 <= uniform(seed, position) < 1
