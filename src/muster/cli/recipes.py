@@ -30,15 +30,15 @@ RECIPES: dict[str, str] = {
 }
 #: For `muster train`.
 TASKS: dict[str, str] = {
-    "arith": "muster_recipes.arith.recipe:RECIPE",
-    "digits": "muster_recipes.digits.recipe:RECIPE",
-    "har": "muster_recipes.har.recipe:RECIPE",
-    "ssvae": "muster_recipes.ssvae.train_recipe:RECIPE",
+    "arith": "muster_recipes.arith.config:RECIPE",
+    "digits": "muster_recipes.digits.config:RECIPE",
+    "har": "muster_recipes.har.config:RECIPE",
+    "ssvae": "muster_recipes.ssvae.train_config:RECIPE",
 }
 #: What learns by acting, for `muster train`.
 AGENTS: dict[str, str] = {
-    "clstm-ppo": "muster_recipes.clstm_ppo.recipe:AGENT",
-    "ppo": "muster_recipes.ppo.recipe:AGENT",
+    "clstm-ppo": "muster_recipes.clstm_ppo.config:AGENT",
+    "ppo": "muster_recipes.ppo.config:AGENT",
 }
 #: For `muster map`.
 MAPS: dict[str, str] = {

@@ -60,7 +60,7 @@ class PpoConfig:
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     precision: Precision = "fp32"
-    """Of acting and learning. Their probabilities agree to the rounding of the type: 1e-5 in
+    """Precision of acting and learning, whose probabilities agree to its rounding: 1e-5 in
     fp32, 3e-3 in bf16."""
     eval_frequency: int = 10
     """Evaluate every so many updates; 0 only at the end."""

@@ -18,14 +18,14 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """Of one action per row; rows have any leading shape [...]."""
+    """A distribution of one action per row; rows have any leading shape [...]."""
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Of ``actions`` as ``sample`` gives them: [...]."""
+        """The log-probabilities [...] of ``actions`` as ``sample`` gives them."""
         ...
 
     def entropy(self) -> Tensor:
-        """In nats: [...]."""
+        """The entropies [...] in nats."""
         ...
 
     def sample(self, randoms: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Categorical(NamedTuple):
         return -(self.log_probs.exp() * finite).sum(-1)
 
     def sample(self, randoms: Tensor) -> Tensor:
-        """By inverting the cumulative distribution; ``randoms`` float64 [..., 1] in [0, 1).
+        """Invert the cumulative distribution at ``randoms``, float64 [..., 1] in [0, 1).
 
         An action of probability 0 is never drawn, whatever rounding does to the sums (a parallel
         cumulative sum need not even be monotonic): it is no candidate. Some other always is one:

@@ -129,7 +129,7 @@ def summary(episodes: Episodes, confidence: float = 0.95) -> dict[str, Any]:
 
 
 class _PolicyPlayer:
-    """A policy with its memory, as a rule."""
+    """A policy and its memory, made a `Rule`."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class _Tally:
 
 @contextmanager
 def _evaluating(player: Policy | Rule) -> Iterator[None]:
-    """Evaluation mode, and back to what it was."""
+    """Put a policy in evaluation mode, and back afterwards."""
     if not isinstance(player, Policy):
         yield
         return

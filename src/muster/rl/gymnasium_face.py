@@ -126,7 +126,7 @@ class VectorEnvFace(gymnasium.vector.VectorEnv[NDArray[np.float32], Any, NDArray
         )
 
     def _final_infos(self, outcome: Outcome) -> dict[str, Any]:
-        """As Gymnasium's own vector environments tell the ends of episodes in mode same-step."""
+        """Report the ends of episodes as Gymnasium's vector environments do in same-step mode."""
         ended = _numpy(outcome.terminated | outcome.truncated)
         if not ended.any():
             return {}
@@ -157,7 +157,7 @@ class _Source:
         self.is_begun = False
 
     def reset(self, seed: int | None, generator: np.random.Generator) -> Observation:
-        """With ``seed``, or with one from ``generator`` if there was none ever."""
+        """Reset with ``seed``; the first time without one, with a seed from ``generator``."""
         if seed is not None:
             self._env = self._made(int(seed))
         elif not self.is_begun:

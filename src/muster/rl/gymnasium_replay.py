@@ -30,14 +30,14 @@ class History:
         self._actions: NDArray[Any] = _empty(num_envs, 64, actions)
 
     def append(self, actions: NDArray[Any]) -> None:
-        """``actions`` [num_envs, ...] were taken."""
+        """Record that ``actions`` [num_envs, ...] were taken."""
         if self.length.max() == self._actions.shape[1]:
             self._actions = np.concatenate([self._actions, np.zeros_like(self._actions)], axis=1)
         self._actions[self._rows, self.length] = actions
         self.length = self.length + 1
 
     def clear(self, which: Bools) -> None:
-        """Those environments start an episode."""
+        """Record that these environments start an episode."""
         self.length = np.where(which, 0, self.length)
 
     def state(self) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ class History:
 
     @staticmethod
     def of(state: Mapping[str, Tensor], actions: Actions) -> History:
-        """The opposite of ``state``; it may be padded further."""
+        """Make a history from ``state``, which may be padded further."""
         lengths = np.array(state["length"].cpu().numpy(), np.int64)
         history = History(len(lengths), actions)
         longest = int(lengths.max())

@@ -243,7 +243,7 @@ class Look:
     has_mask: bool
 
     def entries(self) -> dict[str, Entry]:
-        """As ``EnvSpec.observation`` has them."""
+        """The entries as ``EnvSpec.observation`` has them."""
         entries = {OBSERVATION: Entry((self.reader.size,))}
         if self.has_mask:
             entries[ACTION_MASK] = Entry((self._num_actions(),), torch.bool)

@@ -338,7 +338,7 @@ def _mode(name: str, envs: _VectorEnv) -> AutoresetMode:
 
 
 def close(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
-    """The ordinary way; by force where a process of theirs has died."""
+    """Close the environments, by force where a process of theirs has died."""
     try:
         envs.close()
     except (OSError, EOFError):
@@ -346,7 +346,7 @@ def close(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
 
 
 def abandon(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
-    """After an error. Processes are not asked: they may be dead, or in the middle of a step."""
+    """End the environments after an error, without asking processes that may be dead or busy."""
     inner = envs.unwrapped
     if not isinstance(inner, gymnasium.vector.AsyncVectorEnv):
         envs.close()

@@ -149,7 +149,7 @@ def _require_same_shapes(**tensors: Tensor) -> None:
 
 
 class Returns(NamedTuple):
-    """Both [T, N], in the dtype of the values, 0 at invalid steps, without gradients.
+    """Two tensors [T, N] in the dtype of the values, 0 at invalid steps, without gradients.
 
     Attributes
         advantages: how much better an action was than the policy's average.

@@ -182,7 +182,7 @@ def mlp(widths: tuple[int, ...], *, last_gain: float | None) -> nn.Sequential:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Half precision is widened; float64 stays."""
+    """Widen half precision to float32; leave float64 as it is."""
     return values if values.dtype == torch.float64 else values.float()
 
 

@@ -1,4 +1,4 @@
-"""Where the training of an agent is and when it is over, as a checkpoint keeps it; episodes."""
+"""How far the training of an agent is, when it is over, and its episodes; kept in checkpoints."""
 
 from __future__ import annotations
 

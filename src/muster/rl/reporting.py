@@ -120,7 +120,7 @@ class AgentReporter:
             self._record.close()
 
     def _picture(self, run: AgentRun, values: dict[str, Any]) -> dict[str, Any]:
-        """For whoever watches: steps of a thousandth of the training, since its end may be given
+        """What a watcher sees: steps of a thousandth of the training, since its end may be given
         in episodes."""
         return {
             "kind": "agent",
@@ -260,7 +260,7 @@ def headlines(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _measured_or_before(run: AgentRun, memory: list[float | None]) -> dict[str, Any]:
-    """Of this start; of the one before it where this one had nothing left to learn."""
+    """The numbers of this start, or of the one before where this one had nothing left to learn."""
     found = {**_measured(run), "peak_memory_mib": memory, "machine": platform.node()}
     if found["steps_per_s"] is None and run.folder.training_results.is_file():
         with suppress(MusterError, KeyError, TypeError):

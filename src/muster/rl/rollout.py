@@ -261,7 +261,7 @@ class Finals:
         self._kept: list[tuple[int, Tensor, dict[str, Tensor]]] = []
 
     def keep(self, t: int, truncated: Tensor, final: Observation, state: State) -> None:
-        """Where ``truncated``, keep ``final`` and ``state`` of step ``t``."""
+        """Keep ``final`` and ``state`` of step ``t`` where an episode was ``truncated``."""
         named = {f"o/{name}": value for name, value in final.items()}
         named |= {f"s/{name}": value for name, value in state.items()}
         if self._waits:

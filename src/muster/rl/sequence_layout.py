@@ -167,7 +167,7 @@ def _places(segments: Segments, widths: NDArray[np.int64], last: NDArray[np.bool
 def _cheapest_ends(
     lengths: NDArray[np.int64], rows_after: NDArray[np.int64], costs: Costs
 ) -> NDArray[np.int64]:
-    """At which lengths calls should end: the shortest path over candidates."""
+    """The lengths at which calls should end, by a shortest path over the candidates."""
     chosen = np.unique(
         np.linspace(0, len(lengths) - 1, min(len(lengths), _MAX_CANDIDATES)).round().astype(int)
     )

@@ -52,7 +52,7 @@ class SequencePlan:
 
 
 def plan_sequences(starts: Tensor) -> SequencePlan:
-    """Once per rollout; ``starts`` bool [T, N]. The host waits for the device once, here."""
+    """Plan a rollout with ``starts`` bool [T, N]. The host waits for the device here, once."""
     return SequencePlan(starts.cpu().numpy())
 
 

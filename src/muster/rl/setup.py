@@ -78,7 +78,7 @@ class AgentRun:
 
     @property
     def num_envs(self) -> int:
-        """Over all ranks."""
+        """Environments of all ranks together."""
         return self.place.num_envs * self.gang.num_ranks
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
-from muster import UsageError
+from muster import TrainRecipe, UsageError
+from muster_recipes.refusals import require_one_or_more
 
 MAX_DIFFICULTY = 12
 #: Positions the saved model is declared for; the longest problem with its steps is shorter.
@@ -40,12 +38,10 @@ class ArithConfig:
     """Width of the feed-forward layers."""
 
     def __post_init__(self) -> None:
-        for name in ("num_train", "num_val", "num_test", "hidden_size", "num_layers", "num_heads",
-                     "intermediate_size"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UsageError(
-                    f"{_flag(name)} {getattr(self, name)} is too small.", hint="write 1 or more."
-                )
+        require_one_or_more(
+            self, "num_train", "num_val", "num_test", "hidden_size", "num_layers", "num_heads",
+            "intermediate_size",
+        )  # fmt: skip
         if not 1 <= self.difficulty <= MAX_DIFFICULTY:
             raise UsageError(
                 f"--difficulty {self.difficulty} is not a number of operations from 1 to "
@@ -60,9 +56,12 @@ class ArithConfig:
             )
 
 
-#: Settings of TrainConfig that reach the aim on two CPU cores in a few minutes.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
+RECIPE = TrainRecipe(
+    name="arith",
+    config=ArithConfig,
+    task="muster_recipes.arith.task:ArithTask",
+    # Settings of TrainConfig that reach the aim on two CPU cores in a few minutes.
+    defaults={
         "epochs": 4,
         "global_batch": 64,
         "lr": 2e-3,
@@ -71,9 +70,5 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "warmup_epochs": 0.2,
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
-    }
+    },
 )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

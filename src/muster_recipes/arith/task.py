@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from muster import Loss, Task
-from muster_recipes.arith.config import DEFAULTS, MAX_DIFFICULTY, ArithConfig
+from muster_recipes.arith.config import MAX_DIFFICULTY, RECIPE, ArithConfig
 from muster_recipes.arith.llama import Llama, LlamaShape
 from muster_recipes.arith.problems import Problem, make, prompt
 from muster_recipes.arith.save import save
@@ -32,7 +32,7 @@ class ArithTask(Task):
     those that greedy decoding answers with the reference's steps.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = RECIPE.defaults
     monitor: ClassVar[str] = "exact"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
 

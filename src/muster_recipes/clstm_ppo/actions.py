@@ -147,7 +147,7 @@ def action_space(name: Literal["31", "91"]) -> ActionSpace:
 
 
 def payoff(strategy: Strategy, spot: float) -> float:
-    """At expiry, of the option legs of one contract: per share, in units of the opening price."""
+    """What one contract's options pay at expiry: per share, in units of the opening price."""
     of: dict[str, Callable[[float], float]] = {
         "call": lambda strike: max(spot - strike, 0.0),
         "put": lambda strike: max(strike - spot, 0.0),

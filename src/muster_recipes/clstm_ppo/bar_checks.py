@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,22 +20,6 @@ class Problem(NamedTuple):
 
     row: int
     what: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A file's rows as they stand, in its order. ``lines``: the line each row ends on, from 1;
-    None for a format without lines. ``symbol``: names."""
-
-    source: str
-    lines: Sequence[int] | None
-    symbol: NDArray[np.str_]
-    time: Integers
-    open: Array
-    high: Array
-    low: Array
-    close: Array
-    volume: Array
 
 
 def refuse(
@@ -66,7 +49,7 @@ def place(row: int, lines: Sequence[int] | None) -> str:
     return f"row {row + 1}" if lines is None else f"row {row + 1} (line {lines[row]})"
 
 
-def check_values(rows: Rows) -> None:
+def check_values(rows: Bars) -> None:
     """Prices are above 0, the low is the lowest and the high the highest, volume is not negative.
 
     Raises:
@@ -99,17 +82,16 @@ def check_values(rows: Rows) -> None:
     refuse(rows.source, rows.lines, problems)
 
 
-def check_order(rows: Rows) -> None:
+def check_order(rows: Bars) -> None:
     """Within a symbol the rows are in time, each time once. Symbols may be mixed.
 
     Raises:
         UsageError: a row is not later than the one of its symbol before it.
     """
     problems: list[Problem] = []
-    symbols, number = np.unique(rows.symbol, return_inverse=True)
-    grouped = np.argsort(number, kind="stable")
-    ends = np.cumsum(np.bincount(number))
-    for symbol, members in zip(symbols, np.split(grouped, ends[:-1]), strict=True):
+    grouped = np.argsort(rows.symbol, kind="stable")
+    ends = np.cumsum(np.bincount(rows.symbol))
+    for symbol, members in zip(rows.symbols, np.split(grouped, ends[:-1]), strict=True):
         time = rows.time[members]
         first = _first_places(time)
         for at in _where((first != np.arange(len(time))) | (np.diff(time, prepend=time[0]) < 0)):
@@ -169,7 +151,7 @@ def stamp(time_s: int | np.int64) -> str:
 
 
 def _first_places(time: Integers) -> Integers:
-    """Of each entry, the first place at which its time stands."""
+    """For each entry, the first place at which its time stands."""
     _, first, inverse = np.unique(time, return_index=True, return_inverse=True)
     return first[inverse].astype(np.int64)
 

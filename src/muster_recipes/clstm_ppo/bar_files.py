@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,11 @@ from muster import UsageError
 from muster_recipes.clstm_ppo.bar_checks import (
     PRICES,
     Problem,
-    Rows,
     check_order,
     check_values,
     refuse,
 )
-from muster_recipes.clstm_ppo.bars import Array, Bars
+from muster_recipes.clstm_ppo.bars import COLUMNS, Array, Bars
 
 NUMBERS = (*PRICES, "volume")
 REQUIRED = ("timestamp", *NUMBERS)
@@ -75,7 +75,10 @@ def read_bars(path: Path) -> Bars:
     rows = _rows(path, table)
     check_values(rows)
     check_order(rows)
-    return _sorted(rows)
+    # Symbols by name, each in time as its rows are.
+    order = np.argsort(rows.symbol, kind="stable")
+    columns = {name: getattr(rows, name)[order] for name in COLUMNS}
+    return dataclasses.replace(rows, **columns, row=order.astype(np.int64))
 
 
 def _read_csv(path: Path) -> _Table:
@@ -177,8 +180,8 @@ def _named(
     return found
 
 
-def _rows(path: Path, table: _Table) -> Rows:
-    """Values as numbers.
+def _rows(path: Path, table: _Table) -> Bars:
+    """Values as numbers, in the order of the file.
 
     Raises:
         UsageError: there are no rows, or a value is missing or not of its kind.
@@ -188,17 +191,19 @@ def _rows(path: Path, table: _Table) -> Rows:
         raise UsageError(f"{path} has no rows of data, only column names.")
     problems: list[Problem] = []
     time = _converted("timestamp", columns["timestamp"], _seconds, "no date or time", problems)
-    numbers = {
+    numbers: dict[str, Any] = {
         name: _converted(name, columns[name], _number, "not a number", problems) for name in NUMBERS
     }
     symbol = columns.get("symbol", [path.stem] * len(time))
     names = ["" if value is None else str(value).strip() for value in symbol]
     problems += [Problem(row, "symbol is empty") for row, name in enumerate(names) if not name]
     refuse(str(path), lines, problems)
-    return Rows(
+    symbols, number = np.unique(np.array(names), return_inverse=True)
+    return Bars(
         source=str(path),
         lines=lines,
-        symbol=np.array(names),
+        symbols=tuple(symbols.tolist()),
+        symbol=number.astype(np.int64),
         time=np.floor(time).astype(np.int64),
         **numbers,
     )
@@ -243,7 +248,7 @@ def _number(value: Any) -> float:
 
 
 def _seconds(value: Any) -> float:
-    """Since 1970; ValueError or TypeError where it is no moment."""
+    """Seconds since 1970; ValueError or TypeError where ``value`` is no moment."""
     seconds = _unbounded_seconds(value)
     if not _EARLIEST_S <= seconds < _LATEST_S:
         raise ValueError(value)
@@ -272,22 +277,3 @@ def _unbounded_seconds(value: Any) -> float:
 
 def _utc(moment: datetime) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _sorted(rows: Rows) -> Bars:
-    """Symbols by name, each in time as its rows are."""
-    symbols, number = np.unique(rows.symbol, return_inverse=True)
-    order = np.argsort(number, kind="stable")
-    return Bars(
-        source=rows.source,
-        symbols=tuple(symbols.tolist()),
-        symbol=number[order].astype(np.int64),
-        time=rows.time[order],
-        open=rows.open[order],
-        high=rows.high[order],
-        low=rows.low[order],
-        close=rows.close[order],
-        volume=rows.volume[order],
-        row=order.astype(np.int64),
-        lines=rows.lines,
-    )

@@ -21,6 +21,8 @@ HALF_LIFE_YEARS = 1.0 / 12.0
 SURPRISE = 2.0
 #: No implied volatility below this, per year: a price that stands still is not certain.
 VOLATILITY_FLOOR = 0.01
+#: The columns of ``Bars``, one value of each per bar.
+COLUMNS = ("symbol", "time", "open", "high", "low", "close", "volume")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Bars:
     lines: Sequence[int] | None = None
 
     def ranges(self) -> list[slice]:
-        """Where each symbol's bars are."""
+        """The places of each symbol's bars."""
         ends = np.searchsorted(self.symbol, np.arange(len(self.symbols)), side="right")
         starts = np.searchsorted(self.symbol, np.arange(len(self.symbols)), side="left")
         return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
@@ -75,8 +77,8 @@ class Calendar:
 
     @property
     def bars_per_year(self) -> float:
-        """Of a day of trading, times 252, or 365.25 if weekends are traded. Bars longer than a day:
-        as many as fit into a calendar year."""
+        """Bars of a trading day times 252, or 365.25 if weekends are traded; of bars longer than a
+        day, as many as fit into a calendar year."""
         if self.bars_per_day < 1.0:
             return CALENDAR_DAYS_PER_YEAR * DAY_S / self.spacing_s
         days = CALENDAR_DAYS_PER_YEAR if self.trades_weekends else TRADING_DAYS_PER_YEAR
@@ -103,7 +105,7 @@ class Calendar:
 
 
 def calendar_of(bars: Bars) -> Calendar:
-    """From the median spacing within symbols, and from the days on which there are bars.
+    """Read the calendar off the median spacing within symbols and the days that have bars.
 
     A day is a UTC date here. Fewer than two bars per symbol count as daily.
     """
@@ -127,7 +129,7 @@ def calendar_of(bars: Bars) -> Calendar:
 
 
 def estimated_volatility(close: Array, bars_per_year: float) -> Array:
-    """Per year, of one symbol's bars <= t: what stands for the level of implied volatility.
+    """Estimate, from one symbol's bars <= t, the level of implied volatility per year.
 
     Per bar, the square root of l (s / l)^w. Of the n squared log returns so far l is the mean, s
     the mean with weights that halve within a month, and w is, by James and Stein's positive-part

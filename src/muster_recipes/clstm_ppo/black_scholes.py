@@ -15,7 +15,6 @@ Nothing here makes the host wait.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,65 +23,19 @@ from torch import Tensor
 RATE = 0.05
 
 
-class _Terms(NamedTuple):
-    """What price and delta share. ``sign``: 1 for a call, -1 for a put. ``left``: the years
-    left, at least 0. ``is_open``: whether uncertainty is left; elsewhere ``d1`` and ``deviation``
-    (volatility x square root of years) are harmless stand-ins. ``in_spot`` and ``in_strike``:
-    N(sign d1) and N(sign d2), or their limits."""
-
-    sign: Tensor | int
-    spot: Tensor
-    left: Tensor
-    is_open: Tensor
-    discounted: Tensor
-    d1: Tensor
-    deviation: Tensor
-    in_spot: Tensor
-    in_strike: Tensor
-
-
-def price(
+def price_and_delta(
     spot: Tensor,
     strike: Tensor,
     years: Tensor,
     volatility: Tensor,
     rate: Tensor | float,
     is_call: Tensor | bool,
-) -> Tensor:
-    """Of one option on one share; within its bounds without arbitrage in spite of rounding."""
-    terms = _terms(spot, strike, years, volatility, rate, is_call)
-    forward = terms.sign * (terms.spot - terms.discounted)
-    value = terms.sign * (terms.spot * terms.in_spot - terms.discounted * terms.in_strike)
-    intrinsic = forward.clamp(min=0.0)
-    return torch.where(terms.is_open, torch.maximum(value, intrinsic), intrinsic)
+) -> tuple[Tensor, Tensor]:
+    """The price and the delta of one option on one share.
 
-
-def delta(
-    spot: Tensor,
-    strike: Tensor,
-    years: Tensor,
-    volatility: Tensor,
-    rate: Tensor | float,
-    is_call: Tensor | bool,
-) -> Tensor:
-    """0 to 1 for a call, -1 to 0 for a put; at expiry a step that is one half at the strike."""
-    terms = _terms(spot, strike, years, volatility, rate, is_call)
-    return terms.sign * terms.in_spot
-
-
-def implied_volatility(level: Tensor, spot: Tensor, strike: Tensor, skew: float) -> Tensor:
-    """A smile: the market's ``level`` of volatility + ``skew`` x (ln strike/spot)^2, per year."""
-    return level.double() + skew * torch.log(strike.double() / spot.double()) ** 2
-
-
-def _terms(
-    spot: Tensor,
-    strike: Tensor,
-    years: Tensor,
-    volatility: Tensor,
-    rate: Tensor | float,
-    is_call: Tensor | bool,
-) -> _Terms:
+    The price is within its bounds without arbitrage in spite of rounding. Delta is 0 to 1 for a
+    call and -1 to 0 for a put; at expiry it is a step that is one half at the strike.
+    """
     spot, strike = spot.double(), strike.double()
     years, volatility = years.double(), volatility.double()
     # Both branches of every `where` are kept finite: a NaN in the branch that is not taken would
@@ -92,20 +45,18 @@ def _terms(
     discounted = strike * torch.exp(-rate * left)
     deviation = torch.where(is_open, volatility, 1.0) * torch.sqrt(torch.where(is_open, left, 1.0))
     d1 = torch.log(spot / discounted) / deviation + 0.5 * deviation
-    d2 = d1 - deviation
     sign = 2 * is_call - 1
     step = 0.5 * (1.0 + torch.sign(sign * (spot - discounted)))
-    return _Terms(
-        sign=sign,
-        spot=spot,
-        left=left,
-        is_open=is_open,
-        discounted=discounted,
-        d1=d1,
-        deviation=deviation,
-        in_spot=torch.where(is_open, _normal_cdf(sign * d1), step),
-        in_strike=torch.where(is_open, _normal_cdf(sign * d2), step),
-    )
+    in_spot = torch.where(is_open, _normal_cdf(sign * d1), step)
+    in_strike = torch.where(is_open, _normal_cdf(sign * (d1 - deviation)), step)
+    intrinsic = (sign * (spot - discounted)).clamp(min=0.0)
+    value = torch.maximum(sign * (spot * in_spot - discounted * in_strike), intrinsic)
+    return torch.where(is_open, value, intrinsic), sign * in_spot
+
+
+def implied_volatility(level: Tensor, spot: Tensor, strike: Tensor, skew: float) -> Tensor:
+    """A smile: the market's ``level`` of volatility + ``skew`` x (ln strike/spot)^2, per year."""
+    return level.double() + skew * torch.log(strike.double() / spot.double()) ** 2
 
 
 def _normal_cdf(x: Tensor) -> Tensor:

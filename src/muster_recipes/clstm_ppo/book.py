@@ -34,9 +34,9 @@ class Book(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Of positions at a bar, [num_envs, slots]: ``value`` in dollars at mid, at expiry intrinsic;
-    ``delta`` of one contract per share; ``exit_cost`` of selling it now, in dollars, and whether
-    the volume ``can_exit``."""
+    """What positions are worth at a bar, [num_envs, slots]: ``value`` in dollars at mid, at expiry
+    intrinsic; ``delta`` of one contract per share; ``exit_cost`` of selling it now, in dollars,
+    and whether the volume lets it: ``can_exit``."""
 
     value: Tensor
     delta: Tensor
@@ -56,7 +56,7 @@ def empty_book(num_envs: int, slots: int, device: torch.device) -> Book:
 
 
 def opened(book: Book, kind: Tensor, order: Order, bars: Conditions, legs: Legs) -> Book:
-    """With a position of ``kind`` [num_envs] in the first free slot; 0: nothing is opened."""
+    """The book with a position of ``kind`` [num_envs] in its first free slot; kind 0 opens none."""
     free = book.kind == 0
     first = free & (free.cumsum(-1) == 1)
     here = (first & (kind > 0)[:, None]).double()
@@ -70,13 +70,13 @@ def opened(book: Book, kind: Tensor, order: Order, bars: Conditions, legs: Legs)
 
 
 def without(book: Book, gone: Tensor) -> Book:
-    """With the slots emptied where ``gone`` [num_envs, slots]."""
+    """The book with its slots emptied where ``gone`` [num_envs, slots]."""
     kept = (~gone).double()
     return Book(book.kind.masked_fill(gone, 0), *(x * kept for x in book[1:]))
 
 
 def marks(book: Book, bars: Conditions, legs: Legs, rules: Rules) -> Marks:
-    """At ``bars`` [num_envs]. Where nothing can be closed, exits are zeros."""
+    """Mark the positions at ``bars`` [num_envs]. Where nothing can be closed, exits are zeros."""
     # Positions in one row, legs in front: broadcasting is then over whole rows, which is fast.
     num_envs, slots = book.kind.shape
     at = Conditions(*(x[:, None].expand(-1, slots).reshape(-1) for x in bars))

@@ -33,7 +33,7 @@ class Clusters(NamedTuple):
 
 
 def clusters_of(market: Market, first: Tensor, episode_bars: int) -> Clusters:
-    """By the bars ``first`` [num_episodes] at which the episodes begin.
+    """Group episodes by the bars ``first`` [num_episodes] at which they begin.
 
     One per symbol. With fewer than ``ENOUGH_SYMBOLS`` of them, one per symbol and stretch of two
     episodes' length, counted from the symbol's first start; two neighbours then still share some
@@ -71,7 +71,7 @@ def clustered_median(values: Tensor, clusters: Clusters, seed: int) -> Interval:
     of, num = clusters.of[order], clusters.num
 
     def median(times: Tensor) -> Tensor:
-        """Where each cluster is there ``times`` [..., num] times: the lower median."""
+        """The lower median where each cluster is there ``times`` [..., num] times."""
         below = times[..., of].cumsum(-1)
         return ordered[(2 * below < below[..., -1:]).sum(-1)]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from muster import UsageError
+from muster import AgentRecipe, UsageError
+from muster_recipes.refusals import flag_of
 
 _ActionSpace = Literal["31", "91"]
 
@@ -72,7 +71,7 @@ class ClstmPpoConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{_flag(field.name)} must be a finite number, not {value}.")
+                raise UsageError(f"{flag_of(field.name)} must be a finite number, not {value}.")
         if self.action_space not in get_args(_ActionSpace):
             raise UsageError(
                 f"--action-space must be {' or '.join(get_args(_ActionSpace))}, not "
@@ -85,12 +84,10 @@ class ClstmPpoConfig:
                      "test_share"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {value}.")
+                raise UsageError(f"{flag_of(name)} must be greater than 0, not {value}.")
         for name in ("skew", "sim_drift", "sim_vol_of_vol", "max_gap_bars"):
             if getattr(self, name) < 0:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} must be 0 or more, not {getattr(self, name)}."
-                )
+                raise UsageError(f"{flag_of(name)} must be 0 or more, not {getattr(self, name)}.")
         if self.val_share + self.test_share >= 1:
             raise UsageError(
                 f"--val-share {self.val_share} and --test-share {self.test_share} leave nothing "
@@ -104,9 +101,9 @@ class ClstmPpoConfig:
             )
 
     def _check_data(self, data: Path) -> None:
-        """Without reading it: what ``--dry-run`` can tell."""
+        """Check what ``--dry-run`` can tell without reading the file."""
         changed = [
-            _flag(field.name)
+            flag_of(field.name)
             for field in dataclasses.fields(self)
             if field.name.startswith("sim_") and getattr(self, field.name) != field.default
         ]
@@ -123,13 +120,12 @@ class ClstmPpoConfig:
             )
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-#: Settings of PpoConfig that suit the market.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
+AGENT = AgentRecipe(
+    name="clstm-ppo",
+    config=ClstmPpoConfig,
+    task="muster_recipes.clstm_ppo.task:ClstmPpoTask",
+    # Settings of PpoConfig that suit the market.
+    defaults={
         "num_envs": 256,
         "rollout_steps": 64,
         "batch_size": 128,
@@ -142,5 +138,5 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "normalize_rewards": True,
         "patience": 500,
         "eval_frequency": 2,
-    }
+    },
 )

@@ -36,20 +36,20 @@ SERIES_VOLUME = 0.05
 
 
 class UnitCost(NamedTuple):
-    """Of one contract, in dollars: ``fixed`` + slippage x ``per_slippage``."""
+    """What one contract costs in dollars: ``fixed`` + slippage x ``per_slippage``."""
 
     fixed: Tensor
     per_slippage: Tensor
 
 
 def half_spread(strike_to_spot: Tensor) -> Tensor:
-    """As a part of mid."""
+    """Half the spread between bid and ask, as a part of mid."""
     spread = SPREAD_AT_THE_MONEY + SPREAD_PER_DISTANCE * (1.0 - strike_to_spot).abs()
     return 0.5 * spread.clamp(max=MAX_SPREAD)
 
 
 def slippage(order_share: Tensor) -> Tensor:
-    """As a part of mid, by order / volume; the last step's where no order could be filled."""
+    """Slippage as a part of mid, by order / volume; beyond the last step that of the last."""
     rate = torch.full_like(order_share, SLIPPAGE[0][1])
     for (begin, low), (_, high) in pairwise(SLIPPAGE):
         # As a float64 factor: faster than a mask, and a factor of bool would give float32.
@@ -63,12 +63,12 @@ def series_contracts(volume: Tensor) -> Tensor:
 
 
 def least_volume() -> float:
-    """Of the underlying in a bar, in shares: up to here not even one contract can be filled."""
+    """The volume of the underlying in a bar, in shares, up to which no contract can be filled."""
     return SHARES_PER_CONTRACT / SERIES_VOLUME / MAX_ORDER_SHARE
 
 
 def option_cost(mid: Tensor, strike_to_spot: Tensor, is_sale: Tensor) -> UnitCost:
-    """Of trading one contract whose ``mid`` is given per share; ``is_sale`` is 1.0 or 0.0."""
+    """What it costs to trade one contract of ``mid`` per share; ``is_sale`` is 1.0 or 0.0."""
     notional = SHARES_PER_CONTRACT * mid
     spread = notional * half_spread(strike_to_spot)
     taf = SHARES_PER_CONTRACT * TAF_PER_SHARE_SOLD
@@ -78,7 +78,7 @@ def option_cost(mid: Tensor, strike_to_spot: Tensor, is_sale: Tensor) -> UnitCos
 
 
 def shares_cost(spot: Tensor, shares: Tensor, volume: Tensor, is_sale: bool) -> Tensor:
-    """Of trading ``shares`` at ``spot`` while ``volume`` shares trade in the bar."""
+    """What it costs to trade ``shares`` at ``spot`` while ``volume`` shares trade in the bar."""
     notional = spot * shares
     slipped = notional * slippage(shares / volume.clamp(min=1.0))
     if not is_sale:

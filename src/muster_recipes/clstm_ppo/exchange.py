@@ -53,7 +53,7 @@ class Exchange:
     def order(
         self, bar: Tensor, bars: Conditions, kind: Tensor, value: Tensor, free_cash: Tensor
     ) -> Order:
-        """Of strategy ``kind`` [num_envs], 1 or more; ``bars`` are those of ``bar``."""
+        """The order for strategy ``kind`` [num_envs], 1 or more; ``bars`` are those of ``bar``."""
         terms = self.offers.terms[bar, :, kind - 1]
         return order(terms, bars, self.legs, kind, value, free_cash, self.rules)
 

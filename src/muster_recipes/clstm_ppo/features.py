@@ -118,7 +118,7 @@ def bollinger_position(close: Array) -> Array:
 
 
 def realised_volatility(close: Array, bars_per_year: float) -> Array:
-    """Per year: the root mean square of the log returns of 20 bars."""
+    """Volatility per year: the root mean square of the log returns of 20 bars."""
     squares = np.diff(np.log(close)) ** 2
     means = np.concatenate([[0.0], np.nanmean(_windows(squares, VOLATILITY_BARS), axis=1)])
     return np.sqrt(bars_per_year * means)

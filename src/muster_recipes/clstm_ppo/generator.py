@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from muster.agents import streams
-from muster_recipes.clstm_ppo.bars import CALENDAR_DAYS_PER_YEAR, Bars
+from muster_recipes.clstm_ppo.bars import CALENDAR_DAYS_PER_YEAR, COLUMNS, Bars
 from muster_recipes.clstm_ppo.black_scholes import RATE
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 
@@ -111,11 +111,7 @@ def simulated_bars(config: ClstmPpoConfig) -> tuple[Bars, Simulated]:
         symbols=tuple(f"SIM{number:0{digits}}" for number in range(config.sim_symbols)),
         symbol=np.repeat(np.arange(config.sim_symbols), config.sim_bars),
         time=np.tile(seconds, config.sim_symbols),
-        open=paths.open.reshape(-1),
-        high=paths.high.reshape(-1),
-        low=paths.low.reshape(-1),
-        close=paths.close.reshape(-1),
-        volume=paths.volume.reshape(-1),
+        **{name: getattr(paths, name).reshape(-1) for name in COLUMNS[2:]},
     )
     return bars, paths
 
@@ -138,8 +134,8 @@ def _variance(config: ClstmPpoConfig, shocks: Array) -> tuple[Array, Array]:
 
 
 def _drift(config: ClstmPpoConfig, uniform: Array) -> Array:
-    """Plus or minus ``sim_drift`` [symbols, bars]: a fair start, then a switch with probability
-    1 / ``sim_switch_bars`` before every bar."""
+    """The drift, plus or minus ``sim_drift`` [symbols, bars]: a fair start, then a switch with
+    probability 1 / ``sim_switch_bars`` before every bar."""
     switched = uniform < 1.0 / config.sim_switch_bars
     switched[:, 0] = uniform[:, 0] < 0.5
     is_down = np.cumsum(switched, axis=1) % 2 == 1

@@ -86,7 +86,7 @@ def _maker(split: Split, device: str, settings: dict[str, Any]) -> Maker:
 
 
 def _config(settings: dict[str, Any]) -> ClstmPpoConfig:
-    """As from the command line: a path may be text, and the action space a number."""
+    """The settings as on the command line: a path may be text, the action space a number."""
     names = [field.name for field in dataclasses.fields(ClstmPpoConfig)]
     for name in settings:
         if name not in names:

@@ -16,6 +16,7 @@ from muster_recipes.clstm_ppo.bar_checks import check_gaps
 from muster_recipes.clstm_ppo.bar_files import read_bars
 from muster_recipes.clstm_ppo.bars import (
     CALENDAR_DAYS_PER_YEAR,
+    COLUMNS,
     TRADING_DAYS_PER_YEAR,
     VOLATILITY_FLOOR,
     Array,
@@ -56,7 +57,7 @@ def load_market(config: ClstmPpoConfig, say: Callable[[str], None]) -> Market:
 
 
 def episode_bars_of(config: ClstmPpoConfig, bars_per_year: float) -> int:
-    """As configured; else 252 of daily bars and 200 of others."""
+    """Bars per episode: as configured, else 252 of daily bars and 200 of others."""
     if config.episode_bars is not None:
         return config.episode_bars
     is_daily = bars_per_year in (TRADING_DAYS_PER_YEAR, CALENDAR_DAYS_PER_YEAR)
@@ -64,7 +65,7 @@ def episode_bars_of(config: ClstmPpoConfig, bars_per_year: float) -> int:
 
 
 def no_opening(market: Market, split: Split, capital: float) -> UsageError:
-    """To be raised where nothing but holding is possible at all starts of ``split``."""
+    """The error for a ``split`` at whose starts nothing but holding is possible."""
     volume = float(market.volume.cpu()[market.starts[split].cpu()].median())
     return UsageError(
         f"No position can be opened at any start of the {split} split of {market.source}: the "
@@ -80,8 +81,7 @@ def fingerprint(market: Market) -> str:
     if market.source == "simulated":
         return ""
     digest = hashlib.sha256(json.dumps(market.symbols).encode())
-    columns = ("symbol", "time", "open", "high", "low", "close", "volume")
-    for name in columns:
+    for name in COLUMNS:
         digest.update(getattr(market, name).cpu().numpy().tobytes())
     return digest.hexdigest()
 
@@ -132,13 +132,7 @@ def _market(
     return Market(
         source=bars.source,
         symbols=bars.symbols,
-        symbol=torch.from_numpy(bars.symbol),
-        time=torch.from_numpy(bars.time),
-        open=torch.from_numpy(bars.open),
-        high=torch.from_numpy(bars.high),
-        low=torch.from_numpy(bars.low),
-        close=torch.from_numpy(bars.close),
-        volume=torch.from_numpy(bars.volume),
+        **{name: torch.from_numpy(getattr(bars, name)) for name in COLUMNS},
         volatility=torch.from_numpy(level),
         features=torch.from_numpy(values),
         feature_names=names,

@@ -35,8 +35,8 @@ class Offers(NamedTuple):
 
 
 class Order(NamedTuple):
-    """To open a position. ``outlay``: cash paid (received where negative), ``cost`` included;
-    ``owed``: cash locked up until it ends."""
+    """An order that opens a position. ``outlay``: cash paid (received where negative), ``cost``
+    included; ``owed``: cash locked up until it ends."""
 
     contracts: Tensor
     outlay: Tensor
@@ -45,7 +45,7 @@ class Order(NamedTuple):
 
 
 def offers_of(bars: Conditions, legs: Legs, rules: Rules) -> Offers:
-    """At ``bars`` [bars]."""
+    """What opening each strategy takes at each of ``bars`` [bars]."""
     chunks = zip(*(torch.split(x, _BARS_AT_ONCE) for x in bars), strict=True)
     parts = [_offers(Conditions(*chunk), legs, rules) for chunk in chunks]
     return Offers(*(torch.cat(each) for each in zip(*parts, strict=True)))

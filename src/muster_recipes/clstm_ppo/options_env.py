@@ -172,7 +172,7 @@ class OptionsEnv(BatchedEnv):
         )
 
     def _trade(self, actions: Tensor, book: Book) -> _Trades:
-        """At the close of the bar that was seen. ``actions``: possible ones."""
+        """Trade at the close of the bar that was seen; all ``actions`` are possible."""
         rows, strategies = self.rows, self.space.strategies
         is_open = (actions >= 1) & (actions <= len(strategies))
         kind = torch.where(is_open, actions, 0)
@@ -250,7 +250,7 @@ class OptionsEnv(BatchedEnv):
         }
 
     def _symbols_of(self, symbol: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each environment's symbol, [num_envs]: its first start and how many it has."""
+        """The first start of each environment's symbol and how many starts it has, [num_envs]."""
         of_start = symbol.to(self.device)[self.starts]
         _, nums = torch.unique_consecutive(of_start, return_counts=True)
         which = self.index % len(nums)

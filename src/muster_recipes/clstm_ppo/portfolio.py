@@ -26,7 +26,7 @@ class Account(NamedTuple):
 
 
 def portfolio_names(space: ActionSpace) -> tuple[str, ...]:
-    """Of the entries of ``portfolio``: the account's, each number of all slots, one-hots."""
+    """Names of the entries of ``portfolio``: the account's, each number of all slots, one-hots."""
     numbers = [f"slot {i} {name}" for name in SLOT for i in range(NUM_SLOTS)]
     kinds = [f"slot {i} is {family}" for i in range(NUM_SLOTS) for family in space.families]
     return (*ACCOUNT, *numbers, *kinds)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from muster_recipes.clstm_ppo import black_scholes
 from muster_recipes.clstm_ppo.actions import ActionSpace, most_owed
+from muster_recipes.clstm_ppo.black_scholes import RATE
 
-RATE = 0.05
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.0 * SECONDS_PER_DAY
 _INSTANT_YEARS = 1e-30
@@ -43,7 +43,7 @@ class Conditions(NamedTuple):
     time: Tensor
 
     def expanded(self, dimensions: int) -> Conditions:
-        """With so many dimensions of size 1 at the end."""
+        """The same bars with so many dimensions of size 1 at the end."""
         return Conditions(*(x.view(*x.shape, *[1] * dimensions) for x in self))
 
 
@@ -87,15 +87,15 @@ def legs_of(space: ActionSpace, expiry_days: float, device: torch.device) -> Leg
 
 
 def mid(bars: Conditions, strike: Tensor, years: Tensor, is_call: Tensor, rules: Rules) -> Tensor:
-    """Per share of one option; at expiry its intrinsic value."""
+    """The mid price of one option per share; at expiry its intrinsic value."""
     volatility = black_scholes.implied_volatility(bars.volatility, bars.spot, strike, rules.skew)
-    return black_scholes.price(bars.spot, strike, years, volatility, RATE, is_call)
+    return black_scholes.price_and_delta(bars.spot, strike, years, volatility, RATE, is_call)[0]
 
 
 def mid_and_delta(
     bars: Conditions, strike: Tensor, years: Tensor, is_call: Tensor, rules: Rules
 ) -> tuple[Tensor, Tensor]:
-    """``black_scholes.price`` and ``.delta`` at the smile's volatility, which is above 0.
+    """``black_scholes.price_and_delta`` at the smile's volatility, which is above 0.
 
     Written again because this is most of a step's work: without a branch it takes a tenth of the
     time (``torch.where`` with a number is not vectorised on CPUs). An instant before expiry the

@@ -15,7 +15,7 @@ from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
 from muster_recipes.clstm_ppo.baselines import Rule, baselines, stock_episodes
 from muster_recipes.clstm_ppo.clusters import clusters_of
-from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
+from muster_recipes.clstm_ppo.config import AGENT, ClstmPpoConfig
 from muster_recipes.clstm_ppo.exchange import Exchange
 from muster_recipes.clstm_ppo.figure import draw
 from muster_recipes.clstm_ppo.load import ESTIMATED, fingerprint, load_market
@@ -39,7 +39,7 @@ class ClstmPpoTask(AgentTask):
     """Maximise the portfolio's value; the best policy is the one of the best mean Sharpe ratio of
     the validation episodes. ``market``: instead of the one that ``config`` names."""
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = AGENT.defaults
     monitor: ClassVar[str] = "sharpe"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
     judged_on: ClassVar[tuple[Split, ...]] = ("val",)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from muster_recipes.digits.config import DigitsConfig
@@ -118,17 +119,5 @@ def moments(images: Images) -> tuple[Tensor, Tensor]:
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """``image`` [c, h, w] moved, with zeros where nothing was."""
-    moved = torch.zeros_like(image)
-    height, width = image.shape[1:]
-    if abs(down) < height and abs(right) < width:
-        moved[
-            :,
-            max(0, down) : height + min(0, down),
-            max(0, right) : width + min(0, right),
-        ] = image[
-            :,
-            max(0, -down) : height - max(0, down),
-            max(0, -right) : width - max(0, right),
-        ]
-    return moved
+    """``image`` [c, h, w] moved by at most its size, with zeros where nothing was."""
+    return pad(image, (right, -right, down, -down))

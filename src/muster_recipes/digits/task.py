@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from muster import Task
-from muster_recipes.digits.config import DEFAULTS, DigitsConfig
+from muster_recipes.digits.config import RECIPE, DigitsConfig
 from muster_recipes.digits.images import NUM_CLASSES, Images, ImageSet, load, moments
 from muster_recipes.digits.nets import cnn, mlp
 
@@ -21,7 +21,7 @@ _SHIFT = {"digits": 1, "mnist": 2, "fashion-mnist": 2, "cifar10": 4}
 class DigitsTask(Task):
     """Classify images into ten classes. Metrics: ``accuracy``, ``loss``, accuracy per class."""
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = RECIPE.defaults
     monitor: ClassVar[str] = "accuracy"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
 

@@ -20,7 +20,7 @@ class EmbedConfig:
     column: str = "text"
     """Column with the text."""
     pooling: Literal["mean", "cls", "last"] = "mean"
-    """Of the vectors of a text's tokens: their mean, the first one, or the last one."""
+    """A text's vector is the mean of its tokens' vectors, the first one, or the last one."""
     normalize: bool = False
     """Make vectors of length 1."""
     batch_size: int = 128
@@ -60,7 +60,7 @@ class EmbedConfig:
 
     @property
     def absolute_function(self) -> str:
-        """As workers find it, whatever folder they run in."""
+        """The function as workers find it, whatever folder they run in."""
         location, _, name = self.function.rpartition(":")
         if location.endswith(".py"):
             return f"{os.path.abspath(location)}:{name}"

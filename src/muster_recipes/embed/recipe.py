@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from muster import MapRecipe
 from muster_recipes.embed.config import EmbedConfig
 from muster_recipes.embed.stage import Embed
@@ -10,18 +12,8 @@ from muster_recipes.embed.stage import Embed
 def stages(config: EmbedConfig) -> list[Embed]:
     """The stages of a run, as dataclass instances; UsageError for a config that cannot be meant."""
     config.check()
-    return [
-        Embed(
-            model=config.model,
-            function=config.absolute_function if config.function else "",
-            column=config.column,
-            pooling=config.pooling,
-            normalize=config.normalize,
-            batch_size=config.batch_size,
-            max_length=config.max_length,
-            dtype=config.dtype,
-        )
-    ]
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return [Embed(**{**values, "function": config.absolute_function})]
 
 
 def source(config: EmbedConfig) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from muster import UsageError
+from muster import TrainRecipe, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +91,12 @@ def _check_encoder(path: Path | None) -> None:
         raise UsageError(f"--encoder-path {path} holds a model of type {kind!r}, not 'vit'.")
 
 
-#: The recipe of the trainer that this task comes from: learning rate and batch are per rank.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
+RECIPE = TrainRecipe(
+    name="har",
+    config=HarConfig,
+    task="muster_recipes.har.task:HarTask",
+    # The recipe of the trainer that this task comes from: learning rate and batch are per rank.
+    defaults={
         "epochs": 30,
         "batch_size": 32,
         "base_lr": 1e-3,
@@ -106,5 +107,5 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "weight_decay": 1e-4,
         "max_grad_norm": 1.0,
         "patience": 7,
-    }
+    },
 )

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from muster import Task
-from muster_recipes.har.config import DEFAULTS, HarConfig
+from muster_recipes.har.config import RECIPE, HarConfig
 from muster_recipes.har.nets import ConvNet
 from muster_recipes.har.synthetic import make_windows
 from muster_recipes.har.uci import read_uci
 from muster_recipes.har.vit import VitHead
-from muster_recipes.har.vote import confusion, vote
 from muster_recipes.har.windows import (
     CLASSES,
     Windows,
@@ -30,7 +29,7 @@ from muster_recipes.har.windows import (
 class HarTask(Task):
     """Classify windows. ``accuracy`` is per window; flatten also has ``channel_accuracy``."""
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = RECIPE.defaults
     monitor: ClassVar[str] = "accuracy"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
 
@@ -107,3 +106,24 @@ class HarTask(Task):
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay)
+
+
+def vote(windows: Tensor, log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean log-probabilities [w, classes] and labels [w] of the different ``windows``.
+
+    Sorted by window; float64, so that the order of the samples does not matter to a vote. A sample
+    appears once in a data set's columns, whatever the number of ranks, so each counts once.
+    """
+    numbers, where = torch.unique(windows, return_inverse=True)
+    sums = torch.zeros(len(numbers), log_probs.shape[1], dtype=torch.float64)
+    sums.index_add_(0, where, log_probs.double())
+    counts = torch.bincount(where, minlength=len(numbers))
+    window_labels = torch.empty(len(numbers), dtype=labels.dtype)
+    window_labels[where] = labels  # all samples of a window have its label
+    return sums / counts[:, None], window_labels
+
+
+def confusion(labels: Tensor, guesses: Tensor, num_classes: int) -> Tensor:
+    """[true class, guessed class] counts."""
+    pairs = labels * num_classes + guesses
+    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
-from muster import UsageError
+from muster import AgentRecipe, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,12 @@ def _check_components(observe: tuple[int, ...]) -> None:
         raise UsageError(f"--observe {' '.join(map(str, observe))} names a component twice.")
 
 
-#: Settings of PpoConfig that suit small control tasks such as CartPole-v1.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
+AGENT = AgentRecipe(
+    name="ppo",
+    config=PpoRecipeConfig,
+    task="muster_recipes.ppo.task:PpoTask",
+    # Settings of PpoConfig that suit small control tasks such as CartPole-v1.
+    defaults={
         "num_envs": 8,
         "rollout_steps": 128,
         "batch_size": 2,
@@ -80,5 +81,5 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         # Returns of 100 and more would make the value's gradients so large that, once the norm
         # is clipped, the policy's are below Adam's epsilon.
         "normalize_rewards": True,
-    }
+    },
 )

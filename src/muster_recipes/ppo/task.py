@@ -20,7 +20,7 @@ from muster.agents import (
     play,
     summary,
 )
-from muster_recipes.ppo.config import DEFAULTS, PpoRecipeConfig, parse_env_kwargs
+from muster_recipes.ppo.config import AGENT, PpoRecipeConfig, parse_env_kwargs
 
 #: As many as a claim such as "solves CartPole-v1" is usually made over.
 _FINAL_EPISODES = 100
@@ -29,7 +29,7 @@ _FINAL_EPISODES = 100
 class PpoTask(AgentTask):
     """Maximise the return of ``config.env``. The splits differ in their seeds only."""
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = AGENT.defaults
     monitor: ClassVar[str] = "return"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
 

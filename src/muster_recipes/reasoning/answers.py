@@ -76,7 +76,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """From the place of each opening brace to its closing one, for those that have one.
+    """Map each opening brace's place to that of its closing one, where there is one.
 
     One pass, because a model that repeats itself opens thousands of boxes.
     """

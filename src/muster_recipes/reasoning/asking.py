@@ -70,7 +70,7 @@ def reference_of(record: Mapping[str, Any]) -> str | None:
 
 
 def seed_for(run_seed: int, record: Mapping[str, Any], stage: str, round: int) -> int:
-    """Of a record without id, its problem stands for it."""
+    """The seed of one sample; a record without id is known by its problem."""
     return seed_of(run_seed, str(record.get("id", record.get("problem"))), stage, round)
 
 

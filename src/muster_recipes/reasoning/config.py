@@ -9,6 +9,7 @@ from typing import Literal
 
 from muster import UsageError
 from muster.generation import EngineSpec, Sampling
+from muster_recipes.refusals import flag_of, require_one_or_more
 
 #: The model that ships with muster: it solves the problems of the data set ``arith`` only.
 ARITH_MODEL = Path(__file__).parent.parent / "arith" / "weights"
@@ -80,16 +81,16 @@ class ReasoningConfig:
     compile: bool = False
     """Compile the model where the engine can."""
     temperature: float = 0.6
-    """Of solutions."""
+    """Temperature of solutions."""
     top_p: float = 0.95
-    """Of solutions and grades."""
+    """Solutions and grades are drawn from the likeliest tokens that hold this probability."""
     max_tokens: int | None = None
     """Longest answer of the model; 4096, with --low-memory 2048."""
     grading: Literal["auto", "model", "off"] = "auto"
     """off: quality is 1 for a verified answer, 0 for a wrong one or none, and null without
     reference. auto: off for the model that ships with muster, which cannot grade, else model."""
     eval_temperature: float = 0.3
-    """Of grades."""
+    """Temperature of grades."""
     quality_threshold: float = 0.8
     """Solutions below are rewritten; at or above they count as accepted."""
     max_iterations: int = 2
@@ -114,17 +115,15 @@ class ReasoningConfig:
 
     def check(self) -> None:
         """UsageError for values that cannot be meant."""
-        for name in ("num_problems", "max_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError(f"{_flag(name)} {value} is too small.", hint="write 1 or more.")
+        require_one_or_more(self, "num_problems", "max_tokens")
         for name in ("batch_size", "concurrency", "max_iterations", "cleanup_delay",
                      "requests_per_minute", "tokens_per_minute"):  # fmt: skip
             if getattr(self, name) < 0:
-                raise UsageError(f"{_flag(name)} {getattr(self, name)} is below 0.")
+                raise UsageError(f"{flag_of(name)} {getattr(self, name)} is below 0.")
         for name in ("temperature", "eval_temperature"):
             if not 0 <= getattr(self, name) <= 2:
                 raise UsageError(
-                    f"{_flag(name)} {getattr(self, name)} is not from 0 (greedy) to 2."
+                    f"{flag_of(name)} {getattr(self, name)} is not from 0 (greedy) to 2."
                 )
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p {self.top_p} is not above 0 and at most 1.")
@@ -150,7 +149,7 @@ class ReasoningConfig:
             if value != getattr(ReasoningConfig, name) and self.engine not in engines:
                 shown = "" if value is True else f" {value}"
                 raise UsageError(
-                    f"{_flag(name)}{shown} has no effect with --engine {self.engine}.",
+                    f"{flag_of(name)}{shown} has no effect with --engine {self.engine}.",
                     hint=f"leave it out; it is for --engine {' and '.join(engines)}.",
                 )
 
@@ -171,20 +170,9 @@ class ReasoningConfig:
     @property
     def engine_spec(self) -> EngineSpec:
         """The same for all stages, so that they share one engine."""
-        return EngineSpec(
-            engine=self.engine,
-            model=self.model_name,
-            dtype=self.dtype,
-            quantize=self.quantize,
-            batch_size=self.batch_size or int(self.low_memory),
-            compile=self.compile,
-            base_url=self.base_url,
-            api_key_env=self.api_key_env,
-            concurrency=self.concurrency,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            tensor_parallel=self.tensor_parallel,
-        )
+        options = {name: getattr(self, name) for name in _ONLY_FOR}
+        options["batch_size"] = self.batch_size or int(self.low_memory)
+        return EngineSpec(engine=self.engine, model=self.model_name, **options)
 
     @property
     def sampling(self) -> Sampling:
@@ -194,7 +182,3 @@ class ReasoningConfig:
             top_p=self.top_p,
             max_tokens=self.max_tokens or default,
         )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -64,7 +64,7 @@ def quality_of(scores: Mapping[str, float | None], verification: str) -> float |
 
 
 def quality_without_grades(verification: str) -> float | None:
-    """With ``--grading off``: 1 for a verified answer, 0 for a wrong one or none, else unknown."""
+    """``--grading off``: 1 for a verified answer, 0 for a wrong one or none, else unknown."""
     return {"correct": 1.0, "wrong": 0.0, "unparsed": 0.0}.get(verification)
 
 

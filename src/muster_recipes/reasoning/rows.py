@@ -1,4 +1,4 @@
-"""From a raw row of a data set to ``{problem, reference_answer}``. Pure functions."""
+"""Read ``{problem, reference_answer}`` from a raw row of a data set. Pure functions."""
 
 from __future__ import annotations
 

@@ -67,24 +67,40 @@ class Read:
 
 
 @dataclass(kw_only=True)
-class Generate:
-    """A step-by-step solution of ``problem``."""
+class _Asks:
+    """What the stages that ask a model have in common. They open their ``parts`` in order, close
+    them the other way round, and take records at the pace of the first."""
 
     engine: EngineSpec = _ENGINE
-    sampling: Sampling = _SOLUTIONS
     seed: int = 0
     host: Host = _HOST
     timestamps: bool = False
 
     def __post_init__(self) -> None:
-        self._asking = Asking(self.engine, self.host)
+        self.parts: tuple[Asking | Judge, ...] = ()
 
     @property
     def concurrency(self) -> int:
-        return self._asking.concurrency
+        return self.parts[0].concurrency
 
     async def setup(self, device: str) -> None:
-        await self._asking.open(device)
+        for part in self.parts:
+            await part.open(device)
+
+    async def close(self) -> None:
+        for part in reversed(self.parts):
+            await part.close()
+
+
+@dataclass(kw_only=True)
+class Generate(_Asks):
+    """A step-by-step solution of ``problem``."""
+
+    sampling: Sampling = _SOLUTIONS
+
+    def __post_init__(self) -> None:
+        self._asking = Asking(self.engine, self.host)
+        self.parts = (self._asking,)
 
     async def process_one(self, record: dict[str, Any]) -> dict[str, Any]:
         problem = required(record, "problem")
@@ -101,33 +117,20 @@ class Generate:
         }
         return _stamped(made, "generated", self.timestamps)
 
-    async def close(self) -> None:
-        await self._asking.close()
-
 
 @dataclass(kw_only=True)
-class Evaluate:
+class Evaluate(_Asks):
     """Verify the answer of a solution against the reference, and have the model grade it.
 
     ``grading`` off asks no model, and needs none.
     """
 
-    engine: EngineSpec = _ENGINE
     sampling: Sampling = _GRADES
     grading: Literal["model", "off"] = "model"
-    seed: int = 0
-    host: Host = _HOST
-    timestamps: bool = False
 
     def __post_init__(self) -> None:
         self._judge = Judge(self.engine, self.sampling, self.grading, self.seed, self.host)
-
-    @property
-    def concurrency(self) -> int:
-        return self._judge.concurrency
-
-    async def setup(self, device: str) -> None:
-        await self._judge.open(device)
+        self.parts = (self._judge,)
 
     async def process_one(self, record: dict[str, Any]) -> dict[str, Any]:
         versions: list[Version] = record.get("versions") or [_version_in(record)]
@@ -139,39 +142,25 @@ class Evaluate:
         }
         return _stamped(made, "evaluated", self.timestamps)
 
-    async def close(self) -> None:
-        await self._judge.close()
-
 
 @dataclass(kw_only=True)
-class Improve:
+class Improve(_Asks):
     """Rewrite solutions below ``quality_threshold`` with feedback; the better one is kept.
 
     Every rewritten version is evaluated like the first one. At most ``max_iterations`` rounds,
     each from the best version so far.
     """
 
-    engine: EngineSpec = _ENGINE
     sampling: Sampling = _SOLUTIONS
     eval_sampling: Sampling = _GRADES
     grading: Literal["model", "off"] = "model"
     quality_threshold: float = 0.8
     max_iterations: int = 2
-    seed: int = 0
-    host: Host = _HOST
-    timestamps: bool = False
 
     def __post_init__(self) -> None:
         self._asking = Asking(self.engine, self.host)
         self._judge = Judge(self.engine, self.eval_sampling, self.grading, self.seed, self.host)
-
-    @property
-    def concurrency(self) -> int:
-        return self._asking.concurrency
-
-    async def setup(self, device: str) -> None:
-        await self._asking.open(device)
-        await self._judge.open(device)
+        self.parts = (self._asking, self._judge)
 
     async def process_one(self, record: dict[str, Any]) -> dict[str, Any]:
         versions: list[Version] = list(record.get("versions") or [_version_in(record)])
@@ -198,10 +187,6 @@ class Improve:
         completion = await self._asking.ask(messages, self.sampling, seed)
         tokens = spent({"tokens": tokens}, completion)
         return await self._judge.judge(record, written(completion, round), tokens)
-
-    async def close(self) -> None:
-        await self._judge.close()
-        await self._asking.close()
 
 
 @dataclass(kw_only=True)

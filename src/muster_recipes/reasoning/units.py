@@ -330,7 +330,7 @@ def _compound(text: str) -> Quantity | None:
 
 
 def _plain(number: Fraction) -> str:
-    """As text that reads back as the same number where it is a finite decimal."""
+    """Text that reads back as the same number where it is a finite decimal."""
     scale = 0
     while scale < 20 and (number * 10**scale).denominator != 1:
         scale += 1

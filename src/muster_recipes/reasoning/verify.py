@@ -138,7 +138,7 @@ def _read(text: str, *, letters: bool = False) -> Quantity:
 
 
 def tidy(text: str) -> str:
-    """Without what does not change an answer: `$`, text marks, spaces of LaTeX, a final stop."""
+    """Strip what does not change an answer: `$`, text marks, spaces of LaTeX, a final stop."""
     text = text.strip().strip("$").strip()
     text = text.removeprefix("\\(").removesuffix("\\)").replace("\\$", "").replace("$", "")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("{,}", ",")
@@ -163,7 +163,7 @@ def as_number(text: str) -> Fraction | None:
 def _verify_choice(
     answer: str, letter: str, choices: dict[str, str], compare: Compare
 ) -> Verification:
-    """By the letter where one was given, else by the value of the choice."""
+    """Compare the letter where one was given, else the value of the choice."""
     text = tidy(answer)
     named = _LETTER.match(text)
     if named and named.group(1).upper() in choices:

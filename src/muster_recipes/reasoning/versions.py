@@ -38,7 +38,7 @@ def written(completion: Completion, round: int) -> Version:
 
 
 def judged(version: Version, verification: Verification, grades: Grades | None) -> Version:
-    """With its verdict. ``grades`` None: nobody was asked (``--grading off``)."""
+    """The version with its verdict. ``grades`` None: nobody was asked (``--grading off``)."""
     if grades is None:
         return {
             **version,

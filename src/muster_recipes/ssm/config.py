@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from muster import UsageError
+from muster_recipes.refusals import (
+    require_above_zero,
+    require_different_counts,
+    require_one_or_more,
+    require_seeds,
+)
 from muster_recipes.ssm.problem import read_data_file
 
 
@@ -42,7 +48,8 @@ class SsmConfig:
     gnc_num_samples: int = 1_000_000
     """Students drawn per cell (seed, rank, width)."""
     gnc_batch_size: int = 2_000_000
-    """Students per task: a larger cell is split into blocks that run anywhere."""
+    """Students per task: a larger cell is split into blocks that run anywhere; a GPU gets up to 64
+    of them at once."""
     gd: bool = True
     """Run gradient descent."""
     gd_lr: float = 1e-3
@@ -62,10 +69,12 @@ class SsmConfig:
     def __post_init__(self) -> None:
         if not (self.gnc or self.gd):
             raise UsageError("--no-gnc and --no-gd leave nothing to run.")
-        _check_counts(self)
-        for name in ("eps_train", "gd_lr", "gd_init_scale"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{_flag(name)} {getattr(self, name)} must be above 0 and finite.")
+        require_one_or_more(
+            self, "num_seeds", "num_sequences", "gnc_num_samples", "gnc_batch_size", "gd_epochs"
+        )
+        require_different_counts(self, "teacher_ranks", "student_dims")
+        require_above_zero(self, "eps_train", "gd_lr", "gd_init_scale")
+        require_seeds(self)
         if self.alpha is not None and not math.isfinite(self.alpha):
             raise UsageError(f"--alpha {self.alpha} is not a finite number.")
         if self.sequence_length < 2:
@@ -73,8 +82,6 @@ class SsmConfig:
                 f"--sequence-length {self.sequence_length} has no lag: the loss would be empty.",
                 hint="write 2 or more.",
             )
-        if len(set(self.seeds)) != len(self.seeds):
-            raise UsageError(f"--seeds {' '.join(map(str, self.seeds))} names a seed twice.")
         if self.data_file is not None:
             _check_data_file(self, self.data_file)
 
@@ -90,20 +97,6 @@ class SsmConfig:
         return self.sequence_length - 1
 
 
-def _check_counts(config: SsmConfig) -> None:
-    for name in ("num_seeds", "num_sequences", "gnc_num_samples", "gnc_batch_size", "gd_epochs"):
-        if getattr(config, name) < 1:
-            raise UsageError(
-                f"{_flag(name)} {getattr(config, name)} is too small.", hint="write 1 or more."
-            )
-    for name in ("teacher_ranks", "student_dims"):
-        values = getattr(config, name)
-        if not values or min(values) < 1 or len(set(values)) != len(values):
-            raise UsageError(
-                f"{_flag(name)} {' '.join(map(str, values))}: give different whole numbers from 1."
-            )
-
-
 def _check_data_file(config: SsmConfig, path: Path) -> None:
     for flag, is_given in (("--alpha", config.alpha is not None), ("--input-e1", config.input_e1)):
         if is_given:
@@ -114,7 +107,3 @@ def _check_data_file(config: SsmConfig, path: Path) -> None:
             )
     # Read now: a mistake in the last entry must not come to light after hours.
     read_data_file(path, config)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -16,12 +16,13 @@ _FEW = 10
 def plan(config: SsmConfig) -> Iterator[RecipeTask]:
     """Gradient descent first (its joint calls are the longest tasks), then blocks, wide first."""
     if config.gd:
-        for seed, rank, dim, problem in _cells(config):
-            yield RecipeTask("gd", _gd_params(config, seed, rank, dim, problem), priority=1)
+        settings = _gd_params(config)
+        for cell in _cells(config):
+            yield RecipeTask("gd", {**_params(*cell), **settings}, priority=1)
     if config.gnc:
-        for seed, rank, dim, problem in _cells(config):
+        for cell in _cells(config):
             for block in range(num_blocks(config)):
-                yield RecipeTask("gnc", _gnc_params(config, seed, rank, dim, block, problem))
+                yield RecipeTask("gnc", _gnc_params(config, block, *cell))
 
 
 def count(config: SsmConfig) -> int:
@@ -66,36 +67,17 @@ def _cells(config: SsmConfig) -> Iterator[tuple[int, int, int, Problem]]:
             yield seed, rank, dim, problem
 
 
-def _gnc_params(
-    config: SsmConfig, seed: int, rank: int, dim: int, block: int, problem: Problem
-) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "rank": rank,
-        "dim": dim,
-        "block": block,
-        "num_samples": block_size(config, block),
-        "alpha": list(problem.alpha),
-        "w": [list(row) for row in problem.w],
-        "eps": config.eps_train,
-    }
+def _params(seed: int, rank: int, dim: int, problem: Problem, **block: int) -> dict[str, Any]:
+    teacher = {"alpha": list(problem.alpha), "w": [list(row) for row in problem.w]}
+    return {"seed": seed, "rank": rank, "dim": dim, **block, **teacher}
 
 
-def _gd_params(
-    config: SsmConfig, seed: int, rank: int, dim: int, problem: Problem
-) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "rank": rank,
-        "dim": dim,
-        "alpha": list(problem.alpha),
-        "w": [list(row) for row in problem.w],
-        "num_lags": len(problem.w[0]),
-        "num_sequences": len(problem.w),
-        "lr": config.gd_lr,
-        "epochs": config.gd_epochs,
-        "init_scale": config.gd_init_scale,
-        "optimizer": config.gd_optimizer,
-        "scheduler": config.gd_scheduler,
-        "init_type": config.gd_init_type,
-    }
+def _gnc_params(config: SsmConfig, block: int, *cell: Any) -> dict[str, Any]:
+    params = _params(*cell, block=block, num_samples=block_size(config, block))
+    return {**params, "eps": config.eps_train}
+
+
+def _gd_params(config: SsmConfig) -> dict[str, Any]:
+    names = ("lr", "epochs", "init_scale", "optimizer", "scheduler", "init_type")
+    sizes = {"num_lags": config.num_lags, "num_sequences": config.num_sequences}
+    return {**sizes, **{name: getattr(config, f"gd_{name}") for name in names}}

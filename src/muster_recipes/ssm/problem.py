@@ -38,17 +38,10 @@ def problems(config: SsmConfig) -> Iterator[tuple[int, int, Problem]]:
             yield seed, rank, _problem(config, pairs, seed, rank)
 
 
-def make_problem(config: SsmConfig, seed: int, rank: int) -> Problem:
-    """Draw the problem of a seed, or take it from ``config.data_file``.
-
-    α_i ~ N(0.5, 0.1²) and w ~ N(0, I), each from its own hashed stream, so that the data of a
+def _problem(config: SsmConfig, pairs: Sequence[Problem] | None, seed: int, rank: int) -> Problem:
+    """α_i ~ N(0.5, 0.1²) and w ~ N(0, I), each from its own hashed stream, so that the data of a
     seed do not change with the rank. A data file's single α stands for R equal ones.
     """
-    pairs = None if config.data_file is None else read_data_file(config.data_file, config)
-    return _problem(config, pairs, seed, rank)
-
-
-def _problem(config: SsmConfig, pairs: Sequence[Problem] | None, seed: int, rank: int) -> Problem:
     if pairs is not None:
         pair = pairs[seed % len(pairs)]
         return Problem(pair.alpha * rank, pair.w) if len(pair.alpha) == 1 else pair

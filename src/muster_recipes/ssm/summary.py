@@ -1,4 +1,4 @@
-"""From tasks to the table: one row per (seed, rank, width, method). Missing is None, never 0."""
+"""Make the table from tasks: one row per (seed, rank, width, method). Missing is None, never 0."""
 
 from __future__ import annotations
 

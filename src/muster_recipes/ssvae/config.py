@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from muster import UsageError
-from muster_recipes.ssvae.dataset import (
-    EMBEDDED,
-    canonical,
-    check_labels,
-    check_seeds,
-    check_source,
+from muster_recipes.refusals import (
+    require_above_zero,
+    require_different_counts,
+    require_one_or_more,
+    require_seeds,
 )
+from muster_recipes.ssvae.dataset import check_labels, check_seeds, check_source
+from muster_recipes.ssvae.hyper import ModelFlags
 
 _FIRST_SEED, _NUM_SEEDS = 42, 10
-_TEMPERATURE = 0.66
 _N_LABELS = (100, 600, 1_000, 3_000)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SsvaeConfig:
+class SsvaeConfig(ModelFlags):
     """How robust is a semi-supervised VAE to few and wrong labels?"""
 
-    dataset: str = EMBEDDED
-    """digits (comes with the package), mnist or fashion-mnist, in any case."""
-    data_dir: Path | None = None
-    """Folder with the published IDX files; without it the Hugging Face hub is asked."""
     n_labels: tuple[int, ...] = ()
     """Numbers M of labelled images. Default: those of 100 600 1000 3000 that there are."""
     alpha_values: tuple[float, ...] = (1.0, 10.0, 50.0, 100.0)
@@ -49,38 +43,27 @@ class SsvaeConfig:
     """Images per optimizer step."""
     lr: float = 1e-3
     """Learning rate of Adam."""
-    num_style: int = 10
-    """Dimensions L of the style z."""
-    num_samples: int = 8
-    """Styles S drawn per image."""
-    temperature: float = _TEMPERATURE
-    """Temperature of the Gumbel-softmax; only --unlabelled sampled has one."""
-    unlabelled: Literal["exact", "sampled"] = "exact"
-    """Sum over the ten classes of an image without a label, or sample one (biased, faster)."""
-    label_protocol: Literal["fixed", "per-batch"] = "fixed"
-    """A fixed balanced subset, or whole labelled batches and new wrong labels in every epoch."""
     supervised: bool = True
     """Train the classifier alone on the same labels, too (on the fixed ones, in any protocol)."""
     factor_scores: bool = False
     """Measure disentanglement, too: β-VAE, FactorVAE and MIG on moved test images."""
-    split_seed: int = 0
-    """Which images are in which split; --seeds do not change it."""
     ensemble_size: int | None = None
     """Runs that one program trains together, on a CPU 16 at most. Default: 8 there, 64 on a GPU."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset", canonical(self.dataset))
-        _check_counts(self)
-        for name in ("lr", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{_flag(name)} {getattr(self, name)} must be above 0 and finite.")
+        super().__post_init__()
+        require_one_or_more(
+            self, "num_seeds", "num_epochs", "eval_frequency", "batch_size", "ensemble_size"
+        )
+        require_above_zero(self, "lr")
+        require_seeds(self)
         if not self.n_labels:  # only on a command line: a stored configuration has numbers
             source = check_source(self.dataset, self.data_dir)
             most = math.inf if source is None else source.most_labels
             there = tuple(number for number in _N_LABELS if number <= most)
             object.__setattr__(self, "n_labels", there or _N_LABELS[:1])
+        require_different_counts(self, "n_labels")
         _check_grid(self)
-        _check_effects(self)
         _check_range(self)
 
     @property
@@ -102,45 +85,20 @@ def check_data(config: SsvaeConfig) -> None:
         )
 
 
-def _check_effects(config: SsvaeConfig) -> None:
-    if config.unlabelled == "exact" and config.temperature != _TEMPERATURE:
-        raise UsageError(
-            f"--temperature {config.temperature:g} has no effect with --unlabelled exact.",
-            hint="add --unlabelled sampled.",
-        )
-    if config.seeds and config.num_seeds != _NUM_SEEDS:
-        raise UsageError(
-            f"--num-seeds {config.num_seeds} has no effect beside --seeds.",
-            hint="write one of the two.",
-        )
-
-
 def _check_range(config: SsvaeConfig) -> None:
     first, last = _FIRST_SEED, _FIRST_SEED + config.num_seeds - 1
     flag = "--num-seeds with --seed-offset"
     if config.seeds:
+        if config.num_seeds != _NUM_SEEDS:
+            raise UsageError(
+                f"--num-seeds {config.num_seeds} has no effect beside --seeds.",
+                hint="write one of the two.",
+            )
         first, last, flag = min(config.seeds), max(config.seeds), "--seeds with --seed-offset"
     check_seeds(flag, first + config.seed_offset, last + config.seed_offset)
-    check_seeds("--split-seed", config.split_seed)
-
-
-def _check_counts(config: SsvaeConfig) -> None:
-    for name in ("num_seeds", "num_epochs", "eval_frequency", "batch_size", "num_style", "num_samples"):  # fmt: skip  # noqa: E501
-        if getattr(config, name) < 1:
-            raise UsageError(
-                f"{_flag(name)} {getattr(config, name)} is too small.", hint="write 1 or more."
-            )
-    if config.ensemble_size is not None and config.ensemble_size < 1:
-        raise UsageError(f"--ensemble-size {config.ensemble_size} is too small.", hint="write 1 or more.")  # fmt: skip  # noqa: E501
 
 
 def _check_grid(config: SsvaeConfig) -> None:
-    if len(set(config.seeds)) != len(config.seeds):
-        raise UsageError(f"--seeds {_words(config.seeds)} names a seed twice.")
-    if min(config.n_labels) < 1 or _repeats(config.n_labels):
-        raise UsageError(
-            f"--n-labels {_words(config.n_labels)}: give different whole numbers from 1."
-        )
     alphas = config.alpha_values
     if not alphas or _repeats(alphas) or not all(0 <= a < math.inf for a in alphas):
         raise UsageError(f"--alpha-values {_words(alphas)}: give different numbers from 0.")
@@ -158,7 +116,3 @@ def _repeats(values: tuple[float, ...]) -> bool:
 
 def _words(values: tuple[float, ...]) -> str:
     return " ".join(map(str, values))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -162,7 +162,7 @@ def num_steps(num_images: int, settings: Settings) -> int:
 def known_labels(
     labels: Tensor, runs: Sequence[RunSpec], settings: Settings, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Of every run: labels as training sees them [R, n], and whether they are known [R, n]."""
+    """Every run's labels as training sees them, and whether they are known; both [R, n]."""
     given = labels.cpu().repeat(len(runs), 1)
     is_labelled = torch.zeros_like(given, dtype=torch.bool)
     if settings.label_protocol == "fixed":

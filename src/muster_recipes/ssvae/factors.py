@@ -81,7 +81,7 @@ def moved_images(
 
 
 def _largest_scale(images: Tensor) -> float:
-    """At most 1, such that scale · (|x| cos + |y| sin) + shift stays within the frame."""
+    """The largest scale, at most 1, with scale · (|x| cos + |y| sin) + shift within the frame."""
     side = images.shape[-1]
     inked = (images > _INK).any(0).nonzero().double()
     if not len(inked):

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from muster_recipes.ssvae import factors, probe
-from muster_recipes.ssvae.calibration import calibration_error
 from muster_recipes.ssvae.disentanglement import (
     beta_vae_score,
     factor_vae_score,
@@ -61,6 +60,24 @@ def class_measures(logits: Tensor, labels: Tensor) -> list[Measures]:
     names = ("accuracy", "calibration_error")
     values = (_numbers(torch.where(finite, each, torch.nan)) for each in (accuracy, errors))
     return [dict(zip(names, run, strict=True)) for run in zip(*values, strict=True)]
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int = 15) -> Tensor:
+    """The expected calibration error of every run, float64 [R], between 0 and 1.
+
+    ``probabilities`` [R, n, C], ``labels`` int64 [n]. The n largest probabilities fall into
+    ``num_bins`` bins ((m - 1)/M, m/M] of equal width; the error is the mean over images of
+    |accuracy - confidence| of the image's bin (Guo et al. 2017, equation 3). A run with a
+    probability that is not a number has the error NaN.
+    """
+    confidence, predicted = probabilities.double().max(dim=-1)
+    gap = (predicted == labels).double() - confidence
+    edges = torch.arange(1, num_bins, dtype=torch.float64, device=gap.device) / num_bins
+    # Of equal values bucketize takes the lower bin: the bins are closed on the right.
+    bins = torch.bucketize(confidence, edges)
+    # Size of a bin × |accuracy - confidence| in it = |sum of the gaps in it|.
+    sums = gap.new_zeros(gap.shape[0], num_bins).scatter_add(1, bins, gap)
+    return sums.abs().sum(dim=1) / gap.shape[1]
 
 
 @torch.no_grad()

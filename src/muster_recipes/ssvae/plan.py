@@ -10,6 +10,12 @@ from muster_recipes.ssvae.config import SsvaeConfig, check_data
 from muster_recipes.ssvae.dataset import fetch
 
 SSVAE, SUPERVISED = "ssvae", "supervised"
+#: What all tasks of a configuration have in common.
+_SHARED = (
+    "dataset", "data_dir", "split_seed", "num_epochs", "eval_frequency", "batch_size", "lr",
+    "num_style", "num_samples", "temperature", "unlabelled", "label_protocol", "factor_scores",
+    "ensemble_size",
+)  # fmt: skip
 
 
 def plan(config: SsvaeConfig) -> Iterator[RecipeTask]:
@@ -61,19 +67,6 @@ def _run(
 
 
 def _shared(config: SsvaeConfig) -> dict[str, Any]:
-    return {
-        "dataset": config.dataset,
-        "data_dir": None if config.data_dir is None else str(config.data_dir.resolve()),
-        "split_seed": config.split_seed,
-        "num_epochs": config.num_epochs,
-        "eval_frequency": config.eval_frequency,
-        "batch_size": config.batch_size,
-        "lr": config.lr,
-        "num_style": config.num_style,
-        "num_samples": config.num_samples,
-        "temperature": config.temperature,
-        "unlabelled": config.unlabelled,
-        "label_protocol": config.label_protocol,
-        "factor_scores": config.factor_scores,
-        "ensemble_size": config.ensemble_size,
-    }
+    values = {name: getattr(config, name) for name in _SHARED}
+    folder = config.data_dir  # workers may run in another one
+    return {**values, "data_dir": None if folder is None else str(folder.resolve())}

@@ -19,7 +19,7 @@ _NAMES = ("n_labels", "alpha", "corruption_rate", "seed")
 
 
 class Progress:
-    """Of one call: results of the runs that are over, and the ensemble in training.
+    """How far one call is: results of the runs that are over, and the ensemble in training.
 
     A checkpoint belongs to the first task of a call, so it is found again by a call that begins
     with the same task; runs that this call has not are ignored.
@@ -49,7 +49,7 @@ class Progress:
             yield left[first : first + size]
 
     def state_of(self, chunk: Sequence[Task]) -> Any:
-        """Where an earlier attempt left these runs, or None."""
+        """The state in which an earlier attempt left these runs, or None."""
         names, training = self._training
         return training if [name_of(task) for task in chunk] == names else None
 

@@ -1,4 +1,4 @@
-"""From runs to the table: one row per (method, labels, alpha, corruption). Missing is None."""
+"""Make the table from runs: one row per (method, labels, alpha, corruption). Missing is None."""
 
 from __future__ import annotations
 

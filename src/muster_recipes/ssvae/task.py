@@ -21,7 +21,7 @@ from muster_recipes.ssvae.measures import class_measures, style_leakage
 from muster_recipes.ssvae.noise import noise_of
 from muster_recipes.ssvae.pool import Pool, load
 from muster_recipes.ssvae.ssvae_net import SsvaeNet
-from muster_recipes.ssvae.train_config import DEFAULTS, SsvaeTrainConfig
+from muster_recipes.ssvae.train_config import RECIPE, SsvaeTrainConfig
 
 _FEW = 100
 
@@ -34,7 +34,7 @@ class SsvaeTask(Task):
     says so.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = RECIPE.defaults
     random_items: ClassVar[bool | None] = True
     monitor: ClassVar[str] = "accuracy"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
@@ -50,14 +50,7 @@ class SsvaeTask(Task):
 
     @cached_property
     def _hyper(self) -> Hyper:
-        config = self.config
-        return Hyper(
-            num_pixels=self._splits["train"].x.shape[1],
-            num_style=config.num_style,
-            num_samples=config.num_samples,
-            temperature=config.temperature,
-            unlabelled=config.unlabelled,
-        )
+        return Hyper(num_pixels=self._splits["train"].x.shape[1], **self.config.chosen)
 
     def model(self) -> nn.Module:
         # From the model seed, with which the global generator was seeded.

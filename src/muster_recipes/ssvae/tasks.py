@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from muster import Context, batched
 from muster_recipes.ssvae import measures
 from muster_recipes.ssvae.ensemble import Ensemble, Failure, RunSpec, Settings, train_ensemble
-from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.hyper import CHOSEN, Hyper
 from muster_recipes.ssvae.parameters import Parameters
 from muster_recipes.ssvae.pool import Pool, load
 from muster_recipes.ssvae.progress import Progress
@@ -181,20 +182,9 @@ def _spec_of(task: Task) -> RunSpec:
 
 def _work_of(task: Task, device: str) -> Work:
     splits = _splits(task["dataset"], task["data_dir"], task["split_seed"], device)
-    hyper = Hyper(
-        num_pixels=splits["train"].x.shape[1],
-        num_style=task["num_style"],
-        num_samples=task["num_samples"],
-        temperature=task["temperature"],
-        unlabelled=task["unlabelled"],
-    )
-    settings = Settings(
-        num_epochs=task["num_epochs"],
-        batch_size=task["batch_size"],
-        lr=task["lr"],
-        eval_frequency=task["eval_frequency"],
-        label_protocol=task["label_protocol"],
-    )
+    chosen = {name: task[name] for name in CHOSEN}
+    hyper = Hyper(num_pixels=splits["train"].x.shape[1], **chosen)
+    settings = Settings(**{each.name: task[each.name] for each in dataclasses.fields(Settings)})
     return Work(splits, hyper, settings, device)
 
 

@@ -3,63 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from muster import UsageError
-from muster_recipes.ssvae.dataset import (
-    EMBEDDED,
-    canonical,
-    check_labels,
-    check_seeds,
-    check_source,
-)
+from muster import TrainRecipe, UsageError
+from muster_recipes.refusals import require_one_or_more
+from muster_recipes.ssvae.dataset import check_labels, check_seeds, check_source
+from muster_recipes.ssvae.hyper import ModelFlags
 
-_TEMPERATURE = 0.66
 _LABEL_SEED = 42
 
 
 @dataclass(frozen=True, kw_only=True)
-class SsvaeTrainConfig:
+class SsvaeTrainConfig(ModelFlags):
     """One semi-supervised VAE (model M2) on all devices."""
 
-    dataset: str = EMBEDDED
-    """digits (comes with the package), mnist or fashion-mnist, in any case."""
-    data_dir: Path | None = None
-    """Folder with the published IDX files; without it the Hugging Face hub is asked."""
     n_labels: int = 100
     """Number M of labelled images."""
     alpha: float = 50.0
     """Weight of log q(y|x) of a labelled image."""
     corruption_rate: float = 0.0
     """Share of wrong labels."""
-    num_style: int = 10
-    """Dimensions L of the style z."""
-    num_samples: int = 8
-    """Styles S drawn per image."""
-    unlabelled: Literal["exact", "sampled"] = "exact"
-    """Sum over the ten classes of an image without a label, or sample one (biased, faster)."""
-    temperature: float = _TEMPERATURE
-    """Temperature of the Gumbel-softmax; only --unlabelled sampled has one."""
-    label_protocol: Literal["fixed", "per-batch"] = "fixed"
-    """A fixed balanced subset, or whole labelled batches (of a rank) and new wrong labels in every
-    epoch."""
     label_seed: int = _LABEL_SEED
     """Which images are labelled, and which labels are wrong; --seed does not change it."""
-    split_seed: int = 0
-    """Which images are in which split; --seed does not change it."""
     report: Literal["last", "best"] = "last"
     """The metrics at the end are of the last model, or of the best by validation accuracy."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset", canonical(self.dataset))
-        for name in ("n_labels", "num_style", "num_samples"):
-            if getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} {getattr(self, name)} is too small.", hint="1 or more.")
+        super().__post_init__()
+        require_one_or_more(self, "n_labels")
         if not 0 <= self.alpha < math.inf:
             raise UsageError(f"--alpha {self.alpha:g} must be 0 or above, and finite.")
         if not 0 <= self.corruption_rate <= 1:
@@ -67,29 +39,24 @@ class SsvaeTrainConfig:
                 f"--corruption-rate {self.corruption_rate:g} is not a share from 0 to 1.",
                 hint="write 0.2 for a fifth of the labels.",
             )
-        if not 0 < self.temperature < math.inf:
-            raise UsageError(f"--temperature {self.temperature:g} must be above 0 and finite.")
-        if self.unlabelled == "exact" and self.temperature != _TEMPERATURE:
-            raise UsageError(
-                f"--temperature {self.temperature:g} has no effect with --unlabelled exact.",
-                hint="add --unlabelled sampled.",
-            )
         if self.label_protocol == "per-batch" and self.label_seed != _LABEL_SEED:
             raise UsageError(
                 f"--label-seed {self.label_seed} has no effect with --label-protocol per-batch.",
                 hint="--seed draws the labels there.",
             )
         check_seeds("--label-seed", self.label_seed)
-        check_seeds("--split-seed", self.split_seed)
         source = check_source(self.dataset, self.data_dir)
         check_labels(self.n_labels, source, self.dataset)
         if self.data_dir is not None:  # the ranks may start in another folder
             object.__setattr__(self, "data_dir", self.data_dir.resolve())
 
 
-#: AdamW without weight decay is Adam. 32 bits: the objective is a sum over pixels and samples.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
+RECIPE = TrainRecipe(
+    name="ssvae",
+    config=SsvaeTrainConfig,
+    task="muster_recipes.ssvae.task:SsvaeTask",
+    # AdamW without weight decay is Adam. 32 bits: the objective is a sum over pixels and samples.
+    defaults={
         "epochs": 75,
         "global_batch": 128,
         "lr": 1e-3,
@@ -98,5 +65,5 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "eval_frequency": 5,
         "precision": "fp32",
         "seed": 42,
-    }
+    },
 )

@@ -2,6 +2,7 @@
 
 import math
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from torch import Tensor
 
-from muster_recipes.clstm_ppo.black_scholes import delta, implied_volatility, price
+from muster_recipes.clstm_ppo.black_scholes import implied_volatility, price_and_delta
+
+
+def price(*terms: Any) -> Tensor:
+    return price_and_delta(*terms)[0]
+
+
+def delta(*terms: Any) -> Tensor:
+    return price_and_delta(*terms)[1]
 
 
 def number(value: float) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from muster import UsageError
-from muster_recipes.clstm_ppo.black_scholes import RATE, price
+from muster_recipes.clstm_ppo.black_scholes import RATE, price_and_delta
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.generator import Simulated, simulate, simulated_bars
 
@@ -122,7 +122,8 @@ def test_options_are_fair_where_nothing_but_the_price_moves() -> None:
     for is_call in (True, False):
         for moneyness in (0.95, 1.0, 1.05):
             strike = moneyness * spot
-            paid = price(spot, strike, years, volatility, RATE, is_call) / spot
+            prices, _ = price_and_delta(spot, strike, years, volatility, RATE, is_call)
+            paid = prices / spot
             payoff = ((after - strike) if is_call else (strike - after)).clamp(min=0.0) / spot
             gain = math.exp(-RATE * 21 * DT) * payoff - paid
             assert abs(gain.mean()) < 4 * gain.std() / math.sqrt(len(gain))

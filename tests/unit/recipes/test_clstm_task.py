@@ -20,7 +20,7 @@ from muster.rl.environment import Place
 from muster.rl.evaluation import Episodes
 from muster_recipes.clstm_ppo import task as module
 from muster_recipes.clstm_ppo.clusters import Clusters
-from muster_recipes.clstm_ppo.config import DEFAULTS, ClstmPpoConfig
+from muster_recipes.clstm_ppo.config import AGENT, ClstmPpoConfig
 from muster_recipes.clstm_ppo.load import fingerprint, load_market
 from muster_recipes.clstm_ppo.network import CascadedPolicy
 from muster_recipes.clstm_ppo.options_env import EXTRAS, OptionsEnv
@@ -48,17 +48,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object
 def test_the_recipe_is_read_without_torch() -> None:
     """The command line reads the flags of every recipe before anything heavy."""
     code = (
-        "import sys; import muster_recipes.clstm_ppo.recipe, muster_recipes.ppo.recipe; "
+        "import sys; import muster_recipes.clstm_ppo.config, muster_recipes.ppo.config; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_defaults_are_settings_of_the_training() -> None:
-    config = PpoConfig.of(DEFAULTS, num_episodes=1000)
+    config = PpoConfig.of(AGENT.defaults, num_episodes=1000)
     assert config.num_episodes == 1000
     assert config.num_envs % config.batch_size == 0
-    assert ClstmPpoTask.defaults is DEFAULTS
+    assert ClstmPpoTask.defaults is AGENT.defaults
 
 
 def test_the_best_is_the_one_of_the_best_sharpe() -> None:

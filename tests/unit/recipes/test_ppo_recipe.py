@@ -12,7 +12,7 @@ from muster import UsageError
 from muster.rl.config import PpoConfig
 from muster.rl.environment import Continuous, Discrete, Observation, Place
 from muster.rl.policy import PolicyOutput, RecurrentPolicy, State
-from muster_recipes.ppo.config import DEFAULTS, PpoRecipeConfig, parse_env_kwargs
+from muster_recipes.ppo.config import AGENT, PpoRecipeConfig, parse_env_kwargs
 from muster_recipes.ppo.task import PpoTask
 
 CPU = torch.device("cpu")
@@ -58,9 +58,9 @@ def test_settings_that_cannot_be_meant(settings: dict[str, object], message: str
 
 
 def test_the_defaults_are_settings_of_the_training() -> None:
-    config = PpoConfig.of(DEFAULTS)
+    config = PpoConfig.of(AGENT.defaults)
     assert config.num_steps is not None
-    assert PpoTask.defaults is DEFAULTS
+    assert PpoTask.defaults is AGENT.defaults
 
 
 def test_observed_components_reach_the_policy() -> None:

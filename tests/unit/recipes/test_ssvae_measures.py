@@ -13,9 +13,9 @@ from tests.examples import examples
 from tests.unit.recipes.ssvae_slow_probe import slow_fit
 
 from muster_recipes.ssvae import measures, probe
-from muster_recipes.ssvae.calibration import calibration_error
 from muster_recipes.ssvae.hyper import Hyper
 from muster_recipes.ssvae.measures import (
+    calibration_error,
     class_measures,
     elbo,
     factor_scores,

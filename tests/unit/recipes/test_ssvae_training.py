@@ -24,7 +24,7 @@ from muster_recipes.ssvae.objective import objective
 from muster_recipes.ssvae.pool import Pool, load
 from muster_recipes.ssvae.ssvae_net import SsvaeNet
 from muster_recipes.ssvae.task import SsvaeTask
-from muster_recipes.ssvae.train_config import DEFAULTS, SsvaeTrainConfig
+from muster_recipes.ssvae.train_config import RECIPE, SsvaeTrainConfig
 
 pytestmark = pytest.mark.thorough
 
@@ -138,7 +138,7 @@ def test_sixteen_bits_are_refused() -> None:
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:
-    config = TrainConfig.of(DEFAULTS)
+    config = TrainConfig.of(RECIPE.defaults)
     assert (config.epochs, config.lr, config.global_batch, config.seed) == (75, 1e-3, 128, 42)
     assert (config.weight_decay, config.schedule) == (0.0, "constant")  # AdamW is Adam then
     model = SsvaeNet(Hyper(num_pixels=784), 50.0, seed=0)

@@ -167,7 +167,7 @@ def test_the_flags_are_read_without_torch(recipe: str) -> None:
     code = (
         f"import sys, muster_recipes.{recipe}.config as c\n"
         "from muster.train.config import TrainConfig\n"
-        "TrainConfig.of(c.DEFAULTS)\n"
+        "TrainConfig.of(c.RECIPE.defaults)\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

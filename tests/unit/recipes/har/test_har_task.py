@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from muster import MissingPackageError, UsageError
 from muster_recipes.har.config import HarConfig
-from muster_recipes.har.task import HarTask
-from muster_recipes.har.vote import confusion, vote
+from muster_recipes.har.task import HarTask, confusion, vote
 from muster_recipes.har.windows import CLASSES
 
 SMALL: dict[str, Any] = {"synthetic_subjects": 5, "synthetic_windows": 12, "width": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from muster import UsageError
 from muster_recipes.ssm.config import SsmConfig
 from muster_recipes.ssm.figure import draw
 from muster_recipes.ssm.plan import count, forecast, plan
-from muster_recipes.ssm.problem import make_problem
+from muster_recipes.ssm.problem import Problem, problems
 from muster_recipes.ssm.summary import summarise
 
 
@@ -25,6 +26,12 @@ def config(**changes: Any) -> SsmConfig:
         **changes,
     }
     return SsmConfig(**values)
+
+
+def make_problem(chosen: SsmConfig, seed: int, rank: int) -> Problem:
+    wanted = dataclasses.replace(chosen, seeds=(seed,), teacher_ranks=(rank,))
+    [(_, _, problem)] = problems(wanted)
+    return problem
 
 
 @pytest.mark.parametrize(
