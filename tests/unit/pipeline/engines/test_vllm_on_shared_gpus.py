@@ -33,4 +33,3 @@ def test_the_executor_says_how_many_share(
     if said is not None:
         monkeypatch.setenv("MUSTER_WORKERS_PER_GPU", said)
     assert workers_per_gpu() == number
-
