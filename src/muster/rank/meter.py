@@ -42,48 +42,75 @@ class Tally:
 
 
 class Meter:
-    """Measures whole steps; what is not a step (evaluation, start-up) is not counted.
+    """Measures training by the clock: steps and what lies between them, and nothing else.
 
+    A GPU is steps behind its host, so that the time between two calls here says little about a
+    step. The sum over many is right because the clock runs on until ``pause``, which whoever does
+    something else (an evaluation) calls when the device has done all steps that were counted.
     ``total`` leaves out the first ``warmup`` steps, which compile, allocate and connect.
     """
 
-    def __init__(self, warmup: int = 3) -> None:
+    def __init__(self, warmup: int = 3, clock: Callable[[], float] = time.perf_counter) -> None:
         self.total = Tally()
         self.recent = Tally()
         self.step = Tally()
         self._warmup = warmup
+        self._clock = clock
         self._seen = 0
         self._began = 0.0
+        self._counted_until: float | None = None  # None: the clock stands still
 
     def begin_step(self) -> None:
-        step = self.step
-        step.data_wait_s = step.communication_s = 0.0
-        self._began = time.perf_counter()
+        self._began = self._start_clock()
+        self.step.data_wait_s = self.step.communication_s = 0.0
 
     def end_step(self, samples: int) -> None:
+        """A step has been made; ``step.seconds`` is what the host took for it."""
         step = self.step
-        step.seconds = time.perf_counter() - self._began
-        step.samples = samples
         self._seen += 1
-        if self._seen <= self._warmup:
-            return
-        for tally in (self.total, self.recent):
-            tally.seconds += step.seconds
+        step.seconds = self._count_time() - self._began
+        for tally in self._counting():
             tally.samples += samples
             tally.steps += 1
             tally.data_wait_s += step.data_wait_s
             tally.communication_s += step.communication_s
 
-    def add_checkpoint(self, seconds: float) -> None:
-        """A save between two steps, as far as training has waited for it."""
-        for tally in (self.total, self.recent):
-            tally.seconds += seconds
+    def pause(self) -> None:
+        """What comes now, until the next step or checkpoint, is not counted."""
+        if self._counted_until is not None:
+            self._count_time()
+            self._counted_until = None
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Inside a checkpoint is made, as far as training waits for it: its time counts."""
+        began = self._start_clock()
+        yield
+        seconds = self._count_time() - began
+        for tally in self._counting():
             tally.checkpoint_s += seconds
 
     def take_recent(self) -> Tally:
         """What has been added since this was last asked."""
         recent, self.recent = self.recent, Tally()
         return recent
+
+    def _start_clock(self) -> float:
+        now = self._clock()
+        if self._counted_until is None:
+            self._counted_until = now
+        return now
+
+    def _count_time(self) -> float:
+        assert self._counted_until is not None
+        now = self._clock()
+        for tally in self._counting():
+            tally.seconds += now - self._counted_until
+        self._counted_until = now
+        return now
+
+    def _counting(self) -> tuple[Tally, ...]:
+        return () if self._seen <= self._warmup else (self.total, self.recent)
 
 
 def free_cached(device: torch.device) -> None:
@@ -128,11 +155,11 @@ class Flops(NamedTuple):
     per_sample: float
     peak: float | None
 
-    def utilisation(self, samples_per_s: float | None, num_ranks: int) -> float | None:
+    def utilisation(self, samples_per_s: float | None, num_cards: int) -> float | None:
         """The share of what all cards could compute (MFU)."""
         if samples_per_s is None or self.peak is None:
             return None
-        return self.per_sample * samples_per_s / (self.peak * num_ranks)
+        return self.per_sample * samples_per_s / (self.peak * num_cards)
 
 
 def peak_flops(card: str, precision: Precision) -> float | None:

@@ -127,16 +127,15 @@ def rebalance(run: Training) -> None:
     """With ``--balance auto``: after some steps, shares in proportion to measured speed."""
     if run.config.balance != "auto" or run.gang.num_ranks == 1 or run.is_balanced:
         return
-    if run.meter.total.steps > 0:
-        run.compute_s += run.work.replica.compute_s() or 0.0
-    if run.meter.total.steps != _MEASURED_STEPS:
+    tally, step = run.meter.total, run.meter.step
+    if tally.steps > 0:
+        of_gpu_s = run.work.replica.compute_s()  # its steps all take as long as the slowest rank's
+        own_s = step.seconds - step.communication_s - step.data_wait_s
+        run.compute_s += own_s if of_gpu_s is None else of_gpu_s
+    if tally.steps != _MEASURED_STEPS:
         return
-    tally = run.meter.total
-    busy_s = tally.seconds - tally.communication_s - tally.data_wait_s
-    if run.compute_s:  # of a GPU, whose steps all take as long as the slowest rank's
-        busy_s = run.compute_s
     share = run.plan.shares[run.gang.rank]
-    speeds = run.gang.council.gather(tally.samples * share / max(busy_s, 1e-9))
+    speeds = run.gang.council.gather(tally.samples * share / max(run.compute_s, 1e-9))
     run.is_balanced = True
     if max(speeds) < 1.1 * min(speeds):
         run.say("balance    all ranks are equally fast; even shares")

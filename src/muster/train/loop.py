@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
@@ -71,6 +72,7 @@ class ModelTrainer(Trainer):
         _check_finite(run, verdict.losses)
         if verdict.shortage:
             trail.drop()
+            meter.pause()
             reporter.losses(run, verdict.losses)
             shrink(run, window, sums.shortage)
             return None
@@ -92,15 +94,25 @@ class ModelTrainer(Trainer):
         return Decision(verdict.stop, verdict.save)
 
     def evaluate(self) -> bool:
-        _flush(self.run, self._trail, self._reporter)
+        self._settle()
+        self.run.meter.pause()
         return self._reporter.evaluate(self.run)
 
     def save(self, *, is_best: bool, at_end: bool = False) -> None:
-        _flush(self.run, self._trail, self._reporter)
+        self._settle()
         self._reporter.flush()
-        waited_s = _save(self.run, is_best=is_best)
-        if not at_end:  # no step waits for the last one
-            self.run.meter.add_checkpoint(waited_s)
+        if at_end:  # no step waits for it
+            self.run.meter.pause()
+            _save(self.run, is_best=is_best)
+            return
+        with self.run.meter.saving():
+            _save(self.run, is_best=is_best)
+
+    def _settle(self) -> None:
+        """Wait for the steps that a GPU is still at, as part of them, and take in their losses."""
+        _flush(self.run, self._trail, self._reporter)
+        if self.gang.device.type == "cuda":
+            torch.cuda.synchronize(self.gang.device)
 
     def sum_up(self, why: str) -> Results:
         return sum_up(self.run, why)
@@ -215,9 +227,8 @@ def _tensors(run: Training) -> dict[str, Any]:
     }
 
 
-def _save(run: Training, *, is_best: bool) -> float:
-    """Save the state as it is now; returns the seconds the step has waited for it."""
-    began = time.perf_counter()
+def _save(run: Training, *, is_best: bool) -> None:
+    """Keep the state as it is now; the writing goes on in the background."""
     BEACON.phase = "checkpoint"
     replica, council, optimizer = run.work.replica, run.gang.council, run.work.optimizer
     replica.settle()
@@ -246,4 +257,3 @@ def _save(run: Training, *, is_best: bool) -> float:
             best=run.progress.best if is_best else None,
         )
     )
-    return time.perf_counter() - began

@@ -30,12 +30,33 @@ class StepLoss(NamedTuple):
         return self.total / self.weight
 
 
+class Arriving:
+    """A number on its way from a GPU to the host, or one that is there already.
+
+    ``get`` waits for the copy alone, not for what the GPU has been given since.
+    """
+
+    def __init__(self, value: Tensor | float) -> None:
+        self._value = value
+        self._event: torch.cuda.Event | None = None
+        if isinstance(value, Tensor) and value.is_cuda:
+            host = torch.empty((), dtype=value.dtype, pin_memory=True)
+            self._value = host.copy_(value, non_blocking=True)
+            # Blocking: a host that waits gives its core away instead of spinning.
+            self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def get(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)
+
+
 class _Waiting(NamedTuple):
     attempt: int
     epoch: int
-    total: Tensor | float
+    total: Arriving
     weight: float
-    event: torch.cuda.Event | None
 
 
 class LossTrail:
@@ -56,16 +77,7 @@ class LossTrail:
         Every rank pushes once per attempt, with or without samples, so that what the ranks get
         back is of the same attempt.
         """
-        if self.lag == 0:
-            return StepLoss(attempt, epoch, float(total), weight)
-        if isinstance(total, Tensor):
-            host = torch.empty((), dtype=total.dtype, pin_memory=True)
-            host.copy_(total, non_blocking=True)
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._waiting.append(_Waiting(attempt, epoch, host, weight, event))
-        else:
-            self._waiting.append(_Waiting(attempt, epoch, total, weight, None))
+        self._waiting.append(_Waiting(attempt, epoch, Arriving(total), weight))
         return self._pop() if len(self._waiting) > self.lag else None
 
     def drop(self) -> None:
@@ -77,10 +89,8 @@ class LossTrail:
         return [self._pop() for _ in range(len(self._waiting))]
 
     def _pop(self) -> StepLoss:
-        attempt, epoch, total, weight, event = self._waiting.popleft()
-        if event is not None:
-            event.synchronize()
-        return StepLoss(attempt, epoch, float(total), weight)
+        attempt, epoch, total, weight = self._waiting.popleft()
+        return StepLoss(attempt, epoch, total.get(), weight)
 
 
 @dataclass(kw_only=True)

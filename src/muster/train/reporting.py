@@ -17,7 +17,7 @@ from muster.rank.meter import Tally, peak_memory_mib
 from muster.rank.record import Record, StepLine, read_metrics
 from muster.train.curves import draw_curves
 from muster.train.evaluation import monitored
-from muster.train.progress import StepLoss
+from muster.train.progress import Arriving, StepLoss
 from muster.train.setup import Training
 
 _LINE_EVERY_S = 5.0
@@ -33,7 +33,7 @@ class Reporter:
         self._line_due_s = self._status_due_s = 0.0
         self._began_s = 0.0
         self._steps_at_start = 0
-        self._open: dict[int, StepLine] = {}
+        self._open: dict[int, tuple[StepLine, Arriving | None]] = {}
 
     def begin(self, run: Training) -> None:
         self._began_s = time.monotonic()
@@ -55,7 +55,7 @@ class Reporter:
         *,
         was_used: bool,
     ) -> None:
-        """An attempt has been made. Its line waits for its loss, which a GPU gives later.
+        """An attempt has been made. Its line waits for its numbers, which a GPU gives later.
 
         A step that was skipped (fp16) gets no line: its number belongs to the next one.
         """
@@ -63,16 +63,16 @@ class Reporter:
             return
         progress = run.progress
         if was_used and progress.step % run.config.log_every == 0:
-            on_gpu = run.gang.device.type == "cuda"  # where reading the norm would wait
-            self._open[progress.attempts - 1] = StepLine(
+            line = StepLine(
                 step=progress.step,
                 epoch=progress.epoch,
                 samples=progress.samples,
                 loss=0.0,
                 lr=run.contract.lr * lr_factor,
                 seconds=run.meter.step.seconds,
-                grad_norm=None if norm is None or on_gpu else float(norm),
+                grad_norm=None,
             )
+            self._open[progress.attempts - 1] = line, None if norm is None else Arriving(norm)
         self.losses(run, losses)
         loss = progress.last_loss
         now = time.monotonic()
@@ -88,9 +88,10 @@ class Reporter:
         if self._record is None:
             return
         for loss in losses:
-            line = self._open.pop(loss.attempt, None)
-            if line is not None:
-                self._record.step(line._replace(loss=loss.mean))
+            if loss.attempt in self._open:
+                line, norm = self._open.pop(loss.attempt)
+                known = None if norm is None else norm.get()
+                self._record.step(line._replace(loss=loss.mean, grad_norm=known))
 
     def evaluate(self, run: Training) -> bool:
         """Evaluate on the validation data, on every rank; True when it is the best so far."""

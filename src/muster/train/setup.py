@@ -97,7 +97,8 @@ class Training:
         """MFU, where the card's peak and the model's operations are known."""
         if self.flops is None:
             return None
-        return self.flops.utilisation(tally.samples_per_s, self.gang.num_ranks)
+        num_cards = self.gang.num_ranks * len(self.gang.devices)  # in dp mode one rank has several
+        return self.flops.utilisation(tally.samples_per_s, num_cards)
 
 
 def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
