@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.api.fit import fit as fit
     from muster.api.map import map as map
     from muster.api.recipe import AgentRecipe as AgentRecipe
     from muster.api.recipe import MapRecipe as MapRecipe
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from muster.api.recipe import TrainRecipe as TrainRecipe
     from muster.api.runs import Run as Run
     from muster.api.sweep import sweep as sweep
-    from muster.api.train import fit as fit
     from muster.base.errors import MissingPackageError as MissingPackageError
     from muster.base.errors import MusterError as MusterError
     from muster.base.errors import SetupError as SetupError
@@ -56,7 +56,7 @@ _PUBLIC = {
     "UnknownNameError": "muster.base.errors",
     "UsageError": "muster.base.errors",
     "batched": "muster.farm.batched",
-    "fit": "muster.api.train",
+    "fit": "muster.api.fit",
     "load_target": "muster.base.target",
     "map": "muster.api.map",
     "seed_of": "muster.pipeline.stages",

@@ -157,6 +157,9 @@ def run_gang(
 
 def _spec(plan: GangPlan, program: Script | Entry) -> GangSpec:
     folder, options = plan.folder, plan.options
+    if options.one_process and isinstance(program, Entry):
+        params = {**program.params, "num_devices": len(plan.slots)}
+        program = dataclasses.replace(program, params=params)
     return GangSpec(
         folder=RunFolder(folder.path.absolute()),
         program=program,

@@ -1,54 +1,37 @@
-"""``muster train`` and ``muster.fit``: one model on every device."""
+"""``muster train``: one model, or one agent, on every device."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from muster.api.earlier_work import move_aside
-from muster.api.gangs import (
-    Entry,
-    GangAudience,
-    GangEnding,
-    GangPlan,
-    plan_gang,
-    renewal,
-    run_gang,
-)
-from muster.api.options import DeviceOptions, GangOptions, KeptOptions
+from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gang, run_gang
+from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, check_same_code, code_of
 from muster.base.codec import read_json, read_record, to_json
-from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, PlanMismatchError, UsageError
+from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError
 from muster.base.signals import listening
-from muster.base.target import CLASS, parse_target, ref_of, refuse_while_imported
+from muster.base.target import CLASS, parse_target
 from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
-from muster.gang.topology import Topology, read_topology
 from muster.rl.config import PpoConfig
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run
-from muster.run.session import open_run
 from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
-if TYPE_CHECKING:
-    from muster.rl.task import AgentTask
-    from muster.train.task import Task
-
-#: What a rank runs, by what it is configured with.
-_ENTRIES = {TrainConfig: "muster.train.entry:run_rank", PpoConfig: "muster.rl.entry:run_rank"}
+#: Where what a rank runs is, by what it is configured with.
+ENTRIES = {TrainConfig: "muster.train.entry", PpoConfig: "muster.rl.entry"}
 _MOST_STARTS = 20
-#: What `fit` takes for its ranks, beside the settings of the training.
-_FOR_RANKS = {one.name for kind in (DeviceOptions, KeptOptions) for one in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +72,9 @@ class TrainJob:
     def code(self) -> Code:
         return code_of([parse_target(self.target)])
 
-    def entry(self, num_devices: int, *, allow_changed_code: bool = False) -> Entry:
+    def entry(self, *, allow_changed_code: bool = False) -> Entry:
         return Entry(
-            target=_ENTRIES[type(self.config)],
+            target=f"{ENTRIES[type(self.config)]}:run_rank",
             params={
                 "task": self.target,
                 "task_config": self.settings,
@@ -100,7 +83,6 @@ class TrainJob:
                 "folder": str(self.folder.path.absolute()),
                 "checkpoint_s": self.checkpoint_s,
                 "checkpoint_steps": self.checkpoint_steps,
-                "num_devices": num_devices,
                 "allow_changed_code": allow_changed_code,
             },
         )
@@ -145,7 +127,7 @@ def job_of_target(
 def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
     """What would be started, where. Changes nothing."""
     check_job(job, options)
-    return plan_gang(job.folder, job.entry(1), _options_for(job, options))
+    return plan_gang(job.folder, job.entry(), _options_for(job, options))
 
 
 def run_training(
@@ -165,17 +147,10 @@ def run_training(
     options = _options_for(job, options)
     with listening():
         for _ in range(_MOST_STARTS):
-            plan = plan_gang(folder, job.entry(1), options)
-            if not options.restart:
-                with suppress(OSError):
-                    folder.ending_json.unlink(missing_ok=True)
-            entry = job.entry(
-                len(plan.slots) if options.one_process else 1,
-                allow_changed_code=options.allow_changed_code,
-            )
+            entry = job.entry(allow_changed_code=options.allow_changed_code)
             ending = run_gang(
-                folder, entry, options, audience, kind=job.kind, code=job.code, about=_about(job),
-                supervisor=supervisor,
+                folder, entry, options, audience, kind=job.kind, code=job.code,
+                about=about_job(job), supervisor=supervisor,
             )  # fmt: skip
             supervisor = None
             options = dataclasses.replace(options, restart=False)
@@ -203,8 +178,7 @@ def verify_task(
     """Compare the gradients of a task on one rank and on several; see ``train.verify``."""
     with TemporaryDirectory(prefix="muster-verify-") as place:
         here = dataclasses.replace(job, run_dir=Path(place))
-        entry = here.entry(1)
-        entry = dataclasses.replace(entry, target="muster.train.entry:verify_rank")
+        entry = dataclasses.replace(here.entry(), target="muster.train.entry:verify_rank")
         ending = run_gang(
             here.folder, entry, options, audience, kind=here.kind, supervisor=supervisor
         )
@@ -214,88 +188,6 @@ def verify_task(
         if ending.exit_code != EXIT_OK:
             return ending, []
         return ending, list(read_json(here.folder.verify_json, "list of findings"))
-
-
-def train_here(
-    job: TrainJob,
-    topology: Topology | None,
-    say: Callable[[str], None] = print,
-    options: GangOptions | None = None,
-) -> Trained:
-    """Be one rank of a gang that another launcher has started, or the only one."""
-    options = options or GangOptions()
-    check_job(job, options)
-    if isinstance(job.config, PpoConfig):
-        from muster.rl.entry import train_agent
-        from muster.rl.task import make_agent_task
-
-        agent = make_agent_task(job.target, job.settings, job.values)
-        return _train_object(job, agent, topology, say, train_agent, options)
-    from muster.train.entry import train
-    from muster.train.task import make_task
-
-    task = make_task(job.target, job.settings, job.values)
-    return _train_object(job, task, topology, say, train, options)
-
-
-def fit(
-    task: Task | type[Task] | str,
-    config: TrainConfig | None = None,
-    *,
-    run_dir: str | Path | None = None,
-    checkpoint_interval_s: float = 60.0,
-    say: Callable[[str], None] = print,
-    **settings: Any,
-) -> Trained:
-    """Train ``task`` on every device, or go on where an earlier call stopped.
-
-    Args:
-        task: a task, its class, or ``"file.py:Class"``. On several devices every rank makes its
-            own from the class and the fields, so both must be reachable by name: a dataclass at
-            the top level of a file.
-        config: all settings; without it the task's own defaults with ``settings`` on top.
-        run_dir: the run folder; ``runs/<task>-<hash>`` without it.
-        checkpoint_interval_s: seconds between checkpoints.
-        say: gets the lines that rank 0 prints.
-        settings: fields of ``TrainConfig`` (``epochs=3``), ``DeviceOptions`` (``devices="cpu:2"``)
-            and ``KeptOptions`` (``restart=True``).
-
-    Returns:
-        The folder and the results. Inside a launcher (torchrun, ``muster run``) this process is
-        taken as one of its ranks.
-
-    Raises:
-        UsageError, TargetError: the call or the task is wrong. PlanMismatchError: the folder holds
-        another training, or one of another code. MusterError: the training failed.
-    """
-    refuse_while_imported("muster.fit")
-    how = {name: settings.pop(name) for name in _FOR_RANKS & settings.keys()}
-    if config is not None and settings:
-        raise UsageError("fit takes a whole config or single settings, not both.")
-    kind, made = _task_of(task)
-    wanted = config or TrainConfig.of(kind.defaults, **settings)
-    place = None if run_dir is None else Path(run_dir)
-    values = _fields_of(made)
-    job = job_of_target(
-        str(ref_of(kind)), values, wanted, checkpoint_s=checkpoint_interval_s, run_dir=place
-    )
-    options = GangOptions(max_restarts=3, **how)
-    check_job(job, options)
-    topology = read_topology()
-    if topology is not None:
-        return _train_object(job, made, topology, say, None, options)
-    plan = plan_training(job, options)
-    if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
-        return _train_object(job, made, None, say, None, options)
-
-    def hear(rank: int, line: str) -> None:
-        if rank == 0:
-            say(line)
-
-    done = run_training(job, options, GangAudience(hear=hear, say=say, warn=say))
-    if done.exit_code != EXIT_OK and done.ending is not None and done.ending.report:
-        raise MusterError("\n".join(done.ending.report))
-    return done
 
 
 def check_job(job: TrainJob, options: GangOptions) -> None:
@@ -332,50 +224,6 @@ class _Refused(MusterError):
         self.exit_code = code if isinstance(code, int) and 0 < code < 128 else self.exit_code
 
 
-def _train_object(
-    job: TrainJob,
-    task: Task | AgentTask,
-    topology: Topology | None,
-    say: Callable[[str], None],
-    train: Any,
-    options: GangOptions,
-) -> Trained:
-    if train is None:
-        from muster.train.entry import train
-    folder = job.folder
-    if options.restart and topology is not None:
-        raise UsageError(
-            f"--restart inside {topology.launcher}, which may start this program again and again: "
-            "each time the training would begin anew.",
-            hint="choose another --run-dir, or move the old one aside before.",
-        )
-    how: dict[str, Any] = {
-        "checkpoint_s": job.checkpoint_s,
-        "checkpoint_steps": job.checkpoint_steps,
-        "code": job.code,
-        "allow_changed_code": options.allow_changed_code,
-    }
-    if topology is not None and topology.rank > 0:
-        results = train(task, job.config, folder, topology, say, **how)
-        return Trained(folder=folder, exit_code=_code(results), ending=None, results=None)
-    if options.restart:
-        move_aside(folder, job.kind, say)
-    entry, about = job.entry(1), _about(job)
-    renew = renewal(folder, entry, GangOptions(), job.kind, job.code, about, ())
-    with open_run(folder, renew, node=0) as session:
-        how["is_cancelled"] = session.is_cancelled
-        num_ranks = 1 if topology is None else topology.world_size
-        session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])
-        results = train(task, job.config, folder, topology, say, **how)
-        session.end(exit_code=_code(results))
-    return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
-
-
-def _code(results: Mapping[str, Any] | None) -> int:
-    """A training that was asked to stop has no results, and is not to be taken for a finished."""
-    return EXIT_OK if results is not None else EXIT_REQUEUE
-
-
 def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     changes: dict[str, Any] = {"restart_on": "crash"}
     if isinstance(job.config, PpoConfig):
@@ -387,7 +235,8 @@ def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     return dataclasses.replace(options, **changes)
 
 
-def _about(job: TrainJob) -> dict[str, Any]:
+def about_job(job: TrainJob) -> dict[str, Any]:
+    """What run.json says of a training beside how it is run."""
     return {"recipe": job.name, "train": _plain(job.identity()), "config": _plain(job.config)}
 
 
@@ -402,22 +251,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
                 flag = name.replace("_", "-")
                 lines.append(f"--{flag} {old.get(name)}, now {new[name]}")
     return lines
-
-
-def _task_of(task: Any) -> tuple[Any, Any]:
-    if isinstance(task, str):
-        from muster.train.task import find_task_class, make_task
-
-        return find_task_class(task), make_task(task, None, {})
-    if isinstance(task, type):
-        return task, task()
-    return type(task), task
-
-
-def _fields_of(task: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(task):
-        return {}
-    return {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ an agent are the same here; what differs is a ``Trainer``.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,7 +33,12 @@ from muster.rank.checkpoint import (
     newest_intact,
     put_back,
 )
-from muster.rank.checkpoint_files import load_state, read_extra, step_folder
+from muster.rank.checkpoint_files import (
+    load_state,
+    optimizer_scalars,
+    read_extra,
+    step_folder,
+)
 from muster.rank.process_group import Gang, joined
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.task import check_code, code_of_task
@@ -121,10 +127,20 @@ class Status(NamedTuple):
     wants_evaluation: bool
 
 
+class Trainable(NamedTuple):
+    """What can be trained: a model or an agent.
+
+    ``config``: the class of its settings; ``make``: its task from target, class of settings and
+    values; ``begin``: all that comes before the first step, from task and settings.
+    """
+
+    config: type[Any]
+    make: Callable[[str, str | None, Mapping[str, Any]], Any]
+    begin: Callable[[Any, Any, Start], Trainer]
+
+
 def be_rank(
-    make: Callable[[str, str | None, Mapping[str, Any]], Any],
-    config_type: type[Any],
-    train: Callable[..., Results | None],
+    what: Trainable,
     *,
     task: str,
     task_config: str | None,
@@ -141,13 +157,15 @@ def be_rank(
     place = RunFolder(Path(folder))
     with refusals_told(place):
         code = code_of_task(task)  # before it is imported: it is the code that will run
-        made = make(task, task_config, task_values)
-        settings = decode(config_type, config, ignore_unknown=True)
-        train(made, settings, place, read_topology(), print, code=code, **how)
+        made = what.make(task, task_config, task_values)
+        settings = decode(what.config, config, ignore_unknown=True)
+        live(what, made, settings, place, read_topology(), print, code=code, **how)
 
 
 def live(
-    begin: Callable[[Start], Trainer],
+    what: Trainable,
+    task: Any,
+    config: Any,
     folder: RunFolder,
     topology: Topology | None,
     say: Say,
@@ -160,7 +178,7 @@ def live(
     code: Code | None = None,
     allow_changed_code: bool = False,
 ) -> Results | None:
-    """Train in this process as one rank; the results, or None when it was asked to stop.
+    """Train ``task`` in this process as one rank; None when it was asked to stop.
 
     ``slot``: see ``joined``.
     """
@@ -172,15 +190,14 @@ def live(
         BEACON.phase = "setup"
         if gang.is_first:  # it is of a start before this one
             folder.ending_json.unlink(missing_ok=True)
-        trainer = begin(
-            Start(
-                gang=gang,
-                folder=folder,
-                say=say,
-                code=code or {},
-                allow_changed_code=allow_changed_code,
-            )
+        start = Start(
+            gang=gang,
+            folder=folder,
+            say=say,
+            code=code or {},
+            allow_changed_code=allow_changed_code,
         )
+        trainer = what.begin(task, config, start)
         interval = Interval(seconds=checkpoint_s, steps=checkpoint_steps, is_first=gang.is_first)
         try:
             with memory_explained(trainer.explain):
@@ -253,6 +270,24 @@ def newest_state(start: Start) -> tuple[Path | None, Mapping[str, Any]]:
         allow_changed=start.allow_changed_code,
     )  # fmt: skip
     return checkpoint, extra
+
+
+def state_record(
+    gang: Gang,
+    code: Code,
+    progress: Any,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+) -> dict[str, Any]:
+    """The JSON values of every checkpoint, from which ``newest_state`` and ``restore`` go on."""
+    return {
+        "progress": dataclasses.asdict(progress),  # a copy: it is written later
+        "code": code,
+        "scaler": scaler.state_dict() if scaler is not None else None,
+        "optimizer_scalars": optimizer_scalars(model, optimizer),
+        "num_ranks": gang.num_ranks,
+    }
 
 
 def restore(

@@ -142,6 +142,16 @@ class Gang:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def where(self) -> str:
+        """The devices of all ranks in words, as they are here."""
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            return f"{max(self.num_ranks, len(self.devices))} x {name}"
+        threads = torch.get_num_threads()
+        many = f"{self.num_ranks} ranks on the CPU" if self.num_ranks > 1 else "the CPU"
+        return f"{many}, {threads} thread{'s' * (threads > 1)} each"
+
 
 @contextmanager
 def joined(

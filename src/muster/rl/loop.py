@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
-from muster.base.errors import MusterError
+from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
-from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.rank.life import Decision, Results, Status, Trainer
+from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
+from muster.rank.life import Decision, Results, Status, Trainer, state_record
+from muster.rank.reporting import Reporter
 from muster.rank.seeding import STEP, mix, seed_everything
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
 from muster.rl.agreement import Agreed, agree
 from muster.rl.losses import gae, normalise_advantages
 from muster.rl.progress import between
-from muster.rl.reporting import AgentReporter, headlines, sum_up
+from muster.rl.reporting import evaluate, headlines, picture, sum_up, update_values, words
 from muster.rl.rollout import Rollout, collect
 from muster.rl.setup import AgentRun, with_rank
 from muster.rl.update import Experience, end_for_nan, no_room_error, update
@@ -31,15 +33,20 @@ class AgentTrainer(Trainer):
     last good checkpoint is kept then.
     """
 
-    def __init__(self, run: AgentRun, reporter: AgentReporter) -> None:
+    def __init__(self, run: AgentRun) -> None:
         self.run = run
         self.gang = run.gang
         self.checkpoints = run.checkpoints
-        self._reporter = reporter
+        self._reporter = Reporter(
+            run.gang, run.folder, run.progress.steps, run.say,
+            with_tensorboard=run.config.tensorboard,
+        )  # fmt: skip
 
     def begin(self) -> None:
         run = self.run
-        self._reporter.begin(run)
+        steps = f"{run.progress.steps:,} steps done"
+        name = run.env.spec.name
+        self._reporter.begin(f"{run.num_parameters:,} parameters, {name}, {steps}", run.fraction)
         if run.limits.is_over(run.progress) is None and run.progress.updates == 0:
             self._check_identical("at the start")
 
@@ -57,7 +64,7 @@ class AgentTrainer(Trainer):
         run = self.run
         config, progress = run.config, run.progress
         began = time.perf_counter()
-        fraction = run.limits.fraction(progress)
+        fraction = run.fraction
         lr = between(config.lr, 0.0 if config.lr_schedule == "linear" else None, fraction)
         entropy_coef = between(config.entropy_coef, config.entropy_coef_end, fraction)
         for group in run.optimizer.param_groups:
@@ -97,13 +104,33 @@ class AgentTrainer(Trainer):
         progress.episodes += run.window.add(agreed.episode_sums)
         self._check_identical(f"after update {progress.updates}")
         seconds = time.perf_counter() - began
-        self._reporter.update(
+        values = update_values(
             run, agreed, learned, lr=lr, entropy_coef=entropy_coef, seconds=seconds
         )
+        if self._reporter.record is not None:
+            self._reporter.record.line("update", values)
+        self._reporter.show(run.fraction, partial(picture, run, values), partial(words, run, values))
         return Decision(agreed.stop, agreed.save)
 
     def evaluate(self) -> bool:
-        return self._reporter.evaluate(self.run)
+        """Play the validation episodes, on all ranks; True when the policy is the best so far."""
+        began = time.perf_counter()
+        run, progress = self.run, self.run.progress
+        metrics, monitor = evaluate(run, "val"), run.task.monitor
+        if monitor not in metrics:
+            raise UnknownNameError("number to monitor", monitor, metrics)
+        higher = run.task.better == "higher"
+        is_best = progress.judge(metrics[monitor], metrics["return"], higher_is_better=higher)
+        line = {"step": progress.steps, "update": progress.updates, "episodes": progress.episodes}
+        progress.evaluations.append({**line, **metrics})
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in metrics.items())
+        smoothed, seconds = progress.smoothed, time.perf_counter() - began
+        self._reporter.evaluated(
+            {**line, **metrics, "smoothed_return": smoothed, "seconds": seconds},
+            f"evaluation {shown}",
+            is_best=is_best,
+        )
+        return is_best
 
     def save(self, *, is_best: bool, at_end: bool = False) -> None:
         self._reporter.flush()
@@ -138,16 +165,12 @@ def save(run: AgentRun, *, is_best: bool) -> None:
         "discounted": run.discounted,
     }
     extra = {
-        "progress": run.progress.to_record(),
-        "code": run.code,
-        "optimizer_scalars": optimizer_scalars(policy, optimizer),
-        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
+        **state_record(run.gang, run.code, run.progress, policy, optimizer, run.scaler),
         "return_scale": {k: v.tolist() for k, v in run.return_scale.state_dict().items()},
         "window": run.window.to_record(),
         "envs_per_rank": council.gather(run.place.num_envs),
         "steps_per_env": run.carry.num_steps,
         "env_seed": run.place.seed,
-        "num_ranks": run.gang.num_ranks,
         "task": run.task.identity(),
         "ends": [run.config.num_steps, run.config.num_episodes],
     }

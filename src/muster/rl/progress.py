@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,13 +143,6 @@ class AgentProgress:
         if is_better:
             self.best, self.best_step = value, self.steps
         return is_better
-
-    def to_record(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> AgentProgress:
-        return AgentProgress(**record)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from muster.base.code import Code
+from muster.base.codec import decode
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.checkpoint_files import read_shapes, read_tensors
 from muster.rank.life import Say, Start, newest_state, restore
-from muster.rank.meter import card_name
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, make_replica
@@ -81,6 +81,11 @@ class AgentRun:
         """Environments of all ranks together."""
         return self.place.num_envs * self.gang.num_ranks
 
+    @property
+    def fraction(self) -> float:
+        """How much of the training is behind; schedules follow it."""
+        return self.limits.fraction(self.progress)
+
 
 def _window(spec: EnvSpec, config: PpoConfig, gang: Gang) -> Window:
     """Large enough that no rollout fills it with the short episodes that end together."""
@@ -107,7 +112,11 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         raise UsageError(
             "There is no end to this training.", hint="give --num-steps or --num-episodes."
         )
-    _say_place(config, gang, say)
+    say(
+        f"agent      {config.num_envs * gang.num_ranks:,} environments x {config.rollout_steps} "
+        f"steps per update, {config.num_minibatches} minibatches x {config.update_epochs} epochs, "
+        f"on {gang.where}"
+    )
     precision = agree_on_precision(config.precision, gang)
     say(f"precision  {precision}")
     if precision.name == "fp16" and gang.device.type == "cpu":
@@ -191,19 +200,6 @@ def _check_same_task(before: Mapping[str, str], now: Mapping[str, str], folder: 
         )
 
 
-def _say_place(config: PpoConfig, gang: Gang, say: Say) -> None:
-    if gang.device.type == "cuda":
-        where = f"{gang.num_ranks} x {card_name(gang.device)}"
-    else:
-        threads = torch.get_num_threads()
-        where = f"{gang.num_ranks} rank{'s' * (gang.num_ranks > 1)} on the CPU, {threads} threads"
-    total = config.num_envs * gang.num_ranks
-    say(
-        f"agent      {total:,} environments x {config.rollout_steps} steps per update, "
-        f"{config.num_minibatches} minibatches x {config.update_epochs} epochs, on {where}"
-    )
-
-
 def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any], start: Start) -> None:
     council, say = run.gang.council, run.say
     restore(start, checkpoint, extra, run.policy, run.optimizer, run.scaler)
@@ -211,7 +207,7 @@ def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any], start: Sta
     scale = {k: torch.tensor(v, dtype=torch.float64) for k, v in extra["return_scale"].items()}
     run.return_scale.load_state_dict(scale)
     run.window.restore(extra["window"])
-    run.progress = AgentProgress.from_record(extra["progress"])
+    run.progress = decode(AgentProgress, extra["progress"], ignore_unknown=True)
     ends = [run.config.num_steps, run.config.num_episodes]
     has_schedule = run.config.lr_schedule != "constant" or run.config.entropy_coef_end is not None
     if has_schedule and extra.get("ends", ends) != ends:

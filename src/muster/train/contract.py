@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from muster.base.codec import decode
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.rank.life import Say
 from muster.rank.meter import remembered_micro_batch
@@ -24,10 +25,6 @@ class Contract:
     lr: float
     seed: int
     num_samples: int
-
-    @staticmethod
-    def of(record: Mapping[str, Any]) -> Contract:
-        return Contract(**record)
 
 
 def agree_on_contract(
@@ -48,7 +45,8 @@ def agree_on_contract(
         global_batch=planned.global_batch, lr=lr, seed=config.seed, num_samples=num_samples
     )
     if extra:
-        contract = _kept(Contract.of(extra["contract"]), contract, config)
+        before = decode(Contract, extra["contract"], ignore_unknown=True)
+        contract = _kept(before, contract, config)
     if contract.global_batch > num_samples:
         raise UsageError(
             f"The global batch of {contract.global_batch} is larger than the training data, "

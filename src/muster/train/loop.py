@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +13,10 @@ import torch
 from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
-from muster.rank.checkpoint_files import model_tensors, optimizer_scalars, optimizer_tensors
-from muster.rank.life import Decision, Results, StartAgain, Status, Trainer
+from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
+from muster.rank.life import Decision, Results, StartAgain, Status, Trainer, state_record
 from muster.rank.meter import remember_micro_batch
+from muster.rank.reporting import Reporter
 from muster.rank.seeding import STEP, get_generators, mix
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
@@ -25,8 +28,9 @@ from muster.train.diagnose import (
     rebalance,
     shrink,
 )
+from muster.train.evaluation import monitored
 from muster.train.progress import LossTrail, StepLoss, factor_at
-from muster.train.reporting import Reporter, headlines, sum_up
+from muster.train.reporting import StepLines, headlines, opening, picture, sum_up, words
 from muster.train.setup import Training
 from muster.train.step import Sums, accumulate, update
 
@@ -38,16 +42,20 @@ class ModelTrainer(Trainer):
     then.
     """
 
-    def __init__(self, run: Training, reporter: Reporter) -> None:
+    def __init__(self, run: Training) -> None:
         self.run = run
         self.gang = run.gang
         self.checkpoints = run.checkpoints
-        self._reporter = reporter
+        self._reporter = Reporter(
+            run.gang, run.folder, run.progress.step, run.say,
+            with_tensorboard=run.config.tensorboard,
+        )  # fmt: skip
+        self._lines = StepLines(self._reporter.record)
         self._trail = LossTrail(run.gang.device)
 
     def begin(self) -> None:
         self.run.work.replica.wrapped.train()
-        self._reporter.begin(self.run)
+        self._reporter.begin(opening(self.run), self.run.fraction)
 
     def status(self) -> Status:
         limits, progress = self.run.limits, self.run.progress
@@ -60,8 +68,8 @@ class ModelTrainer(Trainer):
         )
 
     def step(self, stop: StopFlag, interval: Interval) -> Decision | None:
-        run, trail, reporter = self.run, self._trail, self._reporter
-        work, progress, meter = run.work, run.progress, run.meter
+        run, trail, work = self.run, self._trail, self.run.work
+        progress, meter = run.progress, run.meter
         meter.begin_step()
         BEACON.step = progress.step
         lr_factor = _set_lr(run)
@@ -73,7 +81,7 @@ class ModelTrainer(Trainer):
         if verdict.shortage:
             trail.drop()
             meter.pause()
-            reporter.losses(run, verdict.losses)
+            self._lines.write(verdict.losses)
             shrink(run, window, sums.shortage)
             return None
 
@@ -89,14 +97,40 @@ class ModelTrainer(Trainer):
             check_identical(named, run.gang.council, "after step 1")
             run.checkpoints.prepare(_tensors(run))
         meter.end_step(window.planned)
-        reporter.step(run, verdict.losses, lr_factor, norm, was_used=used)
+        if used:
+            self._lines.add(run, lr_factor, norm)
+        self._lines.write(verdict.losses)
+        self._reporter.show(run.fraction, partial(picture, run), partial(words, run))
         rebalance(run)
         return Decision(verdict.stop, verdict.save)
 
     def evaluate(self) -> bool:
+        """On the validation data, on every rank; True when it is the best so far."""
         self._settle()
-        self.run.meter.pause()
-        return self._reporter.evaluate(self.run)
+        run, progress, replica = self.run, self.run.progress, self.run.work.replica
+        run.meter.pause()
+        evaluator = run.evaluators.get("val") or run.evaluators.get("test")
+        if evaluator is None:
+            return False
+        began = time.perf_counter()
+        replica.settle()
+        metrics = evaluator(replica.evaluated, is_sharded=replica.is_sharded)
+        # Rank 0's, should a task's summary differ between ranks: one decision for all.
+        value = run.gang.council.share(monitored(metrics, run.work.task))
+        is_best = progress.judge(value, higher_is_better=run.work.task.better == "higher")
+        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in numbers.items())
+        if (loss := progress.epoch_loss) is not None:
+            numbers = {"train_loss": loss, **numbers}
+            shown = f"train loss {loss:.4f}  {shown}"
+        line = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+        progress.evaluations.append({**line, **numbers})
+        self._reporter.evaluated(
+            {**line, **numbers, "seconds": time.perf_counter() - began},
+            f"epoch {progress.epoch:>3}/{run.limits.epochs}  {shown}",
+            is_best=is_best,
+        )
+        return is_best
 
     def save(self, *, is_best: bool, at_end: bool = False) -> None:
         self._settle()
@@ -110,7 +144,17 @@ class ModelTrainer(Trainer):
 
     def _settle(self) -> None:
         """Wait for the steps that a GPU is still at, as part of them, and take in their losses."""
-        _flush(self.run, self._trail, self._reporter)
+        rest = self._trail.flush()  # as many on every rank
+        if rest:
+            sums = [number for known in rest for number in (known.total, known.weight)]
+            sums = self.gang.council.add(sums).wait()
+            losses = [
+                known._replace(total=total, weight=terms)
+                for known, total, terms in zip(rest, sums[::2], sums[1::2], strict=True)
+                if terms > 0
+            ]
+            _check_finite(self.run, losses)
+            self._lines.write(losses)
         if self.gang.device.type == "cuda":
             torch.cuda.synchronize(self.gang.device)
 
@@ -176,21 +220,6 @@ def _agree(
     return _Verdict(weight, losses, short > 0, stop > 0, save > 0)
 
 
-def _flush(run: Training, trail: LossTrail, reporter: Reporter) -> None:
-    """Take in the losses still on their way from a GPU, before anything depends on them."""
-    rest = trail.flush()  # as many on every rank
-    if not rest:
-        return
-    sums = run.gang.council.add([v for known in rest for v in (known.total, known.weight)]).wait()
-    losses = [
-        known._replace(total=total, weight=terms)
-        for known, total, terms in zip(rest, sums[::2], sums[1::2], strict=True)
-        if terms > 0
-    ]
-    _check_finite(run, losses)
-    reporter.losses(run, losses)
-
-
 def _check_finite(run: Training, losses: Losses) -> None:
     for loss in losses:
         if not math.isfinite(loss.mean):
@@ -239,15 +268,13 @@ def _save(run: Training, *, is_best: bool) -> None:
         named = dict(replica.bare.named_parameters())
         check_identical(named, council, f"at the checkpoint of step {run.progress.step}")
     extra = {
-        "progress": run.progress.to_record(),
+        **state_record(
+            run.gang, run.code, run.progress, replica.bare, optimizer, run.work.scaler
+        ),
         "contract": run.contract,
-        "code": run.code,
         "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},
-        "scaler": run.work.scaler.state_dict() if run.work.scaler is not None else None,
-        "optimizer_scalars": optimizer_scalars(replica.bare, optimizer),
         "param_groups": [{"initial_lr": g["initial_lr"]} for g in optimizer.param_groups],
         "generators": council.gather(get_generators()),
-        "num_ranks": run.gang.num_ranks,
     }
     run.checkpoints.save(
         Snapshot(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -147,13 +145,6 @@ class Progress:
         else:
             self.num_bad += 1
         return is_better
-
-    def to_record(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> Progress:
-        return Progress(**record)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from muster.base.code import Code
+from muster.base.codec import decode
 from muster.base.errors import TargetError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.life import Say, Start, newest_state, restore
@@ -89,6 +90,11 @@ class Training:
     is_balanced: bool = False
     compute_s: float = 0.0
 
+    @property
+    def fraction(self) -> float:
+        """How much of the training is behind."""
+        return self.progress.step / self.limits.total_steps
+
     def communication(self, tally: Tally) -> float | None:
         """The share of time in communication; None on a GPU, where the host does not see it."""
         return tally.share(tally.communication_s) if self.gang.device.type == "cpu" else None
@@ -111,7 +117,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     name = type(task).__name__
     council = gang.council
     strategy, why = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
-    say(f"strategy   {strategy} ({why}) on {_devices(gang)}")
+    say(f"strategy   {strategy} ({why}) on {gang.where}")
     precision = agree_on_precision(config.precision, gang)
     say(f"precision  {precision}")
     if strategy == "dp" and config.compile:
@@ -223,16 +229,6 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     )
 
 
-def _devices(gang: Gang) -> str:
-    kind = gang.device.type
-    if kind == "cuda":
-        name = card_name(gang.device)
-        return f"{max(gang.num_ranks, len(gang.devices))} x {name}"
-    threads = torch.get_num_threads()
-    many = f"{gang.num_ranks} ranks on the CPU" if gang.num_ranks > 1 else "the CPU"
-    return f"{many}, {threads} thread{'s' * (threads > 1)} each"
-
-
 def _flops(
     task: Task,
     model: nn.Module,
@@ -320,7 +316,7 @@ def _resume(work: Work, extra: Mapping[str, Any], checkpoint: Path, start: Start
     restore(start, checkpoint, extra, replica.bare, work.optimizer, work.scaler, replica.readers)
     for group, values in zip(work.optimizer.param_groups, extra["param_groups"], strict=True):
         group["initial_lr"] = values["initial_lr"]
-    progress = Progress.from_record(extra["progress"])
+    progress = decode(Progress, extra["progress"], ignore_unknown=True)
     start.say(
         f"resume     from step {progress.step} (epoch {progress.epoch + 1}, "
         f"{progress.offset:,} samples into it)"

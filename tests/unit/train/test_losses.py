@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from muster.base.codec import decode, to_json
 from muster.train.progress import LossTrail, Progress, StepLoss
 
 
@@ -59,7 +62,7 @@ def test_an_epochs_loss_is_its_mean_over_the_terms_also_where_losses_come_late()
     progress.add_loss(StepLoss(attempt=1, epoch=0, total=6.0, weight=1.0))
     assert progress.epoch_loss == 3.0
     assert progress.last_loss == 6.0
-    again = Progress.from_record(progress.to_record())
+    again = decode(Progress, json.loads(to_json(progress)))
     for each in (progress, again):
         each.add_loss(StepLoss(attempt=2, epoch=1, total=1.0, weight=4.0))
         assert each.epoch_loss == 0.25

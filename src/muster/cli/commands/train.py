@@ -53,7 +53,8 @@ def _can_fork() -> bool:
 
 
 def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -> int:
-    from muster.api.train import plan_training, run_training, train_here
+    from muster.api.fit import train_here
+    from muster.api.train import plan_training, run_training
     from muster.cli import output
     from muster.cli.gang_screen import show_gang_plan, sum_up_gang
     from muster.cli.train_flags import parse_train

@@ -1,0 +1,160 @@
+"""``muster.fit``, and trainings in this process: of one device, or as a rank of another launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.api.earlier_work import move_aside
+from muster.api.gangs import GangAudience, renewal
+from muster.api.options import DeviceOptions, GangOptions, KeptOptions
+from muster.api.train import (
+    ENTRIES,
+    Trained,
+    TrainJob,
+    about_job,
+    check_job,
+    job_of_target,
+    plan_training,
+    run_training,
+)
+from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
+from muster.base.target import ref_of, refuse_while_imported
+from muster.gang.topology import Topology, read_topology
+from muster.run.session import open_run
+from muster.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from muster.rank.life import Results, Trainable
+    from muster.train.task import Task
+
+#: What `fit` takes for its ranks, beside the settings of the training.
+_FOR_RANKS = {one.name for kind in (DeviceOptions, KeptOptions) for one in dataclasses.fields(kind)}
+
+
+def fit(
+    task: Task | type[Task] | str,
+    config: TrainConfig | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    checkpoint_interval_s: float = 60.0,
+    say: Callable[[str], None] = print,
+    **settings: Any,
+) -> Trained:
+    """Train ``task`` on every device, or go on where an earlier call stopped.
+
+    Args:
+        task: a task, its class, or ``"file.py:Class"``. On several devices every rank makes its
+            own from the class and the fields, so both must be reachable by name: a dataclass at
+            the top level of a file.
+        config: all settings; without it the task's own defaults with ``settings`` on top.
+        run_dir: the run folder; ``runs/<task>-<hash>`` without it.
+        checkpoint_interval_s: seconds between checkpoints.
+        say: gets the lines that rank 0 prints.
+        settings: fields of ``TrainConfig`` (``epochs=3``), ``DeviceOptions`` (``devices="cpu:2"``)
+            and ``KeptOptions`` (``restart=True``).
+
+    Returns:
+        The folder and the results. Inside a launcher (torchrun, ``muster run``) this process is
+        taken as one of its ranks.
+
+    Raises:
+        UsageError, TargetError: the call or the task is wrong. PlanMismatchError: the folder holds
+        another training, or one of another code. MusterError: the training failed.
+    """
+    refuse_while_imported("muster.fit")
+    how = {name: settings.pop(name) for name in _FOR_RANKS & settings.keys()}
+    if config is not None and settings:
+        raise UsageError("fit takes a whole config or single settings, not both.")
+    kind, made = _task_of(task)
+    wanted = config or TrainConfig.of(kind.defaults, **settings)
+    place = None if run_dir is None else Path(run_dir)
+    values = _fields_of(made)
+    job = job_of_target(
+        str(ref_of(kind)), values, wanted, checkpoint_s=checkpoint_interval_s, run_dir=place
+    )
+    options = GangOptions(max_restarts=3, **how)
+    topology = read_topology()
+    if topology is not None:
+        return train_here(job, topology, say, options, task=made)
+    plan = plan_training(job, options)
+    if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
+        return train_here(job, None, say, options, task=made)
+
+    def hear(rank: int, line: str) -> None:
+        if rank == 0:
+            say(line)
+
+    done = run_training(job, options, GangAudience(hear=hear, say=say, warn=say))
+    if done.exit_code != EXIT_OK and done.ending is not None and done.ending.report:
+        raise MusterError("\n".join(done.ending.report))
+    return done
+
+
+def train_here(
+    job: TrainJob,
+    topology: Topology | None,
+    say: Callable[[str], None] = print,
+    options: GangOptions | None = None,
+    *,
+    task: Any = None,
+) -> Trained:
+    """Be one rank of a gang that another launcher has started, or the only one.
+
+    ``task``: what the job names, where it is made already.
+    """
+    options = options or GangOptions()
+    check_job(job, options)
+    folder = job.folder
+    if options.restart and topology is not None:
+        raise UsageError(
+            f"--restart inside {topology.launcher}, which may start this program again and again: "
+            "each time the training would begin anew.",
+            hint="choose another --run-dir, or move the old one aside before.",
+        )
+    from muster.rank.life import live
+
+    what: Trainable = import_module(ENTRIES[type(job.config)]).TRAINABLE
+    if task is None:
+        task = what.make(job.target, job.settings, job.values)
+    train = partial(
+        live, what, task, job.config, folder,
+        topology, say, checkpoint_s=job.checkpoint_s, checkpoint_steps=job.checkpoint_steps,
+        code=job.code, allow_changed_code=options.allow_changed_code,
+    )  # fmt: skip
+    if topology is not None and topology.rank > 0:
+        return Trained(folder=folder, exit_code=_code(train()), ending=None, results=None)
+    if options.restart:
+        move_aside(folder, job.kind, say)
+    renew = renewal(folder, job.entry(), GangOptions(), job.kind, job.code, about_job(job), ())
+    with open_run(folder, renew, node=0) as session:
+        num_ranks = 1 if topology is None else topology.world_size
+        session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])
+        results = train(is_cancelled=session.is_cancelled)
+        session.end(exit_code=_code(results))
+    return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
+
+
+def _code(results: Results | None) -> int:
+    """A training that was asked to stop has no results, and is not to be taken for a finished."""
+    return EXIT_OK if results is not None else EXIT_REQUEUE
+
+
+def _task_of(task: Any) -> tuple[Any, Any]:
+    if isinstance(task, str):
+        from muster.train.task import find_task_class, make_task
+
+        return find_task_class(task), make_task(task, None, {})
+    if isinstance(task, type):
+        return task, task()
+    return type(task), task
+
+
+def _fields_of(task: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(task):
+        return {}
+    return {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
