@@ -81,3 +81,10 @@ def test_loader_processes_and_pinned_copies_change_nothing(tmp_path: Path) -> No
     here, _ = train(tmp_path, "here", *flags, "--num-workers", "0")
     there, _ = train(tmp_path, "there", *flags, "--num-workers", "2")
     assert there == here
+
+
+def test_the_norm_of_every_step_is_recorded(tmp_path: Path) -> None:
+    train(tmp_path, "gpu", "--devices", "1", "--max-grad-norm", "1.0")
+    lines = map(json.loads, (tmp_path / "gpu/metrics.jsonl").read_text().splitlines())
+    norms = [line["grad_norm"] for line in lines if line["kind"] == "train"]
+    assert norms and all(norm > 0 for norm in norms)

@@ -103,6 +103,14 @@ def check_ranges(settings: Any, *, positive: Iterable[str], not_negative: Iterab
             raise UsageError(f"--{flag_of(name)} must be 0 or more, not {value}.")
 
 
+def check_names(settings: Any, names: Iterable[str]) -> None:
+    """UnknownNameError for a name that is no field of the dataclass ``settings``."""
+    known = list(settings.__dataclass_fields__)
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("training setting", name, known)
+
+
 def flag_of(name: str) -> str:
     """How a field is written on the command line."""
     return name.replace("_", "-")

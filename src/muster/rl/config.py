@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from muster.base.errors import UnknownNameError, UsageError, check_ranges, flag_of
+from muster.base.errors import UsageError, check_names, check_ranges, flag_of
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -119,10 +119,7 @@ class PpoConfig:
     @staticmethod
     def of(defaults: Mapping[str, Any], **given: Any) -> PpoConfig:
         """A task's own ``defaults`` with what is ``given`` on top."""
-        known = [field.name for field in dataclasses.fields(PpoConfig)]
-        for name in (*defaults, *given):
-            if name not in known:
-                raise UnknownNameError("training setting", name, known)
+        check_names(PpoConfig, (*defaults, *given))
         return PpoConfig(**{**defaults, **given})
 
 

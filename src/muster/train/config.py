@@ -5,12 +5,11 @@ No torch here: the command line reads this before anything heavy is imported.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from muster.base.errors import UnknownNameError, UsageError, check_ranges
+from muster.base.errors import UsageError, check_names, check_ranges
 from muster.base.flags import Flag
 
 Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
@@ -103,8 +102,7 @@ class TrainConfig:
     @staticmethod
     def of(defaults: Mapping[str, Any], **given: Any) -> TrainConfig:
         """A task's own ``defaults`` with what is ``given`` on top."""
-        check_names(defaults)
-        check_names(given)
+        check_names(TrainConfig, (*defaults, *given))
         return TrainConfig(**{**_fitted(defaults, given), **given})
 
 
@@ -129,11 +127,3 @@ _OF_THE_BATCH = ("batch_size", "grad_accum_steps")
 _POSITIVE = ("batch_size", "global_batch", "grad_accum_steps", "lr", "base_lr", "epochs",
              "max_steps", "max_grad_norm", "patience", "keep", "log_every")  # fmt: skip
 _NOT_NEGATIVE = ("weight_decay", "min_lr", "warmup_epochs", "eval_frequency")
-
-
-def check_names(values: Mapping[str, Any]) -> None:
-    """UnknownNameError for a key that is not a field of ``TrainConfig``."""
-    known = [field.name for field in dataclasses.fields(TrainConfig)]
-    for name in values:
-        if name not in known:
-            raise UnknownNameError("training setting", name, known)

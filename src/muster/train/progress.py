@@ -111,7 +111,6 @@ class Progress:
     loss_epoch: int = 0
     loss_sum: float = 0.0
     loss_weight: float = 0.0
-    trained_s: float = 0.0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     @property

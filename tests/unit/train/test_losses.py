@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from muster.base.codec import decode, to_json
+from muster.rank.meter import Meter
+from muster.rank.record import Record, read_metrics
+from muster.run.folder import RunFolder
+from muster.train.config import TrainConfig
 from muster.train.progress import LossTrail, Progress, StepLoss
+from muster.train.reporting import StepLines
 
 
 def test_on_a_cpu_a_loss_is_there_at_once() -> None:
@@ -66,3 +74,19 @@ def test_an_epochs_loss_is_its_mean_over_the_terms_also_where_losses_come_late()
     for each in (progress, again):
         each.add_loss(StepLoss(attempt=2, epoch=1, total=1.0, weight=4.0))
         assert each.epoch_loss == 0.25
+
+
+def test_a_line_has_the_norm_of_its_step_also_where_its_loss_comes_late(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    record = Record(folder, 0, with_tensorboard=False)
+    lines, progress = StepLines(record), Progress()
+    run: Any = SimpleNamespace(
+        progress=progress, config=TrainConfig(), contract=SimpleNamespace(lr=0.1), meter=Meter()
+    )
+    for attempt, norm in enumerate((2.5, 3.5)):
+        progress.step = progress.attempts = attempt + 1
+        lines.add(run, 1.0, torch.tensor(norm))
+    lines.write([StepLoss(attempt, 0, total=6.0, weight=3.0) for attempt in range(2)])
+    record.close()
+    found = [(line["loss"], line["grad_norm"]) for line in read_metrics(folder.metrics)]
+    assert found == [(2.0, 2.5), (2.0, 3.5)]
