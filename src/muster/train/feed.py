@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -26,6 +26,7 @@ from muster.train.batches import BatchPlan
 from muster.train.task import Split, Task
 
 _IN_A_ROW = 4
+_PREFETCHED = 2
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -167,15 +168,8 @@ class _Orders:
             position = self._order.after(position, count)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedOptions:
-    num_workers: int
-    pin_memory: bool
-    prefetch: int = 2
-
-
 class Feed:
-    """Windows one after the other; ``at`` moves to a position in constant time.
+    """Windows one after the other, on ``device``; ``at`` moves to a position in constant time.
 
     ``draws_here``: fetching draws from this process's generators.
     """
@@ -185,15 +179,19 @@ class Feed:
         fetcher: Fetcher,
         order: DataOrder,
         rank: int,
-        options: FeedOptions,
-        mover: Mover,
+        device: torch.device,
+        num_workers: int = 0,
     ) -> None:
         self._fetcher = fetcher
-        self.draws_here = fetcher.is_random and options.num_workers == 0
+        self.draws_here = fetcher.is_random and num_workers == 0
         self.order = order
         self._rank = rank
-        self._options = options
-        self._mover = mover
+        self._num_workers = num_workers
+        self._is_cuda = device.type == "cuda"
+        self._move: Callable[[Iterator[Batch]], Iterator[Batch]] = _in_a_row
+        if self._is_cuda:
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._move = partial(_copied_ahead, device, side)
         self._stream: Iterator[Batch] = iter(())
         self._position = Position(0, 0)
         self.plan: BatchPlan
@@ -203,11 +201,11 @@ class Feed:
         self.close()
         self._position, self.plan = position, plan
         orders = _Orders(self.order, plan, self._rank, position)
-        if self._options.num_workers == 0:
+        if self._num_workers == 0:
             fetch = self._fetcher.__getitem__
-            self._stream = self._mover.ahead(fetch(order) for order in orders)
+            self._stream = self._move(fetch(order) for order in orders)
         else:
-            self._stream = self._mover.ahead(iter(self._loader(orders)))
+            self._stream = self._move(iter(self._loader(orders)))
 
     def window(self) -> Window:
         """The next optimizer step; ``take`` is then called ``rounds`` times."""
@@ -232,55 +230,44 @@ class Feed:
             self._fetcher,
             sampler=orders,
             batch_size=None,
-            num_workers=self._options.num_workers,
-            pin_memory=self._options.pin_memory,
-            prefetch_factor=self._options.prefetch,
+            num_workers=self._num_workers,
+            pin_memory=self._is_cuda,
+            prefetch_factor=_PREFETCHED,
         )
 
 
-class Mover(Protocol):
-    """Brings batches to the device."""
-
-    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
-
-
-class CpuMover:
-    """Nothing to move; a few batches are fetched in a row, which keeps the code for that and the
-    model's own in the processor's caches (on small models about a tenth of a step)."""
-
-    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        while some := list(islice(batches, _IN_A_ROW)):
-            yield from some
+def _in_a_row(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """On a CPU nothing has to move; a few batches are fetched in a row, which keeps the code for
+    that and the model's own in the processor's caches (on small models about a tenth of a step)."""
+    while some := list(islice(batches, _IN_A_ROW)):
+        yield from some
 
 
-class CudaMover:
-    """Copies the next batch on a stream of its own while the current one is worked on."""
+def _copied_ahead(
+    device: torch.device, side: torch.cuda.Stream, batches: Iterator[Batch]
+) -> Iterator[Batch]:
+    """Copies the next batch on the stream ``side`` while the current one is worked on."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        waiting: tuple[Batch, torch.cuda.Event] | None = None
-        for batch in batches:
-            # What is not made of plain tensors is copied by the stream that uses it: nothing
-            # could keep its memory from being used again too early.
-            stream = self._stream if _is_plain(batch.data) else None
-            with torch.cuda.stream(stream or torch.cuda.current_stream(self._device)):
-                moved = Batch(to_device(batch.data, self._device), batch.size)
-                is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                is_there.record()
-            if waiting is not None:
-                yield self._handed(*waiting)
-            waiting = (moved, is_there)
-        if waiting is not None:
-            yield self._handed(*waiting)
-
-    def _handed(self, batch: Batch, is_there: torch.cuda.Event) -> Batch:
-        current = torch.cuda.current_stream(self._device)
+    def handed(batch: Batch, is_there: torch.cuda.Event) -> Batch:
+        current = torch.cuda.current_stream(device)
         current.wait_event(is_there)
         _record(batch.data, current)  # its memory is not reused before this stream is done with it
         return batch
+
+    waiting: tuple[Batch, torch.cuda.Event] | None = None
+    for batch in batches:
+        # What is not made of plain tensors is copied by the stream that uses it: nothing could
+        # keep its memory from being used again too early.
+        stream = side if _is_plain(batch.data) else torch.cuda.current_stream(device)
+        with torch.cuda.stream(stream):
+            moved = Batch(to_device(batch.data, device), batch.size)
+            is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            is_there.record()
+        if waiting is not None:
+            yield handed(*waiting)
+        waiting = (moved, is_there)
+    if waiting is not None:
+        yield handed(*waiting)
 
 
 def _is_plain(data: Any) -> bool:

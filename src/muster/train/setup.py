@@ -37,10 +37,7 @@ from muster.train.contract import Contract, agree_on_contract
 from muster.train.evaluation import Evaluator
 from muster.train.feed import (
     Batch,
-    CpuMover,
-    CudaMover,
     Feed,
-    FeedOptions,
     Fetcher,
     check_dataset,
     draws_random_numbers,
@@ -179,14 +176,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
         is_random = draws_random_numbers(dataset, num_samples)
     fetcher = Fetcher(dataset, task.collate, config.seed, is_random=is_random)
     num_workers = choose_num_workers(config.num_workers, fetcher, order, plan, gang, say)
-    is_cuda = gang.device.type == "cuda"
-    feed = Feed(
-        fetcher,
-        order,
-        gang.rank,
-        FeedOptions(num_workers=num_workers, pin_memory=is_cuda),
-        CudaMover(gang.device) if is_cuda else CpuMover(),
-    )
+    feed = Feed(fetcher, order, gang.rank, gang.device, num_workers)
     feed.at(progress.position, plan)
     steps_per_epoch = math.ceil(num_samples / plan.global_batch)
     evaluators = _evaluators(task, config, gang, precision, plan, num_workers)

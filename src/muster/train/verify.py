@@ -23,15 +23,7 @@ from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_st
 from muster.rank.seeding import MODEL, DataOrder, Position, mix, seed_everything
 from muster.train.batches import BatchPlan, plan_batches
 from muster.train.config import TrainConfig
-from muster.train.feed import (
-    CpuMover,
-    CudaMover,
-    Feed,
-    FeedOptions,
-    Fetcher,
-    check_dataset,
-    open_dataset,
-)
+from muster.train.feed import Feed, Fetcher, check_dataset, open_dataset
 from muster.train.feed import draws_random_numbers as draws
 from muster.train.rehearsal import find_example, find_unused, rehearse
 from muster.train.step import Work, accumulate
@@ -59,7 +51,7 @@ def verify(
 ) -> list[Finding]:
     """Compare gradients of the same global batch; every rank returns the same findings."""
     name = type(task).__name__
-    strategy, why = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
+    strategy, _ = resolve_strategy(config.strategy, gang.num_ranks, len(gang.devices))
     if strategy == "dp":
         raise UsageError("verify compares ranks, and --strategy dp has one.", hint="leave it out.")
     precision = agree_on_precision(config.precision, gang)
@@ -87,9 +79,7 @@ def verify(
         )
         if replica.gang.num_ranks > 1:
             rehearse(work, gang.council)
-        mover = CudaMover(gang.device) if gang.device.type == "cuda" else CpuMover()
-        order = DataOrder(num_samples, config.seed)
-        feed = Feed(fetcher, order, rank, FeedOptions(num_workers=0, pin_memory=False), mover)
+        feed = Feed(fetcher, DataOrder(num_samples, config.seed), rank, gang.device)
         feed.at(Position(0, 0), cut)
         sums = accumulate(work, feed, feed.window(), Meter())
         if sums.shortage is not None:
@@ -128,7 +118,6 @@ def verify(
         findings.append(_compare(f"{label}, {half.accumulation} micro-batches", reference, found))
     findings += _remarks(task, fresh(), example.data, example.size, precision, unused)
     say(f"compared on {plan.global_batch} samples; dropout off, BatchNorm on running statistics")
-    _ = why
     return findings
 
 
