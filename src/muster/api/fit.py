@@ -1,4 +1,4 @@
-"""``muster.fit``, and trainings in this process: of one device, or as a rank of another launcher."""
+"""``muster.fit``, and trainings in this process: on one device, or as another launcher's rank."""
 
 from __future__ import annotations
 

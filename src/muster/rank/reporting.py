@@ -90,7 +90,7 @@ def write_results(
     results: Results,
     draw: Callable[[Sequence[dict[str, Any]]], None],
 ) -> Results:
-    """The results with what those of all trainings have; rank 0 writes them and draws the curves."""
+    """The results with what all trainings have in theirs; rank 0 writes them and draws curves."""
     memory = gang.council.gather(peak_memory_mib(gang.device))
     whole = {
         **results,

@@ -109,7 +109,9 @@ class AgentTrainer(Trainer):
         )
         if self._reporter.record is not None:
             self._reporter.record.line("update", values)
-        self._reporter.show(run.fraction, partial(picture, run, values), partial(words, run, values))
+        self._reporter.show(
+            run.fraction, partial(picture, run, values), partial(words, run, values)
+        )
         return Decision(agreed.stop, agreed.save)
 
     def evaluate(self) -> bool:

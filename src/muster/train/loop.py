@@ -268,9 +268,7 @@ def _save(run: Training, *, is_best: bool) -> None:
         named = dict(replica.bare.named_parameters())
         check_identical(named, council, f"at the checkpoint of step {run.progress.step}")
     extra = {
-        **state_record(
-            run.gang, run.code, run.progress, replica.bare, optimizer, run.work.scaler
-        ),
+        **state_record(run.gang, run.code, run.progress, replica.bare, optimizer, run.work.scaler),
         "contract": run.contract,
         "plan": {"micro_batch": run.plan.micro_batch, "shares": run.plan.shares},
         "param_groups": [{"initial_lr": g["initial_lr"]} for g in optimizer.param_groups],
