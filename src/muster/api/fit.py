@@ -24,7 +24,7 @@ from muster.api.train import (
 )
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
 from muster.base.target import ref_of, refuse_while_imported
-from muster.gang.topology import Topology, read_topology
+from muster.gang.topology import SlotKind, Topology, read_topology
 from muster.run.session import open_run
 from muster.train.config import TrainConfig
 
@@ -83,7 +83,7 @@ def fit(
         return train_here(job, topology, say, options, task=made)
     plan = plan_training(job, options)
     if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
-        return train_here(job, None, say, options, task=made)
+        return train_here(job, None, say, options, task=made, slot="cpu")
 
     def hear(rank: int, line: str) -> None:
         if rank == 0:
@@ -102,10 +102,11 @@ def train_here(
     options: GangOptions | None = None,
     *,
     task: Any = None,
+    slot: SlotKind | None = None,
 ) -> Trained:
     """Be one rank of a gang that another launcher has started, or the only one.
 
-    ``task``: what the job names, where it is made already.
+    ``task``: what the job names, where it is made already; ``slot``: what the job was placed on.
     """
     options = options or GangOptions()
     check_job(job, options)
@@ -124,7 +125,7 @@ def train_here(
     train = partial(
         live, what, task, job.config, folder,
         topology, say, checkpoint_s=job.checkpoint_s, checkpoint_steps=job.checkpoint_steps,
-        code=job.code, allow_changed_code=options.allow_changed_code,
+        code=job.code, allow_changed_code=options.allow_changed_code, slot=slot,
     )  # fmt: skip
     if topology is not None and topology.rank > 0:
         return Trained(folder=folder, exit_code=_code(train()), ending=None, results=None)

@@ -234,7 +234,10 @@ class CheckpointWriter:
         expect_single_process()
         save(
             dict(snapshot.tensors),
-            storage_writer=FileSystemWriter(beside, sync_files=True, overwrite=True),
+            # What is written is on the CPU: torch is not to look for it on GPU 0.
+            storage_writer=FileSystemWriter(
+                beside, sync_files=True, overwrite=True, per_thread_copy_ahead=0
+            ),
             process_group=self._group,
             no_dist=self._group is None,
         )

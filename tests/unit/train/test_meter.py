@@ -80,9 +80,9 @@ def test_a_checkpoint_counts_and_its_share_is_known() -> None:
 
 
 class Behind(LossTrail):
-    """The losses of a device that is two steps behind and takes 10 ms for each."""
+    """The losses of a device that is two steps behind and takes 50 ms for each."""
 
-    step_s = 0.01
+    step_s = 0.05
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(torch.device("cuda"))
@@ -104,11 +104,11 @@ def test_a_training_reports_no_more_than_its_device_can(
 ) -> None:
     """Four steps per epoch, of which two are waited for before each evaluation and checkpoint."""
     monkeypatch.setattr("muster.train.loop.LossTrail", Behind)
-    config = TrainConfig(global_batch=8, epochs=8, max_grad_norm=1.0, tensorboard=False)
+    config = TrainConfig(global_batch=8, epochs=4, max_grad_norm=1.0, tensorboard=False)
     folder = RunFolder(tmp_path)
     results = train(Toy(samples=32, val=8), config, folder, None, lambda line: None)
     assert results is not None
     measured = results["measured"]
-    assert measured["steps"] == 8 * 4 - 3
+    assert measured["steps"] == 4 * 4 - 3
     beside_checkpoints = measured["samples_per_s"] / (1 - measured["checkpoint_share"])
     assert beside_checkpoints <= 8 / Behind.step_s
