@@ -80,9 +80,8 @@ def give_memory_back() -> None:
     of its frames: drop it first.
     """
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if is_in_use():
+        sys.modules["torch"].cuda.empty_cache()
 
 
 def why_no_cuda(torch: Any) -> str:
@@ -94,3 +93,43 @@ def why_no_cuda(torch: Any) -> str:
     except Exception as error:
         return str(error).strip().split("\n", 1)[0] or type(error).__name__
     return "torch.cuda.is_available() is False"
+
+
+#: With one of these a program may compute on the GPU although its torch cannot.
+_OTHER_WAYS = ("jax", "cupy", "tensorflow", "numba.cuda", "pycuda")
+
+
+def why_unfit() -> str:
+    """Why this process, which is given a GPU, would compute on the CPU; "" where it would not.
+
+    torch is asked only where it has been imported.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or any(name in sys.modules for name in _OTHER_WAYS):
+        return ""
+    why = why_no_cuda(torch)
+    return f"torch cannot use the GPU of this worker: {why}. {NO_CUDA_HINT}" if why else ""
+
+
+def is_in_use() -> bool:
+    """Whether this process has a CUDA context of torch's; asking costs nothing without torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def hidden_fault() -> str:
+    """What has gone wrong on the device and nobody was told: kernels fail after their launch has
+    returned, and a context that has failed once fails whatever runs next. "" where all is well.
+    """
+    if not is_in_use():
+        return ""
+    torch = sys.modules["torch"]
+    try:
+        here = torch.cuda.current_device()
+        for index in range(torch.cuda.device_count()):
+            # A device that holds nothing has run nothing, and asking it would open a context there.
+            if index == here or torch.cuda.memory_reserved(index):
+                torch.cuda.synchronize(index)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    return ""

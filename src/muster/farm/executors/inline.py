@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from muster.base.device_faults import is_in_use, why_unfit
 from muster.base.errors import MusterError
 from muster.base.settings import kept_environment
 from muster.farm.events import (
@@ -28,7 +29,6 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Assignment
 from muster.farm.task import Finished, SlotSpec, Task
-from muster.farm.worker.device import is_in_use, why_unfit
 from muster.farm.worker.perform import Order, Performer, describe
 
 

@@ -15,12 +15,12 @@ import traceback
 from pathlib import Path
 
 from muster.base.codec import decode
+from muster.base.device_faults import why_unfit
 from muster.base.errors import MusterError
 from muster.base.reaper import die_with_parent, end_group_with
 from muster.farm import canonical, wire
 from muster.farm.task import TargetSpec
 from muster.farm.wire import clean
-from muster.farm.worker.device import why_unfit
 from muster.farm.worker.inbox import Inbox, InboxLine
 from muster.farm.worker.perform import Order, Performer, describe
 from muster.run.folder import RunFolder

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from muster.farm.worker.device import is_in_use
+from muster.base.device_faults import is_in_use
 
 if sys.platform != "win32":
     import resource

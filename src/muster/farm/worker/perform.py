@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.base.device_faults import give_memory_back, names_of
+from muster.base.device_faults import (
+    give_memory_back,
+    hidden_fault,
+    is_in_use,
+    names_of,
+    why_unfit,
+)
 from muster.base.errors import TargetError
 from muster.base.target import TargetRef, load
 from muster.farm import canonical
@@ -23,7 +29,6 @@ from muster.farm.results import check_result, keep_beside
 from muster.farm.task import Finished, Outcome, TargetSpec
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
-from muster.farm.worker.device import hidden_fault, is_in_use, why_unfit
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import Place, TaskLog
 from muster.farm.worker.memory import begin_peak, peak_mib
