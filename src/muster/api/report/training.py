@@ -92,7 +92,7 @@ def _draw(
             path = place.figures / f"{_CONFUSION}-{split}"
             title = f"{split}: true and predicted classes"
             made += draw_confusion(table, _class_names(metrics, len(table)), path, title)
-    made += draw_measured(lines, place.figures / _MEASURED, _monitor(folder, results, lines))
+    made += draw_measured(lines, place.figures / _MEASURED, _monitor(results, lines))
     if not any(place.figures.iterdir()):
         place.figures.rmdir()
     return [*made, *(path for path in before if path.suffix in (".png", ".pdf", ".svg"))]
@@ -110,7 +110,7 @@ def _curves(
             shutil.copyfile(folder.curves, place.curves)
         return [place.curves]
     known = [dict(line) for line in lines if "kind" in line]
-    monitor = _monitor(folder, results, lines)
+    monitor = _monitor(results, lines)
     if "update" in kinds:
         from muster.rl.curves import draw_curves as draw_agent
 
@@ -129,7 +129,7 @@ def _is_newer(path: Path, than: Path) -> bool:
         return False
 
 
-def _monitor(folder: RunFolder, results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
+def _monitor(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
     """By what the best model is chosen; of a training that has not ended, the first metric."""
     if "best" in results:
         return str(results["best"]["metric"])
