@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,14 @@ def test_only_gpus_are_counted() -> None:
     cpu = Device(kind="cpu", index=0, uuid="cpu", name="EPYC")
     mixed = Inventory(devices=(cpu, *FOUR.devices))
     assert apply_visibility(mixed, "0").devices == FOUR.devices[:1]
+
+
+def test_mps_runs_where_its_control_daemon_lives(tmp_path: Path) -> None:
+    settings = Settings(mps_folder=tmp_path)
+    pid = tmp_path / "nvidia-cuda-mps-control.pid"
+    found = []
+    for text in (None, str(os.getpid()), str(1 << 22), "?"):
+        if text is not None:
+            pid.write_text(text)
+        found.append(discover(settings).has_mps)
+    assert found == [False, True, False, False]

@@ -457,3 +457,17 @@ def test_exit_code_of_findings() -> None:
     assert exit_code([warning], strict=False) == 0
     assert exit_code([warning], strict=True) == 1
     assert exit_code([warning, error], strict=False) == 2
+
+
+def test_mps_lets_programs_share_what_is_exclusive() -> None:
+    whole = host("worn_cards")
+    health = tuple(
+        dataclasses.replace(gpu, compute_mode="exclusive process") for gpu in whole.health
+    )
+    alone = dataclasses.replace(whole, health=health)
+    shared = dataclasses.replace(
+        alone, inventory=dataclasses.replace(alone.inventory, has_mps=True)
+    )
+    check = CHECKS["compute-mode"]
+    assert [finding.severity for finding in check(alone)] == ["note"]
+    assert ["MPS runs here" in finding.what for finding in check(shared)] == [True]

@@ -54,7 +54,9 @@ def compute_mode(facts: Facts) -> Iterator[Finding]:
             why="No program can compute there.",
             fix="As administrator: nvidia-smi -c DEFAULT",
         )
-    if alone:
+    if facts.inventory.has_mps:
+        yield ok("NVIDIA MPS runs here: processes on one GPU compute side by side.")
+    elif alone:
         yield note(
             what=f"{gpus_named(alone)}: compute mode is Exclusive_Process.",
             why="One process per GPU: --per-gpu above 1 and a second program will fail.",
