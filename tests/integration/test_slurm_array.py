@@ -54,7 +54,7 @@ def test_an_element_per_seed_gives_what_one_sweep_gives(
     array = (*words, "--on", "slurm", "--array", "3", "--run-dir", "there")
     dry = muster_cli(*array, "--dry-run")
     assert "#SBATCH --array=0-2" in dry.stdout
-    assert '--seeds 1 --seed-offset "$((5 + SLURM_ARRAY_TASK_ID))"' in dry.stdout
+    assert f'resume {tmp_path}/there --element "$SLURM_ARRAY_TASK_ID" --quiet' in dry.stdout
     assert not (tmp_path / "there").exists()
     sent = muster_cli(*array, "--json")
     assert sent.returncode == 0, sent.stderr

@@ -1,7 +1,8 @@
 """The classical form of a sweep on SLURM: an array whose elements need no coordinator.
 
-Each element is a ``muster sweep`` of its own, with a part of the tasks, in a run folder of its own
-below the run's; ``collect`` brings them together.
+Each element is a sweep of its own, with a part of the tasks, in a run folder of its own below the
+run's. It starts from the record of the array (``muster resume RUN --element I``), and ``collect``
+brings together what they have done.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Prepared
@@ -22,7 +24,7 @@ from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
-from muster.base.codec import read_record, write_json
+from muster.base.codec import read_as, write_json
 from muster.base.errors import SetupError, UsageError
 from muster.base.settings import read_settings
 from muster.farm.collect import (
@@ -35,7 +37,7 @@ from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import NewTask
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
-from muster.run.lock import hold, is_held
+from muster.run.lock import is_held
 from muster.run.record import RunRecord
 from muster.run.session import open_run
 from muster.slurm.commands import elements_of, submit_array
@@ -43,17 +45,42 @@ from muster.slurm.script import array_name, array_script
 from muster.slurm.site import with_defaults
 from muster.slurm.states import JobStatus
 
-_ELEMENT = "$SLURM_ARRAY_TASK_ID"
-_PART = "--part"
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """The record of an array, ``elements/array.json``.
+
+    ``seed_offset``: every element has one seed, its number above this; None: each has a part of the
+    tasks. ``share`` says it too, as arrays did that have no ``seed_offset``. ``argv`` in ``cwd``
+    was typed to send it.
+    """
+
+    elements: int
+    share: str | None = None
+    job_id: int | None = None
+    seed_offset: int | None = None
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
 
 
 class ArrayPlan(NamedTuple):
-    """``share``: which part is an element's; ``line``: what each runs, as a line of bash."""
+    """``seed_offset``: see `Array`."""
 
     folder: RunFolder
     num_elements: int
-    share: str
-    line: str
+    seed_offset: int | None
+
+    @property
+    def share(self) -> str:
+        if self.seed_offset is None:
+            return f'--part "$SLURM_ARRAY_TASK_ID/{self.num_elements}"'
+        return f'--seeds 1 --seed-offset "$(({self.seed_offset} + SLURM_ARRAY_TASK_ID))"'
+
+    @property
+    def line(self) -> str:
+        """What each element runs, as a line of bash."""
+        start = [sys.executable, "-m", "muster", "resume", str(self.folder.path), "--element"]
+        return f'{shlex.join(start)} "$SLURM_ARRAY_TASK_ID" --quiet'
 
 
 class ArrayProgress(NamedTuple):
@@ -87,26 +114,13 @@ def part_of(workload: Workload, text: str) -> Workload:
 
 
 def plan_array(
-    workload: Workload, options: SweepOptions, count: int, words: Sequence[str],
-    command: Sequence[str], seed_offset: int | None,
-) -> ArrayPlan:  # fmt: skip
-    """What would be sent.
-
-    ``words``: the sweep's own flags and target, without those of the array; ``command``: what
-    follows ``--``. ``seed_offset``: one seed for each element from here on; None: a part of the
-    tasks for each.
-    """
+    workload: Workload, options: SweepOptions, count: int, seed_offset: int | None
+) -> ArrayPlan:
+    """What would be sent. ``seed_offset``: see `Array`."""
     if count < 1:
         raise UsageError(f"--array {count} is too small.", hint="write 1 or more.")
     folder = RunFolder(choose_folder(workload, options).path.absolute())
-    if seed_offset is None:
-        share = f'{_PART} "{_ELEMENT}/{count}"'
-    else:
-        share = f'--seeds 1 --seed-offset "$(({seed_offset} + SLURM_ARRAY_TASK_ID))"'
-    place = f'--run-dir {shlex.quote(str(folder.elements))}/"{_ELEMENT}"'
-    start = shlex.join([sys.executable, "-m", "muster", "sweep", *words, "--quiet"])
-    line = " ".join([start, share, place, *([shlex.join(command)] if command else [])])
-    plan = ArrayPlan(folder, count, share, line)
+    plan = ArrayPlan(folder, count, seed_offset)
     if not options.restart:
         _check_share(plan)
     return plan
@@ -114,12 +128,12 @@ def plan_array(
 
 def _check_share(plan: ArrayPlan) -> None:
     """UsageError where the elements that are there have other parts than these would have."""
-    record = _record_of(plan.folder)
+    record = read_array(plan.folder)
     if record is None:
         return
-    count = int(record["elements"])
-    is_same = record["share"] == plan.share if "share" in record else count == plan.num_elements
-    if not is_same:
+    count = record.elements
+    known = count == plan.num_elements if record.share is None else record.share == plan.share
+    if not known:
         raise UsageError(
             f"{plan.folder.path} was begun as an array of {count} elements: with "
             f"--array {plan.num_elements} each would have another part of the tasks.",
@@ -128,17 +142,18 @@ def _check_share(plan: ArrayPlan) -> None:
         )
 
 
-def _record_of(folder: RunFolder) -> Mapping[str, Any] | None:
+def read_array(folder: RunFolder) -> Array | None:
+    """The record; None for a run without elements."""
     if not folder.elements_json.exists():
         return None
-    record: Mapping[str, Any] = read_record(
-        folder.elements_json, "record of the array", {"elements": int}
-    )
-    return record
+    return read_as(Array, folder.elements_json, "record of the array")
 
 
-def _write_record(plan: ArrayPlan, job_id: int | None) -> None:
-    record = {"elements": plan.num_elements, "share": plan.share, "job_id": job_id}
+def _write_record(plan: ArrayPlan, argv: Sequence[str], job_id: int | None) -> None:
+    record = Array(
+        elements=plan.num_elements, share=plan.share, job_id=job_id, seed_offset=plan.seed_offset,
+        argv=tuple(argv), cwd=str(Path.cwd()),
+    )  # fmt: skip
     write_json(plan.folder.elements_json, record)
 
 
@@ -159,7 +174,7 @@ def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Seque
     """List all tasks in the run's ledger, and send the array; its id."""
     make_ready(plan, workload, options, argv)
     job_id = submit_array(script_of(plan, options), plan.folder)
-    _write_record(plan, job_id)
+    _write_record(plan, argv, job_id)
     return job_id
 
 
@@ -170,7 +185,7 @@ def make_ready(
     folder = plan.folder
     if options.restart:
         move_aside(folder, "sweep")
-    if plan.share.startswith(_PART) and folder.elements_json.exists():
+    if plan.seed_offset is None and folder.elements_json.exists():
         workload = dataclasses.replace(workload, space=None)
 
     def renew(before: RunRecord | None) -> RunRecord:
@@ -189,7 +204,7 @@ def make_ready(
             ledger.close()
         folder.elements.mkdir(exist_ok=True)
         folder.job_files.mkdir(parents=True, exist_ok=True)
-        _write_record(plan, None)
+        _write_record(plan, argv, None)
 
 
 def collect(path: Path) -> tuple[Run, Collected]:
@@ -198,16 +213,16 @@ def collect(path: Path) -> tuple[Run, Collected]:
     Raises UsageError where the run has no elements.
     """
     folder = RunFolder(path)
-    record = _record_of(folder)
+    record = read_array(folder)
     if record is None:
         raise UsageError(
             f"{path} was not made with --array: there is nothing to collect.",
             hint="its results are in its own table: muster status, muster export.",
         )
-    numbers = element_numbers(folder, int(record["elements"]))
+    numbers = element_numbers(folder, record.elements)
     run, counts = Run(path), Collected()
     alive = {number for number, item in _found(folder) if item.is_alive}
-    with hold(folder):
+    with open_run(folder):
         ledger = open_ledger(folder, read_settings())
         try:
             for number in numbers:
@@ -235,10 +250,10 @@ def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | No
     """How far the elements are; None for a run without. Without SLURM's answer, those at work are
     known by their locks, and none is known to be queued.
     """
-    record = _record_of(folder)
+    record = read_array(folder)
     if record is None:
         return None
-    elements = [folder.element(n) for n in element_numbers(folder, int(record["elements"]))]
+    elements = [folder.element(n) for n in element_numbers(folder, record.elements)]
     begun = [element for element in elements if element.ledger.exists()]
     counts = dict.fromkeys(TaskState, 0)
     for element in begun:

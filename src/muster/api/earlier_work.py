@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.atomic_files import explain_os_error, sync_folder
+from muster.base.atomic_files import sync_folder
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
-from muster.run.lock import hold, is_held
+from muster.run.lock import is_held
 from muster.run.record import KIND_NAMES, Kind, read_run
-from muster.slurm.commands import elements_of, job_status
-from muster.slurm.job import read_job
+from muster.run.session import open_run
+from muster.slurm.commands import elements_of
+from muster.slurm.job import living_job
 from muster.slurm.script import array_name, job_name
 
 
@@ -78,16 +79,13 @@ def move_aside(
         raise UsageError(
             f"--restart moves {folder.path}, and you are in it.", hint="leave that folder first."
         )
-    try:
-        with hold(folder):
-            _refuse_at_work(folder)
-            aside = _free_name(place)
-            first()
-            folder.lock.with_suffix(".pid").unlink(missing_ok=True)
-            os.rename(place, aside)
-            sync_folder(aside.parent)
-    except OSError as error:
-        raise explain_os_error(error, "use the run folder", folder.path) from error
+    with open_run(folder):
+        _refuse_at_work(folder)
+        aside = _free_name(place)
+        first()
+        folder.lock.with_suffix(".pid").unlink(missing_ok=True)
+        os.rename(place, aside)
+        sync_folder(aside.parent)
     say(f"the run so far is kept in {aside}")
     return aside
 
@@ -109,8 +107,8 @@ def _refuse_at_work(folder: RunFolder) -> None:
             if folder.job_files.exists():
                 found = elements_of(name)
                 busy += [f"job {a}_{n}" for (a, n), item in found.items() if item.is_alive]
-        if (record := read_job(folder)) is not None:
-            busy += [f"job {record['job_id']}"] * job_status(record["job_id"]).is_alive
+        if (job := living_job(folder)) is not None:
+            busy.append(f"job {job[0]}")
     if busy:
         raise SetupError(
             f"{folder.path} cannot be moved aside: {', '.join(busy[:5])} still work on it.",

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.gangs import GangAudience, renewal
+from muster.api.gangs import GangAudience
 from muster.api.options import DeviceOptions, GangOptions, KeptOptions
 from muster.api.train import (
     ENTRIES,
     Trained,
     TrainJob,
-    about_job,
     check_job,
     job_of_target,
     plan_training,
+    renewal_of,
     run_training,
 )
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
@@ -131,7 +131,7 @@ def train_here(
         return Trained(folder=folder, exit_code=_code(train()), ending=None, results=None)
     if options.restart:
         move_aside(folder, job.kind, say)
-    renew = renewal(folder, job.entry(), GangOptions(), job.kind, job.code, about_job(job), ())
+    renew = renewal_of(job, GangOptions(), ())
     with open_run(folder, renew, node=0) as session:
         num_ranks = 1 if topology is None else topology.world_size
         session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])

@@ -126,6 +126,7 @@ def run_gang(
         for lease in leases:
             stack.enter_context(lease)
         plan = _plan(folder, program, options, placement, settings)
+        # Of a job from an older muster, whose script has the words of the node.
         words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
         renew = renewal(folder, program, options, kind, code or {}, about or {}, words)
         if options.restart:

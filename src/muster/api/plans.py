@@ -186,13 +186,13 @@ def stored_workload(run: Run) -> Workload:
     )
 
 
-def go_to(stored: RunRecord) -> None:
+def go_to(cwd: str) -> None:
     """Enter the folder the run was started from: its target and files are named from there."""
     try:
-        os.chdir(stored.cwd)
+        os.chdir(cwd)
     except OSError as error:
         raise SetupError(
-            f"The run was started in {stored.cwd}, which cannot be entered: {error.strerror}.",
+            f"The run was started in {cwd}, which cannot be entered: {error.strerror}.",
             hint="its target is looked up from there; restore that folder.",
         ) from None
 

@@ -64,7 +64,7 @@ def rank_failures(folder: RunFolder) -> RankFailures:
 
 def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
     """Write what a training has recorded, one row per line of its metrics, and count the rows."""
-    if stored.kind == "run":
+    if stored.is_program:
         raise UsageError(
             f"{folder.path} is {stored.kind_name}: it has no table of muster's.",
             hint=f"what its ranks printed is in {folder.logs}.",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from muster.api.gangs import (
     GangAudience,
@@ -18,11 +19,13 @@ from muster.api.gangs import (
 )
 from muster.api.options import GangOptions
 from muster.base.code import Code, check_same_code, code_of_command
-from muster.base.errors import TargetError
+from muster.base.codec import to_json
+from muster.base.errors import SetupError, TargetError
 from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.run.folder import RunFolder
-from muster.run.record import read_run
+from muster.run.record import plain_options, read_run
+from muster.slurm.job import read_job
 
 
 def plan_script(script: Script, options: GangOptions, run_dir: Path | None = None) -> GangPlan:
@@ -65,15 +68,35 @@ def check_script(folder: RunFolder, script: Script, options: GangOptions) -> Non
     if options.restart or options.allow_changed_code or not folder.exists():
         return
     stored = read_run(folder)
-    if stored.kind == "run" and any(folder.logs.glob("rank-*.log")):
+    if stored.is_program and any(folder.logs.glob("rank-*.log")):
         check_same_code(stored.code, code_of_script(script), folder.path)
 
 
-def folder_for_job(script: Script, words: Sequence[str]) -> RunFolder:
+def folder_for_job(script: Script, options: GangOptions) -> RunFolder:
     """The run folder of a job that runs ``script``: the same for the same command from here."""
-    check_there(script)
-    digest = sha256(json.dumps([str(Path.cwd()), *words]).encode()).hexdigest()
-    return RunFolder(Path("runs") / name_with_hash(script.name, digest))
+    text = to_json([str(Path.cwd()), what_decides(script, options)])
+    return RunFolder(Path("runs") / name_with_hash(script.name, sha256(text).hexdigest()))
+
+
+def what_decides(script: Script, options: GangOptions) -> Any:
+    """What two commands must have in common to mean one job. What is asked of SLURM may differ, but
+    for the number of nodes. Defaults are left out, so that a new option changes no name.
+    """
+    num_nodes = options.num_nodes if options.slurm is None else options.slurm.num_nodes
+    said, default = plain_options(options), plain_options(GangOptions())
+    said = {name: value for name, value in said.items() if value != default[name]}
+    return [script, num_nodes, {**said, "slurm": None}]
+
+
+def handed_in_here(script: Script) -> Iterator[tuple[RunFolder, list[str]]]:
+    """The folders below ``runs`` that an older muster has submitted from here, with what was typed:
+    it named them in another way.
+    """
+    for path in Path("runs").glob(f"{name_with_hash(script.name, '')}*"):
+        with suppress(SetupError):
+            job = read_job(RunFolder(path)) or {}
+            if job.get("cwd") == str(Path.cwd()) and isinstance(job.get("argv"), list):
+                yield RunFolder(path), job["argv"]
 
 
 def check_there(script: Script) -> None:

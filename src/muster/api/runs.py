@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,14 @@ from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
 from muster.farm.ledger.store import Ledger
 from muster.farm.task import TaskState
+from muster.run import session
 from muster.run.folder import RunFolder
-from muster.run.lock import hold, is_held
+from muster.run.lock import is_held
 from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask_to_cancel
 from muster.run.state import Tasks, Word, state_of
+from muster.slurm.commands import cancel as scancel
+from muster.slurm.job import living_job
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,13 +186,17 @@ class Run:
         return export(self.folder, Path(target))
 
     def cancel(self) -> bool | None:
-        """Cancel what has not ended. True when the process that works on it was asked to end, so
-        that the run can go on later; False when open tasks were cancelled here; None when there
-        was nothing to cancel, and nothing was changed.
+        """Cancel what has not ended. True when the process that works on it, or its job, was
+        asked to end, so that the run can go on later; False when open tasks were cancelled here;
+        None when there was nothing to cancel, and nothing was changed.
         """
         stored = self.stored
         if _asked(self.folder):
             return True
+        with suppress(SetupError):  # no SLURM here
+            if (job := living_job(self.folder)) is not None:
+                scancel(job[0])
+                return True
         if self.folder.elements_json.exists():  # an array: each element is a run of its own
             elements = sorted(self.folder.elements.glob("[0-9]*"))
             return sum(_asked(RunFolder(path)) for path in elements) > 0 or None
@@ -198,7 +205,7 @@ class Run:
             return None
         with _changing(self.folder) as ledger:
             ledger.cancel_open()
-        if stored.kind == "sweep":
+        if not stored.is_map:
             refresh_export(self.folder)
         return False
 
@@ -260,7 +267,7 @@ class Run:
 @contextmanager
 def _changing(folder: RunFolder) -> Iterator[Ledger]:
     """The ledger of a run that nobody works on, for one change, which is whole or not there."""
-    with hold(folder), closing(open_ledger(folder, read_settings())) as ledger:
+    with session.open_run(folder), closing(open_ledger(folder, read_settings())) as ledger:
         ledger.begin()
         yield ledger
         ledger.commit()

@@ -1,57 +1,117 @@
-"""A gang on SLURM: submit its job once, stay with it, say how it ended."""
+"""A gang on SLURM: submit its job once, stay with it, say how it ended.
+
+What the job runs is written down in the run folder before it is submitted, and read from there by
+the launchers on its nodes (``muster resume RUN --node-rank I``).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
 from muster.api.earlier_work import move_aside
+from muster.api.options import GangOptions
 from muster.base.atomic_files import explain_os_error, write_atomic
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
+from muster.base.code import Code, changed_files
+from muster.base.codec import to_json
+from muster.base.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_SOME_FAILED,
+    PlanMismatchError,
+    SetupError,
+    UsageError,
+)
 from muster.base.settings import read_settings
 from muster.base.tail import Tail
 from muster.run.folder import RunFolder
-from muster.run.record import Kind
+from muster.run.record import Kind, read_run, write_run
+from muster.run.session import Renew, open_run
 from muster.run.state import last_ending
-from muster.slurm.commands import job_status, submit
+from muster.slurm.commands import RefusedError, submit
 from muster.slurm.follow import follow_job
-from muster.slurm.job import digest_of, read_job, write_job
+from muster.slurm.job import living_job, read_job, write_job
 from muster.slurm.request import JobRequest
-from muster.slurm.script import NodeCommand, gang_script
+from muster.slurm.script import gang_script
 from muster.slurm.site import with_defaults
 from muster.slurm.states import SENTENCES, JobStatus
-
-__all__ = ["NodeCommand", "SlurmGang", "SlurmJob", "follow", "hand_in"]
 
 _LOOK_S, _FILE_S = 0.2, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmGang:
-    """What runs on the nodes, what it asks of SLURM, and the folder of its run.
+    """What it asks of SLURM, the folder of its run, and the record that its nodes start from.
 
     ``restart``: what the folder holds is moved aside before the job is submitted.
     """
 
     folder: RunFolder
-    command: NodeCommand
     request: JobRequest
     kind: Kind
+    renew: Renew
     restart: bool = False
 
     def script(self) -> str:
         """Exactly what would be sent. Changes nothing."""
-        request = with_defaults(self.request, read_settings())
-        return gang_script(request, self.command, self.folder)
+        return gang_script(with_defaults(self.request, read_settings()), self.folder, Path.cwd())
 
     def make_ready(self) -> Path:
-        """Make the folder of its output, without which SLURM ends a job and says nothing."""
-        self.folder.slurm.mkdir(parents=True, exist_ok=True)
+        """Write down what a script that is sent by hand will run; where its output goes."""
+        if self.restart:
+            move_aside(self.folder, self.kind)
+        with suppress(SetupError):  # no SLURM here
+            if (job := living_job(self.folder)) is not None:
+                raise UsageError(
+                    f"{self.folder.path} is the folder of job {job[0]}, which has not ended.",
+                    hint="wait for it, end it with scancel, or choose another --run-dir.",
+                )
+        self.write_down()
         return self.folder.slurm
+
+    def write_down(self) -> None:
+        """Write the record, and make the folder without which SLURM ends a job and says nothing."""
+        with open_run(self.folder, self.renew):
+            self.folder.slurm.mkdir(exist_ok=True)
+
+
+class NodeStart(NamedTuple):
+    """One node of a job. ``place``: its number and where the nodes meet, as options of a gang;
+    ``argv``: the command that was handed in.
+    """
+
+    place: Mapping[str, Any]
+    argv: tuple[str, ...]
+
+
+def options_on_node(
+    node: NodeStart, folder: RunFolder, options: GangOptions, code: Code
+) -> GangOptions:
+    """What the launcher on a node starts, of the ``options`` that the job was handed in with.
+
+    Raises PlanMismatchError where the program is another one than was handed in.
+    """
+    assert options.slurm is not None
+    changed = [] if options.allow_changed_code else changed_files(read_run(folder).code, code)
+    if changed:
+        raise PlanMismatchError(
+            f"The code has changed since {folder.path} was handed in to SLURM: "
+            f"{', '.join(changed[:8])}. The job would run another program.",
+            hint=f"submit it again: {shlex.join(node.argv)}; with --allow-changed-code a job runs "
+            "what it finds when it starts.",
+        )
+    return dataclasses.replace(
+        options, slurm=None, num_nodes=options.slurm.num_nodes, restart=False, **node.place
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +124,7 @@ class SlurmJob:
     folder: RunFolder
     job_id: str
     is_new: bool
-    is_same_script: bool = True
+    is_same: bool = True
     aside: Path | None = None
 
     @property
@@ -81,24 +141,37 @@ class JobEnd:
     sentence: str
 
 
-def hand_in(gang: SlurmGang, argv: Sequence[str]) -> SlurmJob:
+def hand_in(gang: SlurmGang) -> SlurmJob:
     """Submit the gang's job, or find the one of this folder that still lives.
 
     Two such calls at once submit one job. Raises SetupError when SLURM refuses the job, and for
     ``restart`` while a job of the folder lives.
     """
     folder, text = gang.folder, gang.script()
+    asked = gang.renew(None)
+    digest = sha256(text.encode() + to_json([asked.spec, asked.options])).hexdigest()
     try:
         aside = move_aside(folder, gang.kind) if gang.restart else None
-        with FileLock(gang.make_ready() / "submit.lock"):
-            record = read_job(folder)
-            if record is not None and job_status(record["job_id"]).is_alive:
-                is_same, job_id = record["script"] == digest_of(text), record["job_id"]
-                return SlurmJob(folder=folder, job_id=job_id, is_new=False, is_same_script=is_same)
+        folder.slurm.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.slurm / "submit.lock"):
+            if (job := living_job(folder)) is not None:
+                known = read_job(folder) or {}
+                is_same = "argv" in known or known["script"] == digest  # older records have an argv
+                return SlurmJob(folder=folder, job_id=job[0], is_new=False, is_same=is_same)
+            before = read_run(folder) if folder.exists() else None
+            # The job may start before sbatch has returned, so its record is there before, and the
+            # run's lock, which the first node takes, is free again.
+            gang.write_down()
             write_atomic(folder.slurm_script, text.encode())
-            cwd = gang.command.cwd
-            job_id = submit(folder.slurm_script, cwd)
-            write_job(folder, job_id, script=text, argv=argv, cwd=cwd)
+            try:
+                job_id = submit(folder.slurm_script, Path.cwd())
+            except RefusedError:  # of any other error one cannot tell: the job may be there
+                if before is None:
+                    folder.run_json.unlink()
+                else:
+                    write_run(folder, before)
+                raise
+            write_job(folder, job_id, digest)
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
     return SlurmJob(folder=folder, job_id=job_id, is_new=True, aside=aside)

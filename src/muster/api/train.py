@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gang, run_gang
+from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gang, renewal, run_gang
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, check_same_code, code_of
@@ -26,6 +26,7 @@ from muster.gang.launch import SupervisorHandle
 from muster.rl.config import PpoConfig
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run
+from muster.run.session import Renew
 from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
@@ -150,7 +151,7 @@ def run_training(
             entry = job.entry(allow_changed_code=options.allow_changed_code)
             ending = run_gang(
                 folder, entry, options, audience, kind=job.kind, code=job.code,
-                about=about_job(job), supervisor=supervisor,
+                about=_about(job), supervisor=supervisor,
             )  # fmt: skip
             supervisor = None
             options = dataclasses.replace(options, restart=False)
@@ -224,6 +225,12 @@ class _Refused(MusterError):
         self.exit_code = code if isinstance(code, int) and 0 < code < 128 else self.exit_code
 
 
+def renewal_of(job: TrainJob, options: GangOptions, argv: Sequence[str]) -> Renew:
+    """The record of a training, from which it starts again."""
+    entry, about = job.entry(), _about(job)
+    return renewal(job.folder, entry, options, job.kind, job.code, about, argv)
+
+
 def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     changes: dict[str, Any] = {"restart_on": "crash"}
     if isinstance(job.config, PpoConfig):
@@ -235,7 +242,7 @@ def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
     return dataclasses.replace(options, **changes)
 
 
-def about_job(job: TrainJob) -> dict[str, Any]:
+def _about(job: TrainJob) -> dict[str, Any]:
     """What run.json says of a training beside how it is run."""
     return {"recipe": job.name, "train": _plain(job.identity()), "config": _plain(job.config)}
 

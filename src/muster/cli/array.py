@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.api.array import ArrayPlan, make_ready, plan_array, script_of, send
+from muster.api.array import (
+    Array,
+    ArrayPlan,
+    make_ready,
+    part_of,
+    plan_array,
+    script_of,
+    send,
+)
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload
 from muster.base.errors import EXIT_OK, UsageError
 from muster.cli import output
-from muster.cli.flags import ONE_TIME
+from muster.cli.commands.sweep import flags_of_sweep, workload_of
+from muster.cli.flags import sweep_options
 from muster.cli.parse import Parsed
 from muster.farm.executors.cluster import ClusterRequest
-
-#: Of the array and not of its elements.
-_OF_THE_ARRAY = {
-    *(field.name for field in fields(ClusterRequest)), *ONE_TIME,
-    "executor", "array", "run_dir", "name",
-}  # fmt: skip
+from muster.run.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +58,26 @@ def array_of(
         raise UsageError("--array and --workers contradict each other.", hint="give one of them.")
     count = parsed.sharing.array
     space = getattr(parsed, "space", None)
-    seed_offset: int | None = None
-    dropped = set(_OF_THE_ARRAY)
-    if space is not None and space.seeds == str(count):
-        seed_offset = space.seed_offset
-        dropped |= {"seeds", "seed_offset"}
-    words = [*([parsed.target] if parsed.target else []), *parsed.words(without=dropped)]
-    command = ["--", *parsed.program] if parsed.program else []
-    plan = plan_array(workload, options, count, words, command, seed_offset)
+    offset = None if space is None or space.seeds != str(count) else space.seed_offset
+    plan = plan_array(workload, options, count, offset)
     return SlurmArray(plan=plan, workload=workload, options=options, argv=argv)
+
+
+def element_of(array: Array, folder: RunFolder, number: int) -> tuple[Workload, SweepOptions]:
+    """The tasks of an element of the run in ``folder``, and how it runs them: as a sweep of its own
+    on the machine that SLURM has given it.
+    """
+    parsed = flags_of_sweep(array.argv[2:])
+    if array.seed_offset is not None:
+        space = parsed.make("space", seeds="1", seed_offset=array.seed_offset + number)
+        workload = workload_of(dataclasses.replace(parsed, made={"space": space}))
+    else:
+        workload = part_of(workload_of(parsed), f"{number}/{array.elements}")
+    options = dataclasses.replace(
+        sweep_options(parsed), executor="local", cluster=ClusterRequest(), name=None,
+        run_dir=folder.element(number).path, restart=False, allow_changed_code=False,
+    )  # fmt: skip
+    return workload, options
 
 
 def send_array(array: SlurmArray, run: Any) -> int:

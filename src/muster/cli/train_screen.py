@@ -31,7 +31,7 @@ class TrainScreen:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="muster-screen")
         self.audience = GangAudience(
-            hear=self._hear, say=self._say, warn=self._warn, argv=("muster", "train", *argv)
+            hear=self._hear, say=self._say, warn=self._warn, argv=tuple(argv)
         )
 
     def __enter__(self) -> Self:

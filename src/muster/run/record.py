@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from muster.base.codec import read_record, to_json, write_json
+from muster.base.codec import MalformedError, decode, read_record, to_json, write_json
 from muster.base.errors import SetupError
 from muster.run.folder import RunFolder
 
@@ -32,6 +32,7 @@ KIND_NAMES: dict[Kind, str] = {
     "agent": "the training of an agent",
     "run": "a run of a program",
 }
+_CALLS: dict[Kind, str] = {"sweep": "muster.sweep", "map": "muster.map"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,20 @@ class RunRecord:
     def kind_name(self) -> str:
         """The kind with its article, for sentences."""
         return KIND_NAMES[self.kind]
+
+    @property
+    def is_map(self) -> bool:
+        return self.kind == "map"
+
+    @property
+    def call(self) -> str:
+        """The function that makes such a run."""
+        return _CALLS.get(self.kind, "muster.fit")
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a program of the user's, of which only its ranks are known."""
+        return self.kind == "run"
 
 
 def new_record(folder: RunFolder, kind: Kind, options: Any, **asked: Any) -> RunRecord:
@@ -107,37 +122,24 @@ def read_run(folder: RunFolder) -> RunRecord:
             f"{folder.run_json} was written by a newer muster (format {form}).",
             hint="upgrade muster: pip install --upgrade muster-gpu.",
         )
-    read_record(folder.run_json, "run.json", _SHAPES)
-    if not all(isinstance(item, dict) for item in record["targets"]):
-        raise SetupError(f"The run.json at {folder.run_json} is damaged: odd targets.")
-    values = {name: record[name] for name in _SHAPES}
-    values["targets"] = tuple(values["targets"])
-    values["argv"] = tuple(map(str, values["argv"]))
-    return RunRecord(**values, kind=_kind_of(record))
-
-
-#: The fields that every run.json has had from the first, and what JSON they are.
-_SHAPES: dict[str, type | tuple[type, ...]] = {
-    "run_id": str,
-    "name": str,
-    "created_s": (int, float),
-    "targets": list,
-    "spec": dict,
-    "fixed": dict,
-    "code": dict,
-    "options": dict,
-    "argv": list,
-    "cwd": str,
-    "environment": dict,
-}
+    try:
+        values = {**record, "kind": _kind_of(record), "format": FORMAT}
+        return decode(RunRecord, values, ignore_unknown=True)
+    except MalformedError as error:
+        raise SetupError(
+            f"The run.json at {folder.run_json} is damaged: {error}.",
+            hint="restore it from a copy.",
+        ) from None
 
 
 def _kind_of(record: Mapping[str, Any]) -> Kind:
     """What the record says; inferred for folders that were made before it said so."""
-    spec = record["spec"]
     for kind in KINDS:
         if record.get("kind") == kind:
             return kind
+    spec = record.get("spec")
+    if not isinstance(spec, dict):
+        return "sweep"
     if "train" in spec:
         program = spec.get("program")
         target = program.get("target", "") if isinstance(program, dict) else ""

@@ -65,23 +65,28 @@ class Session:
 
 
 @contextmanager
-def open_run(folder: RunFolder, renew: Renew, *, node: int | None = None) -> Iterator[Session]:
+def open_run(
+    folder: RunFolder, renew: Renew | None = None, *, node: int | None = None
+) -> Iterator[Session]:
     """A context in which this process works on ``folder``, and nobody else does.
 
     ``node``: of a gang. Nodes may share the folder, so only the first takes the lock, writes the
-    record and hears requests.
+    record and hears requests. Without ``renew``: for a change of a run that is there and does not
+    go on; nothing is written or heard.
 
     Raises SetupError where somebody works on the folder or the disk fails, and what ``renew``
     raises.
     """
     try:
-        folder.create()
+        if renew is not None:
+            folder.create()
         with ExitStack() as stack:
             mailbox = None
             if not node:
                 stack.enter_context(hold(folder))
-                _renew(folder, renew)
-                mailbox = stack.enter_context(Mailbox(folder))
+                if renew is not None:
+                    _renew(folder, renew)
+                    mailbox = stack.enter_context(Mailbox(folder))
             session = Session(folder, node, mailbox)
             try:
                 yield session

@@ -25,7 +25,8 @@ from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 
 #: "saved": stopped where it goes on from; "refused": it was not let begin; "not written": a map's
-#: records are done and its output is not. "queued" and "not collected": of arrays alone.
+#: records are done and its output is not. "queued": SLURM lets it wait; "not collected": of
+#: arrays alone.
 Word = Literal[
     "not begun", "refused", "queued", "running", "stopped", "saved", "not collected",
     "not written", "cancelled", "failed", "done",

@@ -27,20 +27,24 @@ _LIMIT_S = 60.0
 _CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
+class RefusedError(SetupError):
+    """SLURM has not taken a job, for certain."""
+
+
 # ---------------------------------------------------------------- sending
 
 
 def submit(script: Path, cwd: Path) -> str:
     """Send a batch script from the folder ``cwd``; returns the job's id.
 
-    Raises SetupError with sbatch's own words when it is refused.
+    Raises RefusedError with sbatch's own words, SetupError where it does not answer.
     """
     done = run_command("sbatch", "--parsable", str(script), cwd=cwd)
     if done.returncode:
         if _has_no_controller(done.stderr):
             raise no_answer(done.stderr, "sbatch")
         words = _plain(done.stderr, "sbatch")
-        raise SetupError(f"SLURM has refused the job: {words}", hint=_advice(words))
+        raise RefusedError(f"SLURM has refused the job: {words}", hint=_advice(words))
     return done.stdout.strip().partition(";")[0]
 
 

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from muster.base.codec import read_record, write_json
 from muster.run.folder import RunFolder
 from muster.run.folder_id import known_id, own_id
+from muster.slurm.commands import job_status
+from muster.slurm.states import JobStatus
 
 
-def write_job(
-    folder: RunFolder, job_id: str, *, script: str, argv: Sequence[str], cwd: Path
-) -> None:
-    """Only one at a time may call this."""
-    values = {"job_id": job_id, "script": digest_of(script), "argv": list(argv), "cwd": str(cwd)}
-    write_json(folder.slurm_job, {**values, "folder": own_id(folder).text})
+def write_job(folder: RunFolder, job_id: str, digest: str) -> None:
+    """Only one at a time may call this. ``digest``: of all that was submitted."""
+    values = {"job_id": job_id, "script": digest, "folder": own_id(folder).text}
+    write_json(folder.slurm_job, values)
 
 
 def read_job(folder: RunFolder) -> Mapping[str, Any] | None:
     """The record; None where there is none, or where the folder is a copy of the job's."""
     if not folder.slurm_job.exists():
         return None
-    shape = {"job_id": str, "script": str, "argv": list}
+    shape = {"job_id": str, "script": str}
     record = read_record(folder.slurm_job, "record of the SLURM job", shape)
     is_ours = record.get("folder") in (None, known_id(folder))  # older records name no folder
     return record if is_ours else None
 
 
+def living_job(folder: RunFolder) -> tuple[str, JobStatus] | None:
+    """The folder's job and how it is, while it waits, runs or will run again.
+
+    Raises SetupError where SLURM cannot be asked.
+    """
+    record = read_job(folder)
+    if record is None:
+        return None
+    status = job_status(record["job_id"])
+    return (record["job_id"], status) if status.is_alive else None
+
+
 def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
-    """What was typed to submit this job, None when the folder's job is another one."""
+    """What was typed to submit this job, where an older muster has: its job names no record."""
     record = None if job_id is None else read_job(folder)
-    return tuple(record["argv"]) if record is not None and record["job_id"] == job_id else None
-
-
-def digest_of(script: str) -> str:
-    return sha256(script.encode()).hexdigest()
+    if record is None or record["job_id"] != job_id or not isinstance(record.get("argv"), list):
+        return None
+    return tuple(map(str, record["argv"]))

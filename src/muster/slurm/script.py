@@ -22,7 +22,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -80,22 +79,16 @@ def path_pattern(folder: RunFolder, path: Path) -> str:
 # ---------------------------------------------------------------- a gang's job
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeCommand:
-    """What runs on each node: ``muster HEAD… <its place among the nodes> REST…`` in ``cwd``."""
-
-    head: Sequence[str]
-    rest: Sequence[str]
-    cwd: Path
-
-
 def gang_warning_s(grace_s: float) -> int:
     """How long before its time limit a gang is warned whose ranks may take ``grace_s`` to save."""
     return max(_WARNING_S, round(grace_s) + _LAUNCHER_S)
 
 
-def gang_script(request: JobRequest, command: NodeCommand, folder: RunFolder) -> str:
-    """One launcher per node; they meet at the first node of the allocation."""
+def gang_script(request: JobRequest, folder: RunFolder, cwd: Path) -> str:
+    """One launcher per node; they meet at the first node of the allocation.
+
+    What they start is in the record of the run, and read from the folder ``cwd``.
+    """
     limit, warning_s = request.time_limit, request.warn_before_s
     if limit is not None:
         warning_s = max(1, min(warning_s, time_limit_s(limit) // 2))
@@ -109,11 +102,11 @@ def gang_script(request: JobRequest, command: NodeCommand, folder: RunFolder) ->
         "signal": f"B:USR1@{warning_s}",
     }
     lines = (
-        shlex.join(["cd", "--", str(command.cwd)]) + " || exit",
+        shlex.join(["cd", "--", str(cwd)]) + " || exit",
         *request.setup_lines,
         *(_MEETING if request.num_nodes > 1 else ()),
         *_on_warning(warning_s),
-        _launchers(request, command),
+        _launchers(request, folder),
         *_END,
     )
     return batch_script(options | request.options(), lines)
@@ -147,19 +140,16 @@ def _on_warning(warning_s: int) -> tuple[str, ...]:
     )
 
 
-def _launchers(request: JobRequest, command: NodeCommand) -> str:
-    words = shlex.join(["exec", sys.executable, "-m", "muster", *command.head])
-    first, given = ["muster"], '"$@"'
+def _launchers(request: JobRequest, folder: RunFolder) -> str:
+    words = shlex.join([sys.executable, "-m", "muster", "resume", str(folder.path.absolute())])
+    words = f'unset SLURM_PROCID; exec {words} --node-rank "$SLURM_NODEID"'
+    place = ""
     if request.num_nodes > 1:
-        words += (
-            f' --nodes {request.num_nodes} --node-rank "$SLURM_NODEID"'
-            ' --master-addr "$0" --master-port "$1"'
-        )
-        first, given = ['"$address"', '"$port"'], '"${@:2}"'
+        words += ' --master-addr "$0" --master-port "$1"'
+        place = ' "$address" "$port"'
     cores = request.num_cores  # which srun does not take over from sbatch
     srun = ["srun", *([] if cores is None else [f"--cpus-per-task={cores}"])]
-    launcher = shlex.join([*srun, "bash", "-c", f"unset SLURM_PROCID; {words} {given}"])
-    return " ".join([launcher, *first, shlex.join(command.rest), "&"])
+    return f"{shlex.join([*srun, 'bash', '-c', words])}{place} &"
 
 
 _END = (

@@ -319,7 +319,7 @@ def test_a_folder_of_an_older_muster_goes_on_and_is_checked_by_its_own_file(here
 def test_elements_of_an_array_have_the_code_that_it_was_sent_with(here: Path) -> None:
     options = SweepOptions(run_dir=here / "r", executor="slurm")
     work = workload(grid={"x": [1, 2, 3, 4]})
-    make_ready(plan_array(work, options, 2, ["t.py:f"], [], None), work, options, [])
+    make_ready(plan_array(work, options, 2, None), work, options, [])
     element = here / "r/elements/0"
     assert len(run(part_of(workload(grid={"x": [1, 2, 3, 4]}), "0/2"), element, most=1)) == 1
     (here / "helper.py").write_text("k = 2\n")
@@ -329,13 +329,13 @@ def test_elements_of_an_array_have_the_code_that_it_was_sent_with(here: Path) ->
             run(part, here / f"r/elements/{number}")
     work = workload(grid={"x": [1, 2, 3, 4]})
     with pytest.raises(PlanMismatchError, match=r"helper\.py"):  # nothing is collected yet
-        make_ready(plan_array(work, options, 2, ["t.py:f"], [], None), work, options, [])
+        make_ready(plan_array(work, options, 2, None), work, options, [])
     allowed = SweepOptions(run_dir=here / "r", executor="slurm", allow_changed_code=True)
-    make_ready(plan_array(work, allowed, 2, ["t.py:f"], [], None), work, allowed, [])
+    make_ready(plan_array(work, allowed, 2, None), work, allowed, [])
     assert len(run(part_of(work, "0/2"), element)) == 1
     grown = workload(grid={"x": [1, 2, 3, 4, 5]})
     with pytest.raises(PlanMismatchError):
-        make_ready(plan_array(grown, options, 2, ["t.py:f"], [], None), grown, options, [])
+        make_ready(plan_array(grown, options, 2, None), grown, options, [])
 
 
 # ---------------------------------------------------------------------- beginning anew

@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.conftest import MusterCli
 
 from muster.api.earlier_work import move_aside
-from muster.api.slurm_gang import NodeCommand, SlurmGang, SlurmJob, hand_in
-from muster.base.errors import SetupError
+from muster.api.gangs import Entry, Script, renewal
+from muster.api.options import GangOptions
+from muster.api.slurm_gang import NodeStart, SlurmGang, SlurmJob, hand_in, options_on_node
+from muster.base.code import Code
+from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.run.folder import RunFolder
+from muster.run.record import read_run
+from muster.run.session import open_run
 from muster.slurm.job import typed_for_job
 from muster.slurm.request import JobRequest
 
@@ -29,10 +36,17 @@ class Queue:
         self._folder = folder
         sent = folder / "sent"
         self._command("sbatch", f"echo x >> {sent}; echo $((89 + $(wc -l < {sent})))")
+        self._command("scancel", f'echo "$@" >> {folder}/cancelled')
         self.show("PENDING")
+
+    def refuse(self, words: str) -> None:
+        self._command("sbatch", f"echo '{words}' >&2; exit 1")
 
     def show(self, state: str) -> None:
         self._command("scontrol", f"echo JobId=7 JobState={state} Restarts=0 ExitCode=0:0")
+
+    def cancelled(self) -> list[str]:
+        return (self._folder / "cancelled").read_text().splitlines()
 
     def _command(self, name: str, line: str) -> None:
         path = self._folder / name
@@ -48,19 +62,30 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     return Queue(folder)
 
 
-def send(path: Path, *, restart: bool = False) -> SlurmJob:
+def gang_of(path: Path, *, lr: float = 1e-3, code: Code | None = None, **values: Any) -> SlurmGang:
+    folder, options = RunFolder(path), GangOptions(slurm=JobRequest())
+    entry = Entry(target="muster.train.entry:run_rank", params={"lr": lr})
+    renew = renewal(folder, entry, options, "train", code or {}, {}, ARGV)
+    return SlurmGang(folder=folder, request=JobRequest(), kind="train", renew=renew, **values)
+
+
+def send(path: Path, **values: Any) -> SlurmJob:
+    return hand_in(gang_of(path, **values))
+
+
+def of_an_older_muster(path: Path) -> None:
+    """Its jobs had no record of the run beside them, and named what was typed."""
     folder = RunFolder(path)
-    command = NodeCommand(head=["train", "har"], rest=["--run-dir", str(path)], cwd=path.parent)
-    gang = SlurmGang(
-        folder=folder, command=command, request=JobRequest(), kind="train", restart=restart
-    )
-    return hand_in(gang, ARGV)
+    job = {**json.loads(folder.slurm_job.read_bytes()), "script": "other", "argv": list(ARGV)}
+    folder.slurm_job.write_text(json.dumps(job))
+    folder.run_json.unlink()
 
 
 def test_the_same_command_finds_the_job_that_lives(queue: Queue, tmp_path: Path) -> None:
     first, again = send(tmp_path / "run"), send(tmp_path / "run")
     assert (first.job_id, first.is_new) == ("90", True)
-    assert (again.job_id, again.is_new, again.is_same_script) == ("90", False, True)
+    assert (again.job_id, again.is_new, again.is_same) == ("90", False, True)
+    assert not send(tmp_path / "run", lr=0.1).is_same
     queue.show("COMPLETED")
     assert send(tmp_path / "run").job_id == "91"
 
@@ -71,13 +96,10 @@ def test_a_copied_folder_does_not_follow_the_job_of_the_original(
     send(tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     copy = RunFolder(tmp_path / "copy")
-    assert typed_for_job(copy, "90") is None
     assert move_aside(copy, "train") is not None, "the original's job does not work on the copy"
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert send(tmp_path / "copy").job_id == "91"
-    assert typed_for_job(copy, "91") == ARGV
     assert send(tmp_path / "run").job_id == "90", "the original still has its own"
-    assert typed_for_job(RunFolder(tmp_path / "run"), "90") == ARGV
 
 
 def test_a_folder_that_has_moved_keeps_its_job(queue: Queue, tmp_path: Path) -> None:
@@ -113,3 +135,126 @@ def test_beginning_anew_keeps_the_run_so_far_and_submits(queue: Queue, tmp_path:
     assert anew.aside is not None and anew.aside.name.startswith("run.before-")
     assert (anew.aside / "metrics.jsonl").read_text() == "earlier\n"
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_the_record_is_there_before_the_job(queue: Queue, tmp_path: Path) -> None:
+    send(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    record = read_run(folder)
+    assert (record.kind, record.argv, record.options["slurm"]["num_nodes"]) == ("train", ARGV, 1)
+    assert f"muster resume {folder.path} --node-rank" in folder.slurm_script.read_text()
+    assert not folder.events.exists(), "it has not begun"
+
+
+def test_a_refused_job_leaves_no_run_and_no_other_record(queue: Queue, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    queue.refuse("sbatch: error: Batch job submission failed: Invalid qos specification")
+    with pytest.raises(SetupError, match="SLURM has refused the job"):
+        send(folder.path)
+    assert not folder.exists()
+    Queue(tmp_path / "bin")
+    assert send(folder.path).is_new
+    before = folder.run_json.read_bytes()
+    queue.show("COMPLETED")
+    queue.refuse("sbatch: error: Batch job submission failed: Invalid qos specification")
+    with pytest.raises(SetupError, match="SLURM has refused the job"):
+        send(folder.path, lr=0.1, code={"t.py": "new"})
+    assert folder.run_json.read_bytes() == before
+
+
+def test_where_slurm_does_not_answer_the_job_may_be_there_and_finds_its_record(
+    queue: Queue, tmp_path: Path
+) -> None:
+    queue.refuse("sbatch: error: Batch job submission failed: Unable to contact slurm controller")
+    with pytest.raises(SetupError, match="does not answer"):
+        send(tmp_path / "run")
+    assert read_run(RunFolder(tmp_path / "run")).argv == ARGV
+    Queue(tmp_path / "bin")
+    assert send(tmp_path / "run").is_new
+
+
+def test_a_node_runs_what_was_handed_in_or_says_what_has_changed(
+    queue: Queue, tmp_path: Path
+) -> None:
+    folder, submitted = RunFolder(tmp_path / "run"), {"t.py": "one", "u.py": "two"}
+    send(folder.path, code=submitted)
+    node = NodeStart({"node_rank": 1, "master_addr": "n1", "master_port": 29400}, ARGV)
+    options = GangOptions(slurm=JobRequest(num_nodes=2), restart=True)
+    found = options_on_node(node, folder, options, submitted)
+    assert (found.num_nodes, found.node_rank, found.master_port) == (2, 1, 29400)
+    assert found.slurm is None and not found.restart
+    changed = {**submitted, "u.py": "three"}
+    with pytest.raises(PlanMismatchError, match=r"was handed in to SLURM: u\.py\. The job") as told:
+        options_on_node(node, folder, options, changed)
+    assert "submit it again: muster train har --on slurm" in str(told.value)
+    allowed = GangOptions(slurm=JobRequest(num_nodes=2), allow_changed_code=True)
+    assert options_on_node(node, folder, allowed, changed).num_nodes == 2
+
+
+def test_a_job_of_an_older_muster_is_followed_and_says_what_was_typed(
+    queue: Queue, tmp_path: Path
+) -> None:
+    send(tmp_path / "run")
+    of_an_older_muster(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    again = send(folder.path)
+    assert (again.job_id, again.is_new, again.is_same) == ("90", False, True)
+    assert typed_for_job(folder, "90") == ARGV
+    assert typed_for_job(folder, "91") is typed_for_job(folder, None) is None
+    shutil.copytree(folder.path, tmp_path / "copy")
+    assert typed_for_job(RunFolder(tmp_path / "copy"), "90") is None
+
+
+def test_a_script_for_a_folder_whose_job_lives_is_refused(queue: Queue, tmp_path: Path) -> None:
+    send(tmp_path / "run")
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with pytest.raises(UsageError, match="is the folder of job 90, which has not ended"):
+        gang_of(tmp_path / "run", lr=0.1).make_ready()
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    queue.show("COMPLETED")
+    gang_of(tmp_path / "run", lr=0.1).make_ready()
+    assert read_run(RunFolder(tmp_path / "run")).spec["program"]["params"] == {"lr": 0.1}
+    (tmp_path / "run" / "metrics.jsonl").write_text("earlier\n")
+    gang_of(tmp_path / "run", restart=True).make_ready()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists(), "moved aside, as it is asked for"
+
+
+def test_a_run_that_waits_says_so_and_is_cancelled_in_the_queue(
+    queue: Queue, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    send(tmp_path / "run")
+    said = muster_main("status", "run").stdout
+    assert said.startswith("run: queued\n  waiting for SLURM job 90 ("), said
+    assert json.loads(muster_main("status", "run", "--json").stdout)["job_id"] == "90"
+    queue.show("COMPLETED")
+    assert muster_main("status", "run").stdout.startswith("run: not begun\n")
+    assert "nothing to cancel here, it is not begun" in muster_main("cancel", "run").stdout
+    queue.show("PENDING")
+    assert "cancelled SLURM job 90, which waited" in muster_main("cancel", "run").stdout
+    assert queue.cancelled() == ["--quiet 90"]
+
+
+def test_a_waiting_program_is_not_resumed_and_its_job_is_named(
+    queue: Queue, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    (tmp_path / "p.py").write_text("")
+    words = ("run", "--on", "slurm", "--devices", "cpu:1", "--no-wait", "--run-dir", "run", "p.py")
+    assert muster_main(*words).stdout == "90\n"
+    done = muster_main("resume", "run")
+    assert done.returncode == 2 and "is a run of a program, and job 90 does it" in done.stderr
+    queue.show("COMPLETED")
+    done = muster_main("resume", "run")
+    assert done.returncode == 2 and "muster cannot go on with by itself" in done.stderr
+
+
+def test_a_node_of_a_job_does_not_start_what_was_begun_here_since(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    folder, options = RunFolder(tmp_path / "run"), GangOptions()
+    typed = ("muster", "run", "--devices", "cpu:1", "p.py")
+    renew = renewal(folder, Script(path="p.py"), options, "run", {}, {}, typed)
+    with open_run(folder, renew):
+        pass
+    done = muster_main("resume", "run", "--node-rank", "0")
+    assert done.returncode == 2, done
+    assert "was last started by: muster run --devices cpu:1 p.py" in done.stderr

@@ -1,7 +1,8 @@
-"""Flags of a gang on SLURM: which have an effect where, and which words reach the nodes."""
+"""Flags of a gang on SLURM: which have an effect where, and which job they mean."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.conftest import MusterCli
 from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm_script import output_among
 from muster.cli.parse import wants_slurm
-from muster.cli.slurm_gang import words_for_nodes
+from muster.run.folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -27,21 +28,6 @@ def test_whether_it_goes_to_slurm(words: list[str], wants: bool) -> None:
     assert wants_slurm(words) is wants
 
 
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        (
-            ["--gpus", "4", "--on", "slurm", "--nodes=2", "--grace", "1"],
-            ["--devices", "4", "--grace", "1"],
-        ),
-        (["--no_wait", "-m", "--slurm-arg", "a=b", "--slurm_arg=c"], ["--module"]),
-        (["--run-dir", "x", "--quiet", "--all-ranks", "--dry-run"], ["--all-ranks"]),
-    ],
-)
-def test_the_words_for_the_nodes(words: list[str], kept: list[str]) -> None:
-    assert words_for_nodes(flags_of_run(words)) == kept
-
-
 def test_the_program_keeps_flags_that_look_like_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,12 +36,35 @@ def test_the_program_keeps_flags_that_look_like_ours(
     argv = ["--on", "slurm", "--gpus", "2", "--slurm-arg", "nice=1", "train.py", "--time", "3"]
     assert list(flags_of_run(argv).program) == ["train.py", "--time", "3"]
     gang = slurm_gang(argv)
-    assert list(gang.command.rest)[-4:] == ["--", "train.py", "--time", "3"]
+    record = gang.renew(None)
+    assert record.argv == ("muster", "run", *argv)
+    assert (record.spec["program"]["path"], record.spec["program"]["args"]) == (
+        "train.py", ("--time", "3"),
+    )  # fmt: skip
     assert (gang.request.gpus_per_node, gang.request.slurm_args) == (2, ("nice=1",))
     same = slurm_gang(["--on", "slurm", "--no-wait", "--gpus", "2", "train.py", "--time", "3"])
     assert same.folder == gang.folder  # found again while its job lives
     other = slurm_gang(["--on", "slurm", "--gpus", "2", "train.py", "--time", "4"])
-    assert other.folder != gang.folder
+    nodes = slurm_gang(["--on", "slurm", "--gpus", "2", "--nodes", "2", "train.py", "--time", "3"])
+    ranks = slurm_gang(["--on", "slurm", "--gpus", "3", "train.py", "--time", "3"])
+    assert len({gang.folder, other.folder, nodes.folder, ranks.folder}) == 4
+
+
+def test_a_job_that_an_older_muster_has_named_in_its_way_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    before = ["muster", "run", "--on", "slurm", "--gpus", "2", "--no-wait", "train.py", "--lr", "1"]
+    old = RunFolder(Path("runs/train-abc123"))
+    old.slurm.mkdir(parents=True)
+    record = {"job_id": "7", "script": "", "argv": before, "cwd": str(tmp_path)}
+    old.slurm_job.write_text(json.dumps(record))
+    words = ["--on", "slurm", "--devices", "2", "train.py", "--lr"]
+    assert slurm_gang([*words, "1"]).folder == old
+    assert slurm_gang([*words, "2"]).folder != old
+    old.slurm_job.write_text(json.dumps({**record, "cwd": "/elsewhere"}))
+    assert slurm_gang([*words, "1"]).folder != old
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,10 @@ def test_the_script_can_be_had_as_a_file(muster_main: MusterCli, tmp_path: Path)
     assert shown.returncode == printed.returncode == written.returncode == 0
     assert shown.stdout == printed.stdout == (tmp_path / "job.sh").read_text()
     assert "#SBATCH --nodes=2\n" in shown.stdout and "#SBATCH --time=10\n" in shown.stdout
+    [folder] = (tmp_path / "runs").iterdir()
+    record = json.loads((folder / "run.json").read_bytes())  # what the job will start from
+    assert record["argv"] == ["muster", "train", "--on", "slurm", *words[1:]]
+    assert f"muster resume {folder} --node-rank" in shown.stdout
     behind = muster_main("slurm-script", *words, "--output=behind.sh")
     assert behind.returncode == 0, behind.stderr
     assert (tmp_path / "behind.sh").read_text() == shown.stdout

@@ -10,15 +10,15 @@ import pytest
 from muster.base.errors import UsageError
 from muster.run.folder import RunFolder
 from muster.slurm.request import JobRequest
-from muster.slurm.script import NodeCommand, gang_script, gang_warning_s
+from muster.slurm.script import gang_script, gang_warning_s
 
-COMMAND = NodeCommand(head=["train", "har"], rest=["--lr", "1e-3"], cwd=Path("/home/me/my work"))
+CWD = Path("/home/me/my work")
 FOLDER = RunFolder(Path("/home/me/runs/100%har"))
 
 
 def script(site: JobRequest | None = None, **values: object) -> str:
     request = JobRequest(**values)  # type: ignore[arg-type]
-    return gang_script(request.with_site(site or JobRequest()), COMMAND, FOLDER)
+    return gang_script(request.with_site(site or JobRequest()), FOLDER, CWD)
 
 
 def options(text: str) -> dict[str, str]:
@@ -115,8 +115,8 @@ def test_bash_understands_it_and_the_launcher_gets_its_words(
     num_nodes: int, tmp_path: Path
 ) -> None:
     """A pretended srun shows what would run on the node."""
-    command = NodeCommand(head=["train", "a b"], rest=["--name", "${HOME} it's"], cwd=tmp_path)
-    text = gang_script(JobRequest(num_nodes=num_nodes), command, FOLDER)
+    folder = RunFolder(tmp_path / "it's ${HOME}")
+    text = gang_script(JobRequest(num_nodes=num_nodes), folder, tmp_path)
     fakes = """
 scontrol() {
     case $* in *hostnames*) echo n7; echo n8 ;; *) echo "X=1 NodeAddr=10.0.0.7 Y=2" ;; esac
@@ -130,15 +130,11 @@ srun() { shift 2; bash -c "${1/exec \\/*python -m muster/printf '%s\\\\n'}" "${@
     )
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()
-    assert words[:2] == ["train", "a b"] and words[-2:] == ["--name", "${HOME} it's"]
+    assert words[:4] == ["resume", str(folder.path), "--node-rank", "1"]
     if num_nodes == 2:
-        place = words[2:-2]
-        assert place[:-1] == [
-            "--nodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.7", "--master-port",
-        ]  # fmt: skip
-        assert 1024 <= int(place[-1]) < 65536
-    else:
-        assert len(words) == 4
+        assert words[4:7] == ["--master-addr", "10.0.0.7", "--master-port"]
+        assert 1024 <= int(words[7]) < 65536
+    assert len(words) == (8 if num_nodes == 2 else 4)
 
 
 @pytest.mark.parametrize(
@@ -160,4 +156,4 @@ def test_what_slurm_would_not_take_is_refused_at_once(
 def test_a_folder_that_slurm_cannot_write_to_is_refused() -> None:
     """A backslash in --output: SLURM replaces no %j in it, and drops the backslash."""
     with pytest.raises(UsageError, match="SLURM cannot write below a backslash"):
-        gang_script(JobRequest(), COMMAND, RunFolder(Path("/home/me/a\\b")))
+        gang_script(JobRequest(), RunFolder(Path("/home/me/a\\b")), CWD)

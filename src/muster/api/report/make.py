@@ -72,19 +72,17 @@ def write_report(
 
 
 def _content(run: Run, maker: SweepMaker | MapMaker | None, place: RunFolder) -> Content:
-    match run.stored.kind:
-        case "train" | "agent" | "run":
-            return _gang_content(run, place)
-        case "map":
-            return map_content(run, maker if isinstance(maker, MapMaker) else None, place)
-        case "sweep":
-            return sweep_content(run, maker if isinstance(maker, SweepMaker) else None, place)
+    if run.stored.is_gang:
+        return _gang_content(run, place)
+    if run.stored.is_map:
+        return map_content(run, maker if isinstance(maker, MapMaker) else None, place)
+    return sweep_content(run, maker if isinstance(maker, SweepMaker) else None, place)
 
 
 def _gang_content(run: Run, place: RunFolder) -> Content:
     """SetupError where a record of the training holds something else than a training writes."""
     try:
-        return script_content(run) if run.stored.kind == "run" else training_content(run, place)
+        return script_content(run) if run.stored.is_program else training_content(run, place)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise SetupError(
             f"Cannot make the report: a record in {run.path} is damaged "

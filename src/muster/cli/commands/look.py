@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,8 @@ from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
 from muster.farm.task import TaskState
 from muster.run.state import Word, has_saved, state_of_array
+from muster.slurm.job import living_job
+from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
     from muster.api.array import ArrayProgress
@@ -121,13 +124,16 @@ def status(argv: list[str]) -> int:
     run = open_run(flags.run)
     found = run.status()
     progress = _array(run, asks_slurm=True)
-    state = _state(found, progress)
+    job = _job(run)
+    state = _state(found, progress, job)
     if flags.json:
-        record = {**asdict(found), "state": state}
+        record = {**asdict(found), "state": state, **({} if job is None else {"job_id": job[0]})}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
     output.say(f"{found.name}: {state}")
     lines = _rank_lines(run, found) if run.stored.is_gang else _task_lines(run, found, progress)
+    if job is not None and job[1].waits:
+        lines.insert(0, f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})")
     for line in lines:
         output.say(f"  {line}")
     return 0
@@ -135,7 +141,7 @@ def status(argv: list[str]) -> int:
 
 def _rank_lines(run: Run, found: Status) -> list[str]:
     lines = [] if found.training is None else [_training_words(found.training)]
-    if found.state in ("saved", "stopped") and run.stored.kind != "run" and run.stored.argv:
+    if found.state in ("saved", "stopped") and not run.stored.is_program and run.stored.argv:
         word = "go on" if has_saved(run.folder) else "nothing is saved; begin again"
         lines.append(f"{word}: muster resume {run.path}")
     if found.state == "failed":
@@ -246,7 +252,7 @@ def export(argv: list[str]) -> int:
     flags = parse(_Export, argv, "export", _EXPORT)
     run = open_run(flags.run)
     stored = run.stored
-    if stored.kind == "map":
+    if stored.is_map:
         raise UsageError(
             f"{run.path} is a map: its table is its output. {_output_of_map(run)}",
             hint=f"see how it stands: muster status {run.path}",
@@ -270,7 +276,7 @@ def _output_of_map(run: Run) -> str:
 def cancel(argv: list[str]) -> int:
     flags = parse(LookFlags, argv, "cancel", _CANCEL)
     run: Run = open_run(flags.run)
-    is_gang = run.stored.is_gang
+    is_gang, job = run.stored.is_gang, _job(run)
     asked = run.cancel()
     array = _array(run, asks_slurm=True)
     if flags.json:
@@ -281,6 +287,8 @@ def cancel(argv: list[str]) -> int:
         output.say(f"{run.folder.name}: nothing to cancel here, it is {state}")
     elif array is not None:
         output.say(f"{run.folder.name}: asked the elements at work to cancel what has not ended")
+    elif asked and job is not None and job[1].waits:
+        output.say(f"{run.folder.name}: cancelled SLURM job {job[0]}, which waited in the queue")
     elif asked and is_gang:
         output.say(f"{run.folder.name}: asked its ranks to save what they can and to end")
     elif asked:
@@ -353,6 +361,13 @@ def _array(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:
     return array_progress(run.folder, asks_slurm=asks_slurm)
 
 
+def _job(run: Run) -> tuple[str, JobStatus] | None:
+    """Of a run that was handed in to SLURM, its job while that lives, as far as one can ask."""
+    with suppress(SetupError):
+        return living_job(run.folder)
+    return None
+
+
 def _plain(progress: ArrayProgress) -> dict[str, Any]:
     counts = {state.name.lower(): number for state, number in progress.counts.items()}
     return {**progress._asdict(), "counts": counts}
@@ -372,7 +387,11 @@ def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
     ]
 
 
-def _state(found: Status, array: ArrayProgress | None) -> Word:
+def _state(
+    found: Status, array: ArrayProgress | None, job: tuple[str, JobStatus] | None = None
+) -> Word:
+    if job is not None and job[1].waits and found.state == "not begun":
+        return "queued"
     if array is None:
         return found.state
     num_open = found.counts["waiting"] + found.counts["running"]

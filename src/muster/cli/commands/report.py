@@ -61,16 +61,17 @@ def main(argv: list[str]) -> int:
 
 def _maker_of(stored: RunRecord) -> SweepMaker | MapMaker | None:
     """The recipe behind a run; None where there is none, or where it is not of this muster."""
+    if stored.is_map:
+        with suppress(MusterError, SystemExit):
+            return _map_maker(stored)
+        return None
     name = stored.spec.get("recipe")
-    if stored.kind == "sweep" and isinstance(name, str) and is_recipe(name, Recipe):
+    if not stored.is_gang and isinstance(name, str) and is_recipe(name, Recipe):
         from muster.api.report.sweep import SweepMaker
 
         recipe = sweep_recipe(name)
         assert recipe is not None
         return SweepMaker(recipe, decode(recipe.config, stored.spec["config"], ignore_unknown=True))
-    if stored.kind == "map":
-        with suppress(MusterError, SystemExit):
-            return _map_maker(stored)
     return None
 
 

@@ -1,26 +1,36 @@
-"""``muster resume`` and ``muster retry``: go on with a run without typing it again."""
+"""``muster resume`` and ``muster retry``: go on with a run without typing it again.
+
+A job of SLURM starts here as well: its nodes with ``--node-rank``, an array's with ``--element``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from muster.api.array import read_array
+from muster.api.earlier_work import array_of
 from muster.api.options import SweepOptions
 from muster.api.plans import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_first_stage, open_run
-from muster.base.errors import UnknownNameError, UsageError
+from muster.api.slurm_gang import NodeStart
+from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.cli import output
 from muster.cli.commands import map as map_command
+from muster.cli.commands import run as run_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import ONE_TIME, ShownFlags, refuse_without_effect
-from muster.cli.parse import Parsed, RunPlace, parse_groups
+from muster.cli.parse import Parsed, RunPlace, parse_groups, word_first
 from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.task import TaskState
+from muster.run.folder import RunFolder
+from muster.run.record import Kind, RunRecord
+from muster.slurm.job import living_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +39,14 @@ class _RetryFlags:
 
     cancelled: bool = False
     """Also run the cancelled tasks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JobFlags:
+    """What a job of SLURM says."""
+
+    element: int | None = None
+    """Run this element of an array; its job has this flag."""
 
 
 _RESUME = """Continue a run where it stopped; failed tasks stay failed.
@@ -51,18 +69,25 @@ _FIRST = (
     "run", "cancelled", "devices", "gpu_ids", "per_gpu", "retries", "retry_exceptions",
     "timeout_s", "keep_going", "executor", "allow_changed_code", "dry_run", "quiet", "json",
 )  # fmt: skip
+#: What goes on with a run of ranks or with a map, which are not retried either.
+_COMMANDS: Mapping[Kind, Callable[..., int]] = {
+    "map": map_command.main,
+    "train": train.main,
+    "agent": train.main,
+    "run": run_command.main,
+}
 
 
 def main(argv: list[str]) -> int:
     run, extra = _run_in(argv)
-    if run is not None and run.stored.kind != "sweep":
+    if run is not None and run.stored.kind in _COMMANDS:
         return _resume_other(run, extra)
     return _go_on(argv, extra, "resume", _RESUME)
 
 
 def retry(argv: list[str]) -> int:
     run, extra = _run_in(argv)
-    if run is not None and run.stored.kind != "sweep":
+    if run is not None and run.stored.kind in _COMMANDS:
         raise UsageError(
             f"{run.path} is {run.stored.kind_name}: there are no failed tasks to run again.",
             hint=f"go on with it: muster resume {run.path}",
@@ -72,38 +97,79 @@ def retry(argv: list[str]) -> int:
 
 def _run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
     """The run that is named, and the other words: flags and their values may stand before it."""
-    for index, word in enumerate(argv):
-        if not word.startswith("-"):
-            with suppress(UnknownNameError):
-                run = open_first_stage(word) or open_run(word)
-                return run, [*argv[:index], *argv[index + 1 :]]
-    return None, argv
+    words = word_first(argv, lambda word: _named(word) is not None)
+    run = _named(words[0]) if words else None
+    return (None, argv) if run is None else (run, words[1:])
+
+
+def _named(word: str) -> Run | None:
+    with suppress(UnknownNameError):
+        return open_first_stage(word) or open_run(word)
+    return None
 
 
 def _resume_other(run: Run, extra: list[str]) -> int:
     """A map, a training or a program: the command that made it is given again."""
-    stored = run.stored
+    stored, path = run.stored, run.folder.whole.absolute()
+    command = _COMMANDS[stored.kind]
     if not stored.argv:
-        call = "muster.map" if stored.kind == "map" else "muster.fit"
         raise UsageError(
-            f"{run.path} was made by a call of {call} in a program, not by a command.",
+            f"{run.path} was made by a call of {stored.call} in a program, not by a command.",
             hint=f"give the same call again with run_dir={str(run.path)!r}; it goes on from there.",
         )
-    if stored.kind == "run":
-        raise UsageError(
-            f"{run.path} is {stored.kind_name}, which muster cannot go on with by itself.",
-            hint="a program that saves its state goes on when it is started again in "
-            f"{stored.cwd}: {shlex.join(stored.argv)}",
+    if not stored.is_program:
+        go_to(stored.cwd)
+    before, typed = _both(stored, extra)
+    if stored.is_gang and "node_rank" in typed.given("options"):
+        if before.place.on == "slurm":
+            go_to(stored.cwd)
+            return command(*_on_node(path, before, typed, stored.argv))
+        if before.given("options").get("num_nodes", 1) == 1:
+            raise UsageError(
+                f"--node-rank is for a job or a run on several nodes, and {run.path} was last "
+                f"started by: {shlex.join(stored.argv)}",
+                hint="hand the job in again.",
+            )
+    if stored.is_program:
+        raise _cannot_go_on(run)
+    return command(_merged(path, before, typed, ONE_TIME))
+
+
+def _cannot_go_on(run: Run) -> UsageError:
+    stored, job = run.stored, None
+    with suppress(SetupError):  # no SLURM here
+        job = living_job(run.folder)
+    line = f"{stored.cwd}: {shlex.join(stored.argv)}"
+    if job is not None:
+        return UsageError(
+            f"{run.path} is {stored.kind_name}, and job {job[0]} does it.",
+            hint=f"the same command follows the job, in {line}",
         )
-    if stored.kind == "map":
-        return _by_command_line(run, extra, map_command.main)
-    return _by_command_line(run, extra, train.main)
+    return UsageError(
+        f"{run.path} is {stored.kind_name}, which muster cannot go on with by itself.",
+        hint=f"a program that saves its state goes on when it is started again in {line}",
+    )
+
+
+def _on_node(
+    path: Path, before: Parsed, typed: Parsed, argv: tuple[str, ...]
+) -> tuple[list[str], NodeStart]:
+    """What a node of a job starts: what the job was handed in for, at its place among the nodes.
+    What was to be shown was for whoever handed it in.
+    """
+    local = [one for one in typed.said if one.option.flag.engines == ("local",)]
+    place = {one.option.path[-1]: one.value for one in local}
+    asked = tuple(one for one in before.said if one.option.group != "shown")
+    before, typed = (
+        dataclasses.replace(before, said=asked),
+        dataclasses.replace(typed, said=tuple(typed.but(place))),
+    )
+    return _merged(path, before, typed), NodeStart(place, argv)
 
 
 def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
     groups: dict[str, Any] = {"place": RunPlace, "options": SweepOptions, "shown": ShownFlags}
-    if command == "retry":
-        groups["again"] = _RetryFlags
+    groups |= {"again": _RetryFlags} if command == "retry" else {"job": _JobFlags}
     parsed = parse_groups(groups, argv, command, description, common=_FIRST)
     refuse_without_effect(parsed, parsed.options.executor)
     run = open_run(parsed.place.run)
@@ -119,12 +185,39 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         counts = run.counts()
         if not any(counts[state] for state in reopens):
             return _nothing_to_retry(run, counts)
-    if run.stored.argv:
-        main = functools.partial(sweep.main, reopens=reopens)
-        return _by_command_line(run, extra, main)
-    go_to(run.stored)
+    elif (element := _element(run, parsed)) is not None:
+        return _run_element(*element, parsed)
+    stored, path = run.stored, run.folder.whole.absolute()
+    go_to(stored.cwd)
+    if stored.argv:
+        words = _merged(path, *_both(stored, extra), ONE_TIME)
+        return sweep.main(words, reopens=reopens)
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
-    return sweep.run_and_sum_up(workload, _merged(run, parsed), (), parsed.shown)
+    options = _options(parsed, stored_options(run))
+    return sweep.run_and_sum_up(workload, options, (), parsed.shown)
+
+
+def _element(run: Run, parsed: Parsed) -> tuple[RunFolder, int] | None:
+    """The array and the number of the element that is meant; None where none is."""
+    if parsed.job.element is not None:
+        return run.folder, parsed.job.element
+    main, name = array_of(run.folder), run.path.absolute().name
+    return (main, int(name)) if main and name.isdigit() and not run.stored.argv else None
+
+
+def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
+    from muster.cli.array import element_of
+
+    array = read_array(folder)
+    if array is None or not array.argv:
+        raise UsageError(
+            f"{folder.path} was not made with --array: it has no elements to run.",
+            hint=f"go on with it: muster resume {folder.path}",
+        )
+    folder = RunFolder(folder.path.absolute())
+    go_to(array.cwd)
+    workload, options = element_of(array, folder, number)
+    return sweep.run_and_sum_up(workload, _options(parsed, options), (), parsed.shown)
 
 
 def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
@@ -136,31 +229,30 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
     return 0
 
 
-def _by_command_line(run: Run, extra: list[str], command_main: Callable[[list[str]], int]) -> int:
-    """The stored command line, with what is typed now on top of it."""
+def _both(stored: RunRecord, extra: list[str]) -> tuple[Parsed, Parsed]:
+    """What the stored command says, and what is typed now."""
     from muster.cli.main import read_command
 
-    stored = run.stored
-    path = run.folder.whole.absolute()
+    before = read_command(with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv)))
     extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
-    go_to(stored)
-    argv = with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv))
-    before = read_command(argv)
-    typed = parse_groups(before.groups, extra, before.command, "")
-    gone = {*ONE_TIME, "run_dir", *(said.option.path[-1] for said in typed.said)}
+    return before, parse_groups(before.groups, extra, before.command, "")
+
+
+def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> list[str]:
+    """The words for the stored command, with what is typed now on top of it."""
+    gone = {*without, "run_dir", *(said.option.path[-1] for said in typed.said)}
     if gone & _DEVICES:
         gone |= _DEVICES
-    merged = dataclasses.replace(before, said=(*before.but(gone), *typed.said))
-    return command_main(merged.argv(run_dir=path)[2:])
+    both = dataclasses.replace(before, said=(*before.but(gone), *typed.said))
+    return both.argv(run_dir=path)[2:]
 
 
 _DEVICES = {"devices", "gpu_ids", "max_gpus"}
 
 
-def _merged(run: Run, parsed: Parsed) -> SweepOptions:
-    """The stored options, with what is typed now on top of them."""
-    stored = stored_options(run)
+def _options(parsed: Parsed, of: SweepOptions) -> SweepOptions:
+    """The options ``of`` the run, with what is typed now on top of them."""
     if _DEVICES & parsed.given("options").keys():
-        stored = dataclasses.replace(stored, devices="auto", gpu_ids=None, max_gpus=None)
-    merged: SweepOptions = parsed.make("options", of=stored, run_dir=stored.run_dir)
-    return merged
+        of = dataclasses.replace(of, devices="auto", gpu_ids=None, max_gpus=None)
+    options: SweepOptions = parsed.make("options", of=of, run_dir=of.run_dir)
+    return options

@@ -5,19 +5,20 @@ The supervisor is started before anything else is imported: it needs the longest
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from muster.base.errors import UsageError
+from muster.base.errors import MusterError, UsageError
 from muster.cli.parse import wants_slurm
 from muster.gang.launch import SupervisorHandle, start_supervisor
+from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from muster.api.options import GangOptions
-    from muster.api.slurm_gang import SlurmGang
+    from muster.api.slurm_gang import NodeStart, SlurmGang
     from muster.cli.parse import Parsed
     from muster.gang.spec import Script
 
@@ -45,33 +46,44 @@ _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
 _NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], node: NodeStart | None = None) -> int:
+    """``node``: of the job that this command, as it was handed in, has become."""
     began = time.monotonic()
     with ExitStack() as stack:
         supervisor = None
         # A program may have such flags too; its supervisor is then started a moment later.
-        if argv and not any(word in _NO_START for word in argv) and not wants_slurm(argv):
+        stays_here = node is not None or not wants_slurm(argv)
+        if argv and stays_here and not any(word in _NO_START for word in argv):
             supervisor = stack.enter_context(start_supervisor(forks="--start=fork" in argv))
-        return _run(argv, supervisor, began)
+        return _run(argv, supervisor, began, node)
 
 
-def _run(argv: list[str], supervisor: SupervisorHandle | None, began: float) -> int:
-    from muster.api.run import plan_script, run_script
+def _run(
+    argv: list[str],
+    supervisor: SupervisorHandle | None,
+    began: float,
+    node: NodeStart | None,
+) -> int:
+    from muster.api.run import code_of_script, plan_script, run_script
     from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
 
     parsed, script, options = read_run(argv)
-    shown, place = parsed.shown, parsed.place
+    shown, place, typed = parsed.shown, parsed.place, ("muster", "run", *argv)
+    if node is not None:
+        from muster.api.slurm_gang import options_on_node
+
+        folder, code = RunFolder(place.run_dir), code_of_script(script)
+        options, typed = options_on_node(node, folder, options, code), node.argv
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
-        gang = _on_nodes(parsed, script, options)
-        return run_on_slurm(gang, parsed, ["muster", "run", *argv])
+        return run_on_slurm(_on_nodes(parsed, script, options, typed), parsed)
     if shown.dry_run:
         plan = plan_script(script, options, place.run_dir)
         show_gang_plan(plan, shlex.join(parsed.program), is_json=shown.json)
         return 0
     audience = gang_audience(
-        ["muster", "run", *argv],
+        typed,
         all_ranks=place.all_ranks,
         level=shown.level,
     )
@@ -85,8 +97,7 @@ def _run(argv: list[str], supervisor: SupervisorHandle | None, began: float) -> 
 def slurm_gang(argv: list[str]) -> SlurmGang:
     """What ``muster run ARGV --on slurm`` would send."""
     parsed, script, options = read_run(argv)
-    assert options.slurm is not None
-    return _on_nodes(parsed, script, options)
+    return _on_nodes(parsed, script, options, ("muster", "run", *argv))
 
 
 def flags_of_run(argv: list[str]) -> Parsed:
@@ -121,19 +132,32 @@ def read_run(argv: list[str]) -> tuple[Parsed, Script, GangOptions]:
     return parsed, script, gang_options(parsed)
 
 
-def _on_nodes(parsed: Parsed, script: Script, options: GangOptions) -> SlurmGang:
-    from muster.api.run import check_script, folder_for_job
+def _on_nodes(
+    parsed: Parsed, script: Script, options: GangOptions, typed: Sequence[str]
+) -> SlurmGang:
+    from muster.api.gangs import renewal
+    from muster.api.run import check_script, check_there, code_of_script
     from muster.api.slurm_gang import SlurmGang
-    from muster.cli.slurm_gang import node_command, words_for_nodes
-    from muster.run.folder import RunFolder
 
-    given, request = parsed.place.run_dir, options.slurm
-    assert request is not None
-    decisive = [str(request.num_nodes), *words_for_nodes(parsed), *parsed.program]
-    folder = RunFolder(given) if given else folder_for_job(script, decisive)
+    assert options.slurm is not None
+    check_there(script)
+    given = parsed.place.run_dir
+    folder = RunFolder(given) if given else _folder_of_job(script, options)
     check_script(folder, script, options)
-    command = node_command(["run"], parsed, folder)
-    command = dataclasses.replace(command, rest=[*command.rest, "--", *parsed.program])
+    renew = renewal(folder, script, options, "run", code_of_script(script), {}, typed)
     return SlurmGang(
-        folder=folder, command=command, request=request, kind="run", restart=options.restart
+        folder=folder, request=options.slurm, kind="run", restart=options.restart, renew=renew
     )
+
+
+def _folder_of_job(script: Script, options: GangOptions) -> RunFolder:
+    """The folder of the job that means the same, whichever muster has named it."""
+    from muster.api.run import folder_for_job, handed_in_here, what_decides
+
+    for folder, argv in handed_in_here(script):
+        with suppress(MusterError):  # a flag that there is no more
+            parsed, other, how = read_run(argv[2:])
+            is_same = what_decides(other, how) == what_decides(script, options)
+            if is_same and parsed.place.run_dir is None:
+                return folder
+    return folder_for_job(script, options)

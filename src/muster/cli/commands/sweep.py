@@ -108,9 +108,6 @@ def main(argv: list[str], *, reopens: tuple[TaskState, ...] = ()) -> int:
         from muster.api.array import part_of
 
         workload = part_of(workload, parsed.sharing.part)
-    if parsed.shown.dry_run:
-        _show_plan(prepare(workload, options), is_json=parsed.shown.json)
-        return 0
     full = ["muster", "sweep", *argv]
     return run_and_sum_up(workload, options, full, parsed.shown)
 
@@ -166,16 +163,18 @@ def _of_recipe(config: type) -> Part:
 def read_sweep(argv: Sequence[str]) -> SweepCommand:
     """What the words mean; the words of a command are behind ``--``."""
     parsed = flags_of_sweep(argv)
+    return SweepCommand(workload=workload_of(parsed), parsed=parsed)
+
+
+def workload_of(parsed: Parsed) -> Workload:
     if "recipe" in parsed.groups:
         recipe = sweep_recipe(parsed.target)
         assert recipe is not None
-        return SweepCommand(workload=of_recipe(recipe, parsed.recipe), parsed=parsed)
+        return of_recipe(recipe, parsed.recipe)
     space = parsed.space.space()
     if parsed.program:
-        workload = of_command(list(parsed.program), space, shell=parsed.sharing.shell)
-    else:
-        workload = of_target_text(parsed.target, space)
-    return SweepCommand(workload=workload, parsed=parsed)
+        return of_command(list(parsed.program), space, shell=parsed.sharing.shell)
+    return of_target_text(parsed.target, space)
 
 
 def is_target(word: str) -> bool:
@@ -186,6 +185,9 @@ def run_and_sum_up(
     workload: Workload, options: SweepOptions, argv: Sequence[str], shown: ShownFlags
 ) -> int:
     """Run with the right screen, then say what came of it; returns the exit code."""
+    if shown.dry_run:
+        _show_plan(prepare(workload, options), is_json=shown.json)
+        return 0
     began = time.monotonic()
     if workload.recipe is not None:
         call = partial(rehearse_sweep, workload.recipe, workload.config)

@@ -6,6 +6,7 @@ The supervisor is started before anything else: it imports torch while the flags
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from muster.gang.topology import read_topology
 
 if TYPE_CHECKING:
     from muster.api.options import GangOptions
-    from muster.api.slurm_gang import SlurmGang
+    from muster.api.slurm_gang import NodeStart, SlurmGang
     from muster.api.train import Trained, TrainJob
     from muster.cli.parse import Parsed
 
@@ -35,15 +36,16 @@ Examples:
 _NO_START = ("-h", "--help", "--dry-run", "--dry_run")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], node: NodeStart | None = None) -> int:
+    """``node``: of the job that this command, as it was handed in, has become."""
     began = time.monotonic()
     topology = read_topology()
     with ExitStack() as stack:
         supervisor = None
         stays_here = argv and not any(word in _NO_START for word in argv)
-        if topology is None and stays_here and not wants_slurm(argv):
+        if topology is None and stays_here and (node is not None or not wants_slurm(argv)):
             supervisor = stack.enter_context(start_supervisor(forks=_can_fork()))
-        return _train(argv, supervisor, began)
+        return _train(argv, supervisor, began, node)
 
 
 def _can_fork() -> bool:
@@ -52,7 +54,12 @@ def _can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -> int:
+def _train(
+    argv: list[str],
+    supervisor: SupervisorHandle | None,
+    began: float,
+    node: NodeStart | None,
+) -> int:
     from muster.api.fit import train_here
     from muster.api.train import plan_training, run_training
     from muster.cli import output
@@ -61,12 +68,15 @@ def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -
     from muster.cli.train_screen import TrainScreen
 
     job, options, flags = parse_train(argv, "train", _HELP)
-    shown = flags.shown
+    shown, typed = flags.shown, ("muster", "train", *argv)
+    if node is not None:
+        from muster.api.slurm_gang import options_on_node
+
+        options, typed = options_on_node(node, job.folder, options, job.code), node.argv
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
-        gang = _on_nodes(job, options, flags)
-        return run_on_slurm(gang, flags, ["muster", "train", *argv])
+        return run_on_slurm(_on_nodes(job, options, typed), flags)
     topology = read_topology()
     if shown.dry_run and topology is not None:
         if topology.rank == 0:
@@ -85,7 +95,7 @@ def _train(argv: list[str], supervisor: SupervisorHandle | None, began: float) -
         if shown.json and here.results is not None and topology.rank == 0:
             _say_outcome(here, time.monotonic() - began)
         return here.exit_code
-    with TrainScreen(job.folder, flags, argv) as screen:
+    with TrainScreen(job.folder, flags, typed) as screen:
         done = run_training(job, options, screen.audience, supervisor=supervisor)
     seconds = time.monotonic() - began
     if shown.json and done.results is not None:
@@ -107,21 +117,19 @@ def slurm_gang(argv: list[str]) -> SlurmGang:
     """What ``muster train ARGV --on slurm`` would send."""
     from muster.cli.train_flags import parse_train
 
-    job, options, parsed = parse_train(argv, "train", _HELP)
-    return _on_nodes(job, options, parsed)
+    job, options, _ = parse_train(argv, "train", _HELP)
+    return _on_nodes(job, options, ("muster", "train", *argv))
 
 
-def _on_nodes(job: TrainJob, options: GangOptions, parsed: Parsed) -> SlurmGang:
+def _on_nodes(job: TrainJob, options: GangOptions, typed: Sequence[str]) -> SlurmGang:
     from muster.api.slurm_gang import SlurmGang
-    from muster.api.train import check_job
-    from muster.cli.slurm_gang import node_command
+    from muster.api.train import check_job, renewal_of
 
     assert options.slurm is not None
     check_job(job, options)
-    command = node_command(parsed.command.split(" ", 1), parsed, job.folder)
     return SlurmGang(
-        folder=job.folder, command=command, request=options.slurm, kind=job.kind,
-        restart=options.restart,
+        folder=job.folder, request=options.slurm, kind=job.kind, restart=options.restart,
+        renew=renewal_of(job, options, typed),
     )  # fmt: skip
 
 
