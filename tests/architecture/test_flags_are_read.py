@@ -36,6 +36,7 @@ GROUPS = {
     "sharing": "muster.cli.commands.sweep.SharingFlags",
     "place": "muster.cli.gang_flags.GangPlace", "own": "muster.cli.train_flags.TrainFlags",
     "places": "muster.cli.map_flags.MapPlaces", "again": "muster.cli.commands.resume._RetryFlags",
+    "job": "muster.cli.commands.resume._JobFlags",
 }  # fmt: skip
 #: A protocol, and whose fields it asks for.
 PROTOCOLS = {"muster.api.placing.DeviceChoice": "muster.api.options.DeviceOptions"}
