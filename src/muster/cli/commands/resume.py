@@ -25,6 +25,7 @@ from muster.cli.commands import map as map_command
 from muster.cli.commands import run as run_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import ONE_TIME, ShownFlags, refuse_without_effect
+from muster.cli.options import Part
 from muster.cli.parse import Parsed, RunPlace, parse_groups, word_first
 from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.task import TaskState
@@ -168,7 +169,8 @@ def _on_node(
 
 
 def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
-    groups: dict[str, Any] = {"place": RunPlace, "options": SweepOptions, "shown": ShownFlags}
+    own = Part(of=SweepOptions, without=("run_dir", "name"))  # the run has its folder
+    groups: dict[str, Any] = {"place": RunPlace, "options": own, "shown": ShownFlags}
     groups |= {"again": _RetryFlags} if command == "retry" else {"job": _JobFlags}
     parsed = parse_groups(groups, argv, command, description, common=_FIRST)
     refuse_without_effect(parsed, parsed.options.executor)
@@ -235,7 +237,12 @@ def _both(stored: RunRecord, extra: list[str]) -> tuple[Parsed, Parsed]:
 
     before = read_command(with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv)))
     extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
-    return before, parse_groups(before.groups, extra, before.command, "")
+    typed = parse_groups(before.groups, extra, before.command, "")
+    if any(said.option.path[-1] == "run_dir" for said in typed.said):
+        raise UsageError(
+            "--run-dir has no effect: a run goes on in its own folder.", hint="leave it out."
+        )
+    return before, typed
 
 
 def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> list[str]:

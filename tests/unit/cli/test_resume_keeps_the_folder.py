@@ -1,0 +1,30 @@
+"""A run goes on in its own folder and under its own name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.conftest import MusterCli
+
+
+@pytest.mark.parametrize("flag", ["--run-dir", "--name"])
+@pytest.mark.parametrize("command", ["resume", "retry"])
+def test_another_folder_is_refused(
+    command: str, flag: str, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """It was taken and had no effect."""
+    done = muster_main(command, "runs/a", flag, "b")
+    assert done.returncode == 2
+    assert f"muster {command} has no flag {flag}" in done.stderr
+    assert flag not in muster_main(command, "--help-all").stdout
+
+
+def test_another_folder_for_a_map_is_refused(tmp_path: Path, muster_main: MusterCli) -> None:
+    (tmp_path / "t.py").write_text("def up(record):\n    return record\n")
+    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--run-dir", "a", "--on", "inline")
+    assert muster_main("map", "t.py:up", *words, "--quiet").returncode == 0
+    done = muster_main("resume", "a", "--run-dir", "b")
+    assert done.returncode == 2
+    assert "--run-dir has no effect" in done.stderr
