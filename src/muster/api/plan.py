@@ -24,7 +24,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.plan.calibrate import Calibration, Probe, calibrate
 from muster.plan.compute import Group, parse_devices
-from muster.plan.gather import (
+from muster.plan.inputs import (
     Known,
     compute_on,
     listed_inputs,

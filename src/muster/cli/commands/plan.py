@@ -16,7 +16,7 @@ from muster.cli.flags import JsonFlags
 from muster.cli.parse import parse_groups
 from muster.cli.recipes import AGENTS, TASKS
 from muster.plan.compare import compare_run, has_plan, store_plan
-from muster.plan.gather import Known
+from muster.plan.inputs import Known
 from muster.plan.prices import FILE_NAME, read_prices, write_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
 from muster.run.folder import RunFolder

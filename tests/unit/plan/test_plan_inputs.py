@@ -7,7 +7,7 @@ import pytest
 from muster.base.errors import UsageError
 from muster.plan.calibrate import Calibration
 from muster.plan.compute import ComputeTime, Group, parse_devices
-from muster.plan.gather import Known, compute_on, machine_of, peak_of, work_of
+from muster.plan.inputs import Known, compute_on, machine_of, peak_of, work_of
 from muster.plan.prices import DEFAULT_PRICES, parse_prices
 from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
 from muster.plan.units import Flops, FlopsPerSecond, Seconds, Watts, measured
