@@ -131,8 +131,8 @@ BREAKS = [
     Break(
         "device-memory",
         "a command without memory on its device is known by its output",
-        r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory",
-        r"\bNothingLikeIt\b",
+        r"(CUDA|HIP|XPU|MPS backend) out of memory",
+        r"NothingLikeIt",
         "test_failures.py",
         "without_memory",
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
@@ -70,7 +70,7 @@ class Scheduler:
         self.paused = ""
         self.ok_count = 0
         self._breaker = Breaker(policy.same_failure_limit)
-        self._health: dict[str, DeviceHealth] = {}
+        self._health: dict[str, DeviceHealth] = defaultdict(DeviceHealth)  # by device
         self._pace = Pace(policy.lead_s, policy.max_lead)
         self._fetching = False
         self._jitter = random.Random(0)
@@ -165,7 +165,7 @@ class Scheduler:
                 out.done.append(record)
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
-                self._health_of(worker.slot).succeeded()
+                self._health[worker.slot.spec.device_key].succeeded()
             elif (
                 finished.poisoned
                 and worker.call_size > 1
@@ -282,7 +282,7 @@ class Scheduler:
             self._enqueue(again)
             return
         mark = fingerprint(record.finished)
-        health = self._health_of(slot)
+        health = self._health[slot.spec.device_key]
         is_severe = outcome in (Outcome.CRASH, Outcome.DEVICE_FAULT) or record.finished.poisoned
         health.failed(mark, record.worker_id, is_severe=is_severe)
         if self._is_device_fault(slot, record.finished, mark, out):
@@ -326,14 +326,8 @@ class Scheduler:
             return False
         key = slot.spec.device_key
         others = {s.spec.device_key for s in self.roster.usable()} - {key}
-        found = blame(
-            finished,
-            mark,
-            self._health_of(slot),
-            [self._health_of_key(other) for other in others],
-            limit=self.policy.device_failure_limit,
-            alike_limit=self.policy.alike_failure_limit,
-        )
+        beside = [self._health[other] for other in others]
+        found = blame(finished, mark, self._health[key], beside, self.policy)
         if found is None:
             return False
         if found.until:
@@ -346,7 +340,7 @@ class Scheduler:
         again = task._replace(token=task.token + 1)
         out.tried.append((record, again))
         self._enqueue(again)
-        health = self._health_of(slot)
+        health = self._health[slot.spec.device_key]
         for lost in health.tasks:
             reopened = lost._replace(token=lost.token + 1)
             out.reopened.append(reopened)
@@ -360,7 +354,7 @@ class Scheduler:
             shares = self.roster.shares_of(key)
             for slot in shares:
                 slot.quarantined = ""
-            self._health_of_key(key).alike = 0
+            self._health[key].alike = 0
             out.notes.append(("readmitted", f"{shares[0].spec.label}: another GPU fails so too"))
 
     def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
@@ -600,9 +594,3 @@ class Scheduler:
         lead = self._pace.longest_lead()
         batch = max((target.max_batch for target in self.targets.values()), default=0)
         return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self.roster.slots))))
-
-    def _health_of(self, slot: Slot) -> DeviceHealth:
-        return self._health_of_key(slot.spec.device_key)
-
-    def _health_of_key(self, key: str) -> DeviceHealth:
-        return self._health.setdefault(key, DeviceHealth())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from muster.farm.decisions import Policy
 from muster.farm.task import Finished, Outcome, Task
 
 #: Far more than it takes to find a device at fault; bounds the memory when tasks are.
@@ -71,9 +72,7 @@ def blame(
     mark: str,
     health: DeviceHealth,
     others: Collection[DeviceHealth],
-    *,
-    limit: int,
-    alike_limit: int,
+    policy: Policy,
 ) -> Blame | None:
     """Whether a device is at fault, and not its tasks, now that one more has failed there.
 
@@ -81,12 +80,11 @@ def blame(
     be used. Else only one that fails everything, while another has not failed so, is to blame; and
     one that did work and now fails task after task with an error that no other has.
     """
-    in_a_row = f"{health.count} tasks in a row, the last: {finished.message}"
-    if finished.outcome is Outcome.DEVICE_FAULT and health.count >= limit:
-        return Blame(f"it failed {in_a_row}")
-    if health.count >= limit and any(mark not in other.marks for other in others):
-        return Blame(f"it failed {in_a_row}")
-    if finished.outcome is not Outcome.EXCEPTION or health.alike < alike_limit:
+    says_so = finished.outcome is Outcome.DEVICE_FAULT
+    is_alone = says_so or any(mark not in other.marks for other in others)
+    if is_alone and health.count >= policy.device_failure_limit:
+        return Blame(f"it failed {health.count} tasks in a row, the last: {finished.message}")
+    if finished.outcome is not Outcome.EXCEPTION or health.alike < policy.alike_failure_limit:
         return None
     if any(mark in other.marks for other in others) or not any(o.has_worked for o in others):
         return None

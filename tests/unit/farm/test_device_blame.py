@@ -43,7 +43,7 @@ def test_who_is_to_blame(
     outcome: Outcome, own: DeviceHealth, others: list[DeviceHealth], is_blamed: bool
 ) -> None:
     failed = Finished(1, 1, outcome, 0.0, 0.0, 0, 0, None, message="cuda broken")
-    found = blame(failed, "m", own, others, limit=3, alike_limit=8)
+    found = blame(failed, "m", own, others, Policy())
     assert (found is not None) == is_blamed
     if found is not None:
         assert "cuda broken" in found.reason
