@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.base.atomic_files import sync_folder
-from muster.base.errors import PlanMismatchError, SetupError, UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import is_held
-from muster.run.record import KIND_NAMES, Kind, read_run
+from muster.run.record import Kind, read_run
 from muster.run.session import open_run
 from muster.slurm.commands import elements_of
 from muster.slurm.job import living_job
@@ -67,12 +67,8 @@ def move_aside(
     # A job that was handed in may still wait in the queue: then it is all that there is.
     if not any(path.exists() for path in (*parts, folder.slurm_job)):
         return None
-    if folder.exists() and (stored := read_run(folder)).kind != kind:
-        raise PlanMismatchError(
-            f"{folder.path} is the folder of {stored.kind_name}, not of {KIND_NAMES[kind]}: it is "
-            "left alone.",
-            hint="choose another --run-dir.",
-        )
+    if folder.exists():
+        read_run(folder).check_kind(kind, folder)
     # A folder that is reached through a link stays where its disk is.
     place = Path(os.path.realpath(folder.path))
     if Path.cwd().is_relative_to(place):

@@ -14,7 +14,7 @@ from muster.api.options import GangOptions
 from muster.api.placing import device_request, remarks
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
-from muster.base.errors import PlanMismatchError, UsageError
+from muster.base.errors import UsageError
 from muster.base.processes import lineage
 from muster.base.settings import Settings, read_settings
 from muster.base.signals import listening
@@ -251,11 +251,8 @@ def renewal(
     """The record of this start: that of the run is replaced, but for its id and its age."""
 
     def renew(before: RunRecord | None) -> RunRecord:
-        if before is not None and before.kind != kind:
-            raise PlanMismatchError(
-                f"{folder.path} is the folder of {before.kind_name}.",
-                hint="choose another --run-dir.",
-            )
+        if before is not None:
+            before.check_kind(kind, folder)
         spec = {"program": dataclasses.asdict(program), **about}
         now = new_record(folder, kind, options, spec=spec, code=dict(code), argv=tuple(argv))
         if before is None:

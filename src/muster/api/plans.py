@@ -25,7 +25,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import SEED
 from muster.farm.task import TargetSpec
 from muster.run.folder import RunFolder
-from muster.run.record import KIND_NAMES, RunRecord, new_record, plain_options, read_run
+from muster.run.record import RunRecord, new_record, plain_options, read_run
 from muster.run.session import Renew
 
 
@@ -77,11 +77,7 @@ def check_same_plan(
     of a grid, a zip or a list: tasks are known by their content, so these only add some. Changed
     code is one as soon as there are results of the old code.
     """
-    if stored.kind != workload.kind:
-        raise PlanMismatchError(
-            f"This is the folder of {stored.kind_name}, not of {KIND_NAMES[workload.kind]}.",
-            hint="choose another --run-dir or --name; this one is untouched.",
-        )
+    stored.check_kind(workload.kind, folder)
     if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
         lines = workload.difference(stored.fixed, workload.fixed) or ["the plan"]
         other = "--output or --run-dir" if workload.kind == "map" else "--run-dir or --name"

@@ -200,11 +200,7 @@ def check_job(job: TrainJob, options: GangOptions) -> None:
     if not (any(folder.checkpoints.glob("step-*")) or folder.training_results.exists()):
         return
     stored = read_run(folder)
-    if stored.kind != job.kind:
-        raise PlanMismatchError(
-            f"{folder.path} is the folder of {stored.kind_name}.",
-            hint="choose another --run-dir.",
-        )
+    stored.check_kind(job.kind, folder)
     lines = _differences(stored.spec.get("train") or {}, _plain(job.identity()))
     if lines:
         raise PlanMismatchError(

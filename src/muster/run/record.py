@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from muster.base.codec import MalformedError, decode, read_record, to_json, write_json
-from muster.base.errors import SetupError
+from muster.base.errors import PlanMismatchError, SetupError
 from muster.run.folder import RunFolder
 
 FORMAT = 1
@@ -60,6 +60,15 @@ class RunRecord:
     def kind_name(self) -> str:
         """The kind with its article, for sentences."""
         return KIND_NAMES[self.kind]
+
+    def check_kind(self, kind: Kind, folder: RunFolder) -> None:
+        """PlanMismatchError where its folder is to hold a run of another kind."""
+        if self.kind != kind:
+            raise PlanMismatchError(
+                f"{folder.path} is the folder of {self.kind_name}, not of {KIND_NAMES[kind]}: it "
+                "is left alone.",
+                hint="choose another --run-dir or --name.",
+            )
 
     @property
     def is_map(self) -> bool:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.base.errors import SetupError
+from muster.base.errors import PlanMismatchError, SetupError
 from muster.run.folder import RunFolder
-from muster.run.record import KINDS, RunRecord, read_run, write_run
+from muster.run.record import KIND_NAMES, KINDS, RunRecord, read_run, write_run
 
 RECORD: dict[str, Any] = {
     "run_id": "1",
@@ -71,3 +71,16 @@ def test_any_json_is_read_or_is_said_to_be_damaged(
             assert read(folder, record).kind in KINDS
         except SetupError as error:
             assert str(folder) in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_of_one_kind_and_says_of_which(tmp_path: Path, kind: Any) -> None:
+    stored = read(tmp_path, {**RECORD, "kind": kind})
+    for asked in KINDS:
+        if asked == kind:
+            stored.check_kind(asked, RunFolder(tmp_path))
+            continue
+        with pytest.raises(PlanMismatchError) as caught:
+            stored.check_kind(asked, RunFolder(tmp_path))
+        said = f"{tmp_path} is the folder of {KIND_NAMES[kind]}, not of {KIND_NAMES[asked]}: it is"
+        assert str(caught.value).startswith(said)
