@@ -65,7 +65,11 @@ def sampler_tests(here: Here) -> None:
     h = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64, device="cuda")
     sampler_cuda.fused_launch(h, h[None].contiguous(), 150, 1 << 20, 0, 3, 1e-3)
     kernel: Any = sampler_triton.sample_kernel
-    made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
+    try:
+        made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
+    except (AttributeError, LookupError) as error:  # of another Triton
+        here.note("registers per thread", f"not told: {error}")
+        return
     here.expect("registers per thread", made.n_regs, made.n_regs <= 64, "at most 64")
     here.expect("spilled registers", made.n_spills, made.n_spills == 0, "0")
     here.note("shared memory, bytes", made.metadata.shared)

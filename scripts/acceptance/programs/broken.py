@@ -25,18 +25,8 @@ def poisons(i: int) -> dict[str, float]:
     if i == 3 and how == "assert":
         torch.zeros(4, device="cuda")[torch.tensor([7], device="cuda")]
     elif i == 3:
-        _write_nowhere()
+        from acceptance.programs.bad_kernel import bad_kernel
+
+        bad_kernel[(1,)](torch.zeros(4, device="cuda"), BLOCK=32)
+        torch.cuda.synchronize()
     return {"i": i, "sum": float(torch.ones(4, device="cuda").sum())}
-
-
-def _write_nowhere() -> None:
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def write(start, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        place = start + (tl.arange(0, BLOCK).to(tl.int64) + 1) * 1_000_000_000_000
-        tl.store(place, 1.0)
-
-    write[(1,)](torch.zeros(4, device="cuda"), BLOCK=32)
-    torch.cuda.synchronize()
