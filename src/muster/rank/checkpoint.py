@@ -155,14 +155,12 @@ class CheckpointWriter:
         num_ranks: int,
         is_sharded: bool = False,
         keep: int = 3,
-        on_commit: Callable[[Path], None] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.folder = folder
         self._rank = rank
         self._is_writer = is_sharded or rank == 0
         self._keep = keep
-        self._on_commit = on_commit
         self._staging = Staging(say)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -260,8 +258,6 @@ class CheckpointWriter:
         write_json(self.folder / "latest.json", {"step": snapshot.step})
         # Only now that the new one is whole and named may an old one go.
         self._forget_old(snapshot.step)
-        if self._on_commit is not None:
-            self._on_commit(final)
 
     def _forget_old(self, newest: int) -> None:
         """Keep the last ones up to ``newest``. Later ones are damaged, or they would have been
