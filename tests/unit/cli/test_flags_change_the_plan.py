@@ -32,9 +32,7 @@ CASES = [
         "--devices cpu:2", "--start exec", "--run-dir b", "--lr 0.5", "--seed 3", "--width 8",
     )),
     *((GANG, flag) for flag in (
-        "--gpus 2", "--nodes 2", "--cpus-per-node 3", "--grace 99", "--epochs 2", "--strategy ddp",
-        "--max-restarts 9", "--stall-timeout 77", "--checkpoint-interval 5steps", "--run-dir b",
-        *OF_SLURM,
+        "--gpus 2", "--nodes 2", "--cpus-per-node 3", "--grace 99", "--run-dir b", *OF_SLURM,
     )),
     *((RUN, flag) for flag in ("--devices cpu:1", "--start spawn", "--run-dir b")),
 ]  # fmt: skip
