@@ -153,7 +153,7 @@ def _coordinate(
     numbers = _number_targets(ledger, workload)
     targets = {numbers[spec.name]: spec for spec in workload.targets}
     left, num_again = _settle(folder, ledger, workload, options, targets)
-    if num_again and workload.kind == "sweep":
+    if num_again and not workload.is_map:
         audience.say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
     publish_after_crash(folder, ledger.accepted)
     assignment = Assignment(

@@ -80,7 +80,7 @@ def check_same_plan(
     stored.check_kind(workload.kind, folder)
     if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
         lines = workload.difference(stored.fixed, workload.fixed) or ["the plan"]
-        other = "--output or --run-dir" if workload.kind == "map" else "--run-dir or --name"
+        other = "--output or --run-dir" if workload.is_map else "--run-dir or --name"
         raise PlanMismatchError(
             "This run folder was made for another plan:\n  " + "\n  ".join(lines),
             hint="values can be added to a sweep and not taken away. Choose another "

@@ -78,6 +78,10 @@ class Workload:
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
 
     @property
+    def is_map(self) -> bool:
+        return self.kind == "map"
+
+    @property
     def digest(self) -> str:
         """Names the run folder."""
         return hashlib.blake2b(to_json(dict(self.fixed)), digest_size=16).hexdigest()
