@@ -20,7 +20,8 @@ from muster_recipes.clstm_ppo.black_scholes import RATE
 
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.0 * SECONDS_PER_DAY
-_INSTANT_YEARS = 1e-30
+#: So short that a price one rounding step (1e-16) from the strike is many deviations from it.
+_INSTANT_YEARS = 1e-36
 
 
 @dataclass(frozen=True, kw_only=True)

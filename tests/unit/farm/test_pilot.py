@@ -215,14 +215,14 @@ def test_a_task_that_does_not_save_is_ended_in_time(yard: Yard) -> None:
 
 
 def test_a_pilot_without_a_coordinator_finishes_what_it_holds_and_ends(yard: Yard) -> None:
-    yard.assign("patient", patience_s=0.5)
+    yard.assign("patient", patience_s=4.0)
     process = yard.pilot()
     yard.is_beating = True
     yard.ready()
     yard.send(task(1))
     yard.began()
     yard.is_beating = False
-    time.sleep(2.5)  # nobody beats any more
+    time.sleep(5.0)  # the coordinator is silent for longer than that
     assert process.poll() is None, "it holds a task"
     (yard.folder.path / "go").touch()
     assert process.wait(timeout=_LIMIT_S) == 0

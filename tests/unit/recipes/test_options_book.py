@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
 from torch import Tensor
@@ -46,6 +46,9 @@ def _bars(num_envs: int, spot: float = 100.0, time_s: float = 0.0) -> Conditions
     is_call=st.booleans(),
 )
 @examples(200)
+# At expiry, one unit in the last place from the strike: delta is a step there.
+@example(spot=100.0, strike_to_spot=1 - 2**-53, days=0.0, volatility=2.0, is_call=True)
+@example(spot=1.0, strike_to_spot=1 + 2**-52, days=-1.0, volatility=2.0, is_call=False)
 def test_the_fast_formula_is_the_careful_one(
     spot: float, strike_to_spot: float, days: float, volatility: float, is_call: bool
 ) -> None:
