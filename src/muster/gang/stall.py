@@ -22,8 +22,11 @@ nobody waits           (any)                    a remark, never ended
 
 On GPUs the host runs ahead of its device and then waits for it, at full processor load. With NCCL
 that is where ranks wait for each other: a rank in such a call waits, unless it knows that the work
-of its own GPU is what is unfinished (``own_done``). How long a GPU may compute nobody can tell, so
-a rank on its GPU counts as one that computes, and one that is alone there is never ended.
+of its own GPU is what is unfinished (``own_done``). In muster's own loops it works on its own, in
+an evaluation or a rollout, unless it knows that its GPU waits. How long a GPU may compute nobody
+can tell, so a rank on its GPU counts as one that computes, and one alone there is never ended.
+After ten times the limit ranks are ended only where one is known to wait for others: in a
+collective, in backward, or by ``own_done``.
 
 Before every rank has initialised torch.distributed only silence is judged: nobody can wait yet.
 """
@@ -47,6 +50,8 @@ _QUIET_S = 4.0
 
 #: One rank works on its own here, for as long as its disk or its task takes.
 _PATIENT = ("checkpoint", "compiling", "setup", "finish")
+#: Phases of muster's own loops in which a rank may wait for its GPU and for nobody else.
+_ALONE = ("data", "forward", "optimizer", "evaluation")
 
 _SINGULAR = {"are": "is", "have": "has", "wait": "waits"}
 
@@ -95,9 +100,17 @@ class Heartbeat:
     @property
     def waits(self) -> bool:
         """In a collective, in backward, where DDP and FSDP hide theirs, or for a GPU that waits."""
-        on_gpu = self.on_gpu and self.phase not in _PATIENT
-        may_wait = on_gpu or self.phase == "backward"
-        return bool(self.collective) or (may_wait and self.own_done is not False)
+        may_wait = self.on_gpu and self.phase not in (*_PATIENT, *_ALONE)
+        return self.surely_waits or (may_wait and self.own_done is not False)
+
+    @property
+    def surely_waits(self) -> bool:
+        """It is known to be where ranks wait for each other."""
+        if self.collective:
+            return True
+        if self.phase == "backward":
+            return self.own_done is not False
+        return self.on_gpu and self.own_done is True and self.phase not in _PATIENT
 
     @property
     def sign(self) -> tuple[int, str, str, int]:
@@ -214,7 +227,9 @@ class Watch:
         is_alone = self._world_size == 1 and here[0].last.on_gpu
         waiting = [r for r in here if r.last.waits and not is_alone]
         others = [r for r in here if not r.last.waits]
-        is_late = still_s >= _PATIENCE * self._limit_s
+        # In ``.item()`` a rank may wait for its own GPU alone, for as long as an evaluation takes.
+        is_mutual = any(r.last.surely_waits for r in waiting)
+        is_late = is_mutual and still_s >= _PATIENCE * self._limit_s
         if not waiting:
             who = tuple(r.last.rank for r in here)
             said = "; ".join(_describe([r.last for r in here]))

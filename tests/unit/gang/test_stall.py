@@ -280,3 +280,32 @@ def test_the_only_rank_may_compute_on_its_gpu_as_long_as_it_likes() -> None:
 def test_a_rank_that_saves_its_tensors_from_a_gpu_is_left_alone() -> None:
     beats = [beat(0, phase="checkpoint", on_gpu=True), beat(1, collective="an agreement")]
     assert [verdict.is_final for verdict in watch_still(beats, 400)] == [False]
+
+
+@pytest.mark.parametrize("phase", ["data", "evaluation"])
+def test_a_long_evaluation_or_rollout_on_gpus_is_never_ended(phase: str) -> None:
+    place = {"phase": phase, "step": 7}
+    on_gpu = [beat(rank, on_gpu=True, **place) for rank in range(3)]
+    for last, load in (
+        (beat(3, on_gpu=True, **place), SPIN),
+        (beat(3, **place), SPIN),  # seen between two of its calls
+        (beat(3, **place), {0: 1.0, 1: 1.0, 2: 1.0}),  # its disk is slow
+    ):
+        [remark] = watch_still([*on_gpu, last], 1000, load)
+        assert not remark.is_final and remark.text.startswith("no rank has moved for 20 s: ranks")
+
+
+def test_a_rank_that_holds_up_gpus_in_mid_step_is_named() -> None:
+    waits = {"phase": "forward", "step": 7, "on_gpu": True, "own_done": True}
+    beats = [*(beat(rank, **waits) for rank in range(3)), beat(3, phase="data", step=7)]
+    [verdict] = watch_still(beats, 30, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert verdict.is_final and verdict.culprits == (3,)
+    assert verdict.text.startswith("rank 3 is in the data loader at step 7; ranks 0-2 wait for")
+
+
+def test_a_script_that_evaluates_on_its_gpus_is_not_ended() -> None:
+    """All ranks in ``.item()``, or all but one: a rank that is waited for looks the same."""
+    between = beat(2, phase=ITEM["phase"], step=7)
+    for last in (beat(2, **ITEM), between):
+        [remark] = watch_still([beat(0, **ITEM), beat(1, **ITEM), last], 1000, SPIN)
+        assert not remark.is_final
