@@ -65,8 +65,8 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
 #: An owner whose fields are read by names in a list: the module with the list, and its words that
 #: read them.
 COPIES = {
-    "muster_recipes.ssvae.hyper.ModelFlags": (
-        "muster_recipes.ssvae.hyper", "{name: getattr(self, name) for name in CHOSEN}",
+    "muster_recipes.ssvae.train_config.SsvaeTrainConfig": (
+        "muster_recipes.ssvae.hyper", "CHOSEN = (",
     ),
     "muster_recipes.ssvae.config.SsvaeConfig": (
         "muster_recipes.ssvae.plan", "{name: getattr(config, name) for name in _SHARED}",

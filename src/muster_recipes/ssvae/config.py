@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from muster import UsageError
 from muster_recipes.refusals import (
@@ -12,17 +14,27 @@ from muster_recipes.refusals import (
     require_one_or_more,
     require_seeds,
 )
-from muster_recipes.ssvae.dataset import check_labels, check_seeds, check_source
-from muster_recipes.ssvae.hyper import ModelFlags
+from muster_recipes.ssvae.dataset import (
+    EMBEDDED,
+    canonical,
+    check_labels,
+    check_seeds,
+    check_source,
+)
+from muster_recipes.ssvae.hyper import TEMPERATURE, check_model
 
 _FIRST_SEED, _NUM_SEEDS = 42, 10
 _N_LABELS = (100, 600, 1_000, 3_000)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SsvaeConfig(ModelFlags):
+class SsvaeConfig:
     """How robust is a semi-supervised VAE to few and wrong labels?"""
 
+    dataset: str = EMBEDDED
+    """digits (comes with the package), mnist or fashion-mnist, in any case."""
+    data_dir: Path | None = None
+    """Folder with the published IDX files; without it the Hugging Face hub is asked."""
     n_labels: tuple[int, ...] = ()
     """Numbers M of labelled images. Default: those of 100 600 1000 3000 that there are."""
     alpha_values: tuple[float, ...] = (1.0, 10.0, 50.0, 100.0)
@@ -43,15 +55,28 @@ class SsvaeConfig(ModelFlags):
     """Images per optimizer step."""
     lr: float = 1e-3
     """Learning rate of Adam."""
+    num_style: int = 10
+    """Dimensions L of the style z."""
+    num_samples: int = 8
+    """Styles S drawn per image."""
+    temperature: float = TEMPERATURE
+    """Temperature of the Gumbel-softmax; only --unlabelled sampled has one."""
+    unlabelled: Literal["exact", "sampled"] = "exact"
+    """Sum over the ten classes of an image without a label, or sample one (biased, faster)."""
+    label_protocol: Literal["fixed", "per-batch"] = "fixed"
+    """A fixed balanced subset, or whole labelled batches and new wrong labels in every epoch."""
     supervised: bool = True
     """Train the classifier alone on the same labels, too (on the fixed ones, in any protocol)."""
     factor_scores: bool = False
     """Measure disentanglement, too: β-VAE, FactorVAE and MIG on moved test images."""
+    split_seed: int = 0
+    """Which images are in which split; --seeds do not change it."""
     ensemble_size: int | None = None
     """Runs that one program trains together, on a CPU 16 at most. Default: 8 there, 64 on a GPU."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        object.__setattr__(self, "dataset", canonical(self.dataset))
+        check_model(self)
         require_one_or_more(
             self, "num_seeds", "num_epochs", "eval_frequency", "batch_size", "ensemble_size"
         )

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from muster import Task
 from muster_recipes.ssvae import items
-from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.hyper import CHOSEN, Hyper
 from muster_recipes.ssvae.items import Batch, FixedLabels, Item, RedrawnLabels, TrueLabels
 from muster_recipes.ssvae.measures import class_measures, style_leakage
 from muster_recipes.ssvae.noise import noise_of
@@ -50,7 +50,8 @@ class SsvaeTask(Task):
 
     @cached_property
     def _hyper(self) -> Hyper:
-        return Hyper(num_pixels=self._splits["train"].x.shape[1], **self.config.chosen)
+        chosen = {name: getattr(self.config, name) for name in CHOSEN}
+        return Hyper(num_pixels=self._splits["train"].x.shape[1], **chosen)
 
     def model(self) -> nn.Module:
         # From the model seed, with which the global generator was seeded.
