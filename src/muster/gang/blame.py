@@ -80,17 +80,20 @@ class RankEnd:
 def find_culprit(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The rank that failed first of its own; None when none failed.
 
-    Where ranks only gave up waiting, it is one that they waited for.
+    Where ranks only gave up waiting, it is the one that they waited for, if there is but one.
     """
     failed = [end for end in ends if end.code != 0]
-    return _waited_for(failed) or min(failed, key=_guilt, default=None)
+    late = _waited_for(failed)
+    return late[0] if len(late) == 1 else min(failed, key=_guilt, default=None)
 
 
-def _waited_for(failed: Sequence[RankEnd]) -> RankEnd | None:
-    """The first rank that worked on until muster stopped it, where the others had given up."""
+def _waited_for(failed: Sequence[RankEnd]) -> list[RankEnd]:
+    """The ranks that worked on, or waited too, until muster stopped them, where all others had
+    given up."""
     late = [end for end in failed if end.was_stopped and consequence(end) == "stopped"]
-    rest = [consequence(end) for end in failed if end not in late]
-    return late[0] if late and _TIMED_OUT in rest and None not in rest else None
+    rest = [end for end in failed if end not in late]
+    has_own = any(consequence(end) is None for end in rest)
+    return late if any(map(_gave_up, rest)) and not has_own else []
 
 
 def raised_while_stopping(ends: Sequence[RankEnd]) -> list[RankEnd]:
@@ -118,9 +121,12 @@ def report(
     if culprit is None:
         return ()
     lines = [_headline(culprit, world_size, num_oom_kills)]
-    if culprit == _waited_for([end for end in ends if end.code != 0]):
-        lines = [f"rank {culprit.rank} of {world_size} did not come to where the others waited"]
-    after = [*_others(ends, culprit), f"log: {log}"]
+    late = [end.rank for end in _waited_for([end for end in ends if end.code != 0])]
+    if late:
+        who = name_ranks(late) if len(late) == 1 else f"one of {name_ranks(late)}"
+        lines = [f"{who} of {world_size} did not come to where the others waited"]
+    rest = [end for end in ends if end.rank not in late] if len(late) > 1 else ends
+    after = [*_others(rest, culprit), f"log: {log}"]
     room = MAX_LINES - len(lines) - len(after)
     detail = culprit.error.frames if culprit.error else _telling(culprit.tail)
     shown = [f"  {line}" for line in detail[-min(room, _FRAME_LINES) :]]
@@ -134,9 +140,16 @@ def consequence(end: RankEnd) -> str | None:
         for name, pattern in _CONSEQUENCES.items():
             if pattern.search(text):
                 return name
-    elif end.code == -signal.SIGABRT and any(map(_GAVE_UP.search, end.tail)):
+    elif _gave_up(end):
         return _TIMED_OUT
     return "stopped" if end.was_stopped else None
+
+
+def _gave_up(end: RankEnd) -> bool:
+    """NCCL's watchdog has aborted this rank, which had waited in vain. What a rank raises may have
+    timed out for reasons of its own: a data loader's worker, a program that it runs."""
+    is_aborted = end.error is None and end.code == -signal.SIGABRT
+    return is_aborted and any(map(_GAVE_UP.search, end.tail))
 
 
 def _telling(tail: Sequence[str]) -> Sequence[str]:

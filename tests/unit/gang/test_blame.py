@@ -187,3 +187,33 @@ def test_an_abort_of_another_kind_is_a_ranks_own() -> None:
     ]
     culprit = find_culprit(ends)
     assert culprit is not None and culprit.rank == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: DataLoader timed out after 30 seconds",
+        "subprocess.TimeoutExpired: Command 'fetch' timed out after 30 seconds",
+    ],
+)
+def test_a_rank_that_raised_a_timeout_of_its_own_is_told_with_its_traceback(text: str) -> None:
+    ends = [RankEnd(rank=r, code=-15, time_s=101.0, was_stopped=True) for r in (0, 1, 3)]
+    ends.append(RankEnd(rank=2, code=1, time_s=100.0, error=error(text, 100.0)))
+    assert report(ends, world_size=4, log=LOG) == (
+        f"rank 2 of 4 failed: {text}",
+        '    File "train.py", line 0, in f',
+        '    File "train.py", line 1, in f',
+        "ranks 0-1, 3 ended because of it (stopped)",
+        f"log: {LOG}",
+    )
+
+
+def test_of_several_ranks_that_were_stopped_none_is_accused() -> None:
+    """NCCL aborts one rank, and those that waited as it did are stopped before their turn."""
+    ends = [RankEnd(rank=r, code=-15, time_s=101.0, was_stopped=True) for r in (0, 2, 3)]
+    aborted = RankEnd(rank=1, code=-6, time_s=100.0, tail=WATCHDOG)
+    lines = report([*ends, aborted], world_size=4, log=LOG)
+    assert lines[0] == "one of ranks 0, 2-3 of 4 did not come to where the others waited"
+    assert "Watchdog caught collective operation timeout" in lines[1]
+    assert lines[2:] == (f"log: {LOG}",)
+    assert find_culprit([*ends, aborted]) is aborted
