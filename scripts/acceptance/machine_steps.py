@@ -62,8 +62,7 @@ def sampler_tests(here: Here) -> None:
 
     from muster_recipes.ssm import sampler_cuda, sampler_triton
 
-    h = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64, device="cuda")
-    sampler_cuda.fused_launch(h, h[None].contiguous(), 150, 1 << 20, 0, 3, 1e-3)
+    sampler_cuda.fused_launch(*_drawn(4, 150, 1 << 20, "cuda"))
     kernel: Any = sampler_triton.sample_kernel
     try:
         made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
@@ -88,8 +87,7 @@ def sampler_speed(here: Here) -> None:
     launch = sampler_cuda.fused_launch if here.device == "cuda" else sampler_cuda.plain_launch
     for dim in (16, 150, 1000) if not here.rehearse else (16,):
         for lags in (4, 8):
-            h = 0.5 ** torch.arange(1, lags + 1, dtype=torch.float64, device=here.device)
-            arguments = (h, h[None].contiguous(), dim, students, 0, 3, 1e-3)
+            arguments = _drawn(lags, dim, students, here.device)
             rate = dim * students / here.seconds(lambda: launch(*arguments))  # noqa: B023
             here.note(f"d {dim}, {lags} lags, G entries/s", rate / 1e9)
             here.fast(f"d {dim}, {lags} lags, share of normal_()", rate / into_memory, at_least=0.5)
@@ -97,6 +95,15 @@ def sampler_speed(here: Here) -> None:
                 drawn = _draw_only(dim, students)
                 only = dim * students / here.seconds(drawn)
                 here.fast(f"d {dim}, share of drawing alone", rate / only, at_least=0.5)
+
+
+def _drawn(lags: int, dim: int, students: int, device: str) -> tuple[Any, ...]:
+    """The arguments of one launch of the sampler."""
+    import torch
+
+    h = 0.5 ** torch.arange(1, lags + 1, dtype=torch.float64, device=device)
+    eps = torch.tensor([1e-3], dtype=torch.float64, device=device)
+    return h, h[None].contiguous(), dim, students, 0, 3, eps
 
 
 def _draw_only(dim: int, students: int) -> Any:
