@@ -224,7 +224,9 @@ def waits_for_gpu(frame: FrameType | None) -> bool:
     named = [
         each.argval
         for each in code[:index]
-        if each.opname.startswith("LOAD_") and _begin_of(each) == begins
+        if each.opname.startswith("LOAD_")
+        and not each.opname.startswith("LOAD_CONST")  # since 3.13 the names of keywords
+        and _begin_of(each) == begins
     ]
     return bool(named) and named[-1] in _GPU_WAITS
 

@@ -106,9 +106,10 @@ def does_run(launch: Callable[[], object]) -> bool:
     """
     try:
         launch()
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        # Triton says it in a RuntimeError.
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         _log.warning(
             "The fused kernel of the sampler cannot run (%s: %s): plain tensor operations draw the "

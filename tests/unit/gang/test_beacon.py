@@ -60,7 +60,7 @@ def waits_in(text: str) -> bool:
     """Whether a function waits for a GPU while it is in the call that is ``text``."""
     found: list[bool] = []
 
-    def note(*_: object) -> int:
+    def note(*_: object, **__: object) -> int:
         found.append(waits_for_gpu(sys._getframe(1)))
         return 1
 
@@ -77,6 +77,7 @@ def waits_in(text: str) -> bool:
     [
         ("loss.item()", True),
         ("1 + loss.item()", True),
+        ("loss.item(device=1)", True),
         ("float(True)", True),
         ("loss.read()", False),
         ("f()", False),

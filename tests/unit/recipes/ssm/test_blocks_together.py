@@ -80,11 +80,19 @@ def test_without_a_compiler_the_plain_operations_are_taken_and_it_is_said(
     assert len(caplog.records) == 1
 
 
-def test_a_full_device_is_not_taken_for_a_missing_compiler() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_a_full_device_is_not_taken_for_a_missing_compiler(error: Exception) -> None:
     def launch() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         sampler_cuda.does_run(launch)
 
 
