@@ -180,12 +180,22 @@ def joined(
                 "rank": topology.rank,
                 "world_size": num_ranks,
             }
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=_TIMEOUT_S),
-            device_id=device if device.type == "cuda" else None,
-            **place,
-        )
+        try:
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=timedelta(seconds=_TIMEOUT_S),
+                device_id=device if device.type == "cuda" else None,
+                **place,
+            )
+        except dist.DistBackendError as error:
+            if "Duplicate GPU detected" not in str(error):
+                raise
+            # Ranks that see one GPU each see their own, or all the same: NCCL is the first to know.
+            raise PlacementError(
+                f"Local rank {local_rank} or another one has no GPU of its own: two ranks use the "
+                f"same, and torch sees {torch.cuda.device_count()}.",
+                hint="start as many ranks per node as it has GPUs.",
+            ) from error
     has_failed = True
     try:
         yield Gang(

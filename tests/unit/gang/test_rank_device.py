@@ -59,3 +59,19 @@ def test_a_rank_may_see_its_own_gpu_only(monkeypatch: pytest.MonkeyPatch) -> Non
         see(monkeypatch, 1 if visible is None else 2, visible)
         with pytest.raises(PlacementError, match="Local rank 3 has no GPU"):
             _device(3, None, shows_own=False)
+
+
+def test_two_ranks_of_one_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "ncclInvalidUsage: …\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on 4b"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.distributed.DistBackendError(said)
+
+    see(monkeypatch, 1, "0")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    topology = read_topology({**place, "MASTER_PORT": "29400", SLOT: "cuda"})
+    with pytest.raises(PlacementError, match="two ranks use the same, and torch sees 1"):
+        with joined(topology):
+            pass
