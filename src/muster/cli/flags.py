@@ -80,8 +80,12 @@ class LookFlags(RunPlace, JsonFlags):
 
 
 #: Fields that are never repeated from a stored command: what was shown then, what would throw away
-#: what there is now, and what was accepted knowingly that one time.
-ONE_TIME = {"quiet", "json", "dry_run", "log_level", "restart", "overwrite", "allow_changed_code"}
+#: what there is now, and what was accepted knowingly that one time. By group, for a recipe or a
+#: task may have fields of these names.
+ONE_TIME = {
+    "shown.quiet", "shown.json", "shown.dry_run", "shown.log_level", "options.restart",
+    "settings.overwrite", "options.allow_changed_code",
+}  # fmt: skip
 
 
 def sweep_options(parsed: Parsed, **changes: Any) -> SweepOptions:

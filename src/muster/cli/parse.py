@@ -88,8 +88,13 @@ class Parsed:
         return self.made[group]
 
     def but(self, without: Collection[str]) -> list[Said]:
-        """What was said of other fields than these."""
-        return [one for one in self.said if one.option.path[-1] not in without]
+        """What was said of other fields than these, each by its name or as ``group.name``."""
+        kept = []
+        for one in self.said:
+            group, name = one.option.group, one.option.path[-1]
+            if name not in without and f"{group}.{name}" not in without:
+                kept.append(one)
+        return kept
 
     def argv(self, without: Collection[str] = (), **changes: Any) -> list[str]:
         """The whole command line that says the same; see ``words``."""
@@ -139,12 +144,13 @@ def parse_groups(
     *,
     common: Sequence[str] = (),
     program: str = "",
+    takes_rest: bool = False,
 ) -> Parsed:
     """What ``argv`` says of these groups; UsageError for what it cannot mean.
 
     ``common``: fields that the help shows first; empty: all. ``program``: the first word that is no
-    flag begins a program, whose words are not read; how the help names it. ``--help`` shows the
-    help and ends.
+    flag begins a program, whose words are not read; how the help names it. ``takes_rest``: the
+    command does something with the words behind ``--``. ``--help`` shows the help and ends.
     """
     options = tuple(option for name, group in groups.items() for option in options_of(name, group))
     reading = _Reading(command, options, list(argv), stops=bool(program))
@@ -156,6 +162,12 @@ def parse_groups(
         is_all = wants_help == "help-all"
         help_page.show(command, text, options, common, is_all, engine, program)
         raise SystemExit(EXIT_OK)
+    if rest and not (program or takes_rest):
+        raise UsageError(
+            f"muster {command} does not know what to do with the words after `--`: "
+            f"{' '.join(rest)}",
+            hint="write flags before it, or leave it out.",
+        )
     _check_choices(said, reading.names)
     said = _joined(said)
     _check_there(command, options, said)
@@ -243,7 +255,7 @@ class _Reading:
         words = [] if text is None else [text]
         while len(words) < limit and self._at < len(self._words):
             word = self._words[self._at]
-            if word == "--" or (_is_flag(word) and not _is_number(word)):
+            if ends_values(word):
                 break
             words.append(word)
             self._at += 1
@@ -284,6 +296,11 @@ def _value(option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
 
 def _is_flag(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
+
+
+def ends_values(word: str) -> bool:
+    """Whether it is no value of the flag before it, unless ``=`` joins them."""
+    return word == "--" or (_is_flag(word) and not _is_number(word))
 
 
 def _is_number(word: str) -> bool:

@@ -72,7 +72,7 @@ class _Plan:
 
 
 def main(argv: list[str]) -> int:
-    parsed = parse_groups({"plan": _Plan}, argv, "plan", _HELP)
+    parsed = parse_groups({"plan": _Plan}, argv, "plan", _HELP, takes_rest=True)
     flags: _Plan = parsed.plan
     task_flags = list(parsed.program)
     request = PlanRequest(training=flags.training, model=flags.model, machine=flags.machine)

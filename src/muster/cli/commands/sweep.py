@@ -144,7 +144,8 @@ def flags_of_sweep(argv: Sequence[str]) -> Parsed:
                 f"Both a target ({target}) and a command after `--` are given.",
                 hint="leave one of them out.",
             )
-        return parse_groups(_ALL, [*words, "--", *program], "sweep", _help(), common=_FIRST)
+        line = [*words, "--", *program]
+        return parse_groups(_ALL, line, "sweep", _help(), common=_FIRST, takes_rest=True)
     if not target:
         _help_or_complain(words)
     _refuse_program(words)

@@ -1,0 +1,66 @@
+"""No word of a command line is dropped without a word: neither behind ``--``, nor on resume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from tests.conftest import MusterCli
+
+from muster.base.errors import UsageError
+from muster.cli.flags import ONE_TIME, ShownFlags
+from muster.cli.main import COMMANDS
+from muster.cli.parse import parse_groups
+from muster.cli.train_flags import read_train
+
+#: Of each command a line that is whole without what stands behind ``--``.
+LINES = {
+    "map": "map embed --input in.jsonl --output out.jsonl --model m",
+    "train": "train digits --dry-run",
+    "launch": "launch --print",
+    "collect": "collect runs/a",
+    "resume": "resume runs/a",
+    "retry": "retry runs/a",
+    "list": "list",
+    "status": "status runs/a",
+    "logs": "logs runs/a",
+    "errors": "errors runs/a",
+    "export": "export runs/a --to table.csv",
+    "report": "report runs/a",
+    "cancel": "cancel runs/a",
+    "doctor": "doctor --quick",
+    "devices": "devices",
+}
+#: What is behind ``--`` is theirs, or they hand it on; ``verify`` is below.
+WITH_WORDS = {"sweep", "run", "plan", "monitor", "slurm-script"}
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_words_behind_the_dashes_are_refused(command: str, muster_main: MusterCli) -> None:
+    """``muster train digits --dry-run -- --epochs 3 --bogus`` was a dry run of 10 epochs."""
+    done = muster_main(*LINES[command].split(), "--", "--epochs", "3")
+    assert done.returncode == 2
+    assert f"muster {command}" in done.stderr and "after `--`: --epochs 3" in done.stderr
+
+
+def test_they_are_refused_of_what_is_typed_on_top_and_by_verify() -> None:
+    assert LINES.keys() | WITH_WORDS | {"verify"} == COMMANDS.keys()
+    with pytest.raises(UsageError, match="after `--`: --bogus"):
+        read_train(["digits", "--", "--bogus"], "verify", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """Fields of the user's that are called like some of ours."""
+
+    restart: int = 0
+    quiet: str = ""
+    overwrite: float = 0.5
+
+
+@pytest.mark.parametrize("group", ["recipe", "task", "stage"])
+def test_fields_of_the_users_are_repeated_whatever_they_are_called(group: str) -> None:
+    """They were taken for our flags of that name, which are of the moment, and left out."""
+    words = ["--restart", "3", "--quiet", "no", "--overwrite", "0.1", "--json"]
+    parsed = parse_groups({group: Own, "shown": ShownFlags}, words, "try", "")
+    assert parsed.argv(without=ONE_TIME) == ["muster", "try", *words[:-1]]
