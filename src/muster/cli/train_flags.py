@@ -77,6 +77,7 @@ def read_train(argv: Sequence[str], command: str, text: str) -> tuple[TrainJob, 
             hint=f"write file.py:Class or one of {', '.join(sorted({**TASKS, **AGENTS}))}.",
         )
     config = _config(kind, defaults, parsed)
+    parsed = dataclasses.replace(parsed, groups={**groups, "train": config})
     rest = _checkpoints(parsed)
     if recipe is not None:
         return job_of_recipe(recipe, parsed.task, config, **rest), parsed

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from muster.base.errors import UsageError, check_names, check_ranges
+from muster.base.errors import UsageError, check_names, check_ranges, flag_of
 from muster.base.flags import Flag
 
 Strategy = Literal["auto", "single", "dp", "ddp", "fsdp"]
@@ -101,9 +101,27 @@ class TrainConfig:
 
     @staticmethod
     def of(defaults: Mapping[str, Any], **given: Any) -> TrainConfig:
-        """A task's own ``defaults`` with what is ``given`` on top."""
+        """A task's own ``defaults`` with what is ``given`` on top.
+
+        A rate of the task's own, which is never scaled, gives way to one that follows the batch.
+        """
         check_names(TrainConfig, (*defaults, *given))
+        if _follows_batch(given):
+            defaults = {**defaults, "lr": None}
         return TrainConfig(**{**_fitted(defaults, given), **given})
+
+
+def _follows_batch(given: Mapping[str, Any]) -> bool:
+    """Whether the rate is asked to; UsageError where one that is never scaled is given as well."""
+    names = [name for name in ("base_lr", "lr_scaling") if name in given]
+    if names and given.get("lr") is not None:
+        listed = " and ".join(f"--{flag_of(name)} {given[name]}" for name in names)
+        raise UsageError(
+            f"--lr {given['lr']} is never scaled: {listed} would have no effect.",
+            hint="give --lr for the rate of the global batch, or the others for a rate that "
+            "follows it.",
+        )
+    return bool(names)
 
 
 def _fitted(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:

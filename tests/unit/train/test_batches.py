@@ -124,6 +124,22 @@ def test_the_same_global_batch_has_the_same_rate_on_any_number_of_ranks(ranks: i
     assert lr == pytest.approx(1e-3 * 512 / 32)
 
 
+def test_a_rate_that_follows_the_batch_takes_the_place_of_a_recipes_own() -> None:
+    """``--base-lr 0.1 --lr-scaling sqrt`` was passed over wherever a recipe names a rate."""
+    recipe = {"lr": 3e-3, "batch_size": 32, "grad_accum_steps": 4}
+    for asked, wanted in (
+        ({}, 3e-3),
+        ({"lr_scaling": "linear"}, 4e-3),
+        ({"base_lr": 0.1}, 0.1),
+        ({"base_lr": 0.1, "lr_scaling": "sqrt"}, 0.2),
+        ({"lr": 0.5}, 0.5),
+    ):
+        config = TrainConfig.of(recipe, **asked)
+        assert learning_rate(config, plan_batches(config, 1))[0] == pytest.approx(wanted)
+    with pytest.raises(UsageError, match=r"--lr 0\.5 is never scaled: --lr-scaling sqrt would"):
+        TrainConfig.of(recipe, lr=0.5, lr_scaling="sqrt")
+
+
 def test_a_recipes_warm_up_gives_way_to_a_short_training_and_a_users_does_not() -> None:
     recipe = {"epochs": 30, "warmup_epochs": 2.0}
     assert TrainConfig.of(recipe).warmup_epochs == 2.0
