@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -86,12 +87,16 @@ def test_gpus_are_marked_with_the_space_key(
 
 
 @pytest.mark.alone
-def test_a_wrong_answer_is_told_at_once_and_ctrl_c_starts_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leave", [pexpect.spawn.sendintr, pexpect.spawn.sendeof])
+def test_a_wrong_answer_is_told_at_once_and_leaving_starts_nothing(
+    leave: Callable[[pexpect.spawn], None], tmp_path: Path
+) -> None:
     child = start(tmp_path, "--kind", "run")
     child.expect("target: A Python file")
     child.send("nowhere.py" + ENTER)
     child.expect("There is no script nowhere.py")
-    child.sendintr()
+    child.send("\x15")  # Ctrl-U: Ctrl-D leaves an empty line only
+    leave(child)
     child.expect("Nothing was started")
     child.expect(pexpect.EOF)
     child.close()

@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
             output.remark("There is no estimate.")
         if flags.print_ or not (flags.yes or asker.confirm("Run it?")):
             return 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EOFError):
         output.remark("Nothing was started.")
         return EXIT_INTERRUPTED
     return run_command(command[1:])

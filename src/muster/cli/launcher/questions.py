@@ -24,7 +24,7 @@ from muster.cli import values
 from muster.cli.help_page import own_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
-from muster.cli.parse import MissingFlag, Parsed
+from muster.cli.parse import MissingFlag, Parsed, ends_values
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, map_recipe
 from muster.devices.inventory import Device, Inventory
 from muster.devices.placement import busy_reason
@@ -161,6 +161,10 @@ def next_question(machine: Machine, answers: Answers) -> Question | None:
 
 def command_of(answers: Answers) -> Parsed:
     """The command that the answers mean; UsageError for what it refuses."""
+    for name, answer in answers.items():
+        for word in answer or ():
+            if name != "args" and ends_values(word):
+                raise UsageError(f"--{name} {' '.join(answer or ())}: {word} is a flag, no answer.")
     (kind,), (target,) = answers["kind"] or ("",), answers["target"] or ("",)
     program = answers.get("args") or ()
     if program and kind != "run":
@@ -205,6 +209,9 @@ def split(name: str, text: str) -> tuple[str, ...]:
 
 def _question(option: Option, **changes: Any) -> Question:
     """The question that the option itself means."""
+    text = own_text(option)
+    if option.arity is None and option.flag.metavar:
+        text += f" Write {option.flag.metavar}"
     offered = {value: value for value in values.choices(option.kind)}
     is_path = Path in values.members(option.kind)
     default = None if option.default is MISSING else next(iter(offered), "")
@@ -212,7 +219,7 @@ def _question(option: Option, **changes: Any) -> Question:
         default = " ".join(values.texts(option.default))
     found: dict[str, Any] = {
         "name": option.name,
-        "text": own_text(option),
+        "text": text,
         "form": "one" if offered else "path" if is_path else "text",
         "choices": offered,
         "default": default,

@@ -108,6 +108,16 @@ def test_an_explicit_rate_is_not_scaled() -> None:
     assert not {"lr", "base-lr", "lr-scaling"} & set(found)
 
 
+def test_a_rate_that_is_to_follow_the_batch_is_asked_instead_of_the_recipes_own() -> None:
+    """All three were said, and the recipe's own, which is never scaled, was the one."""
+    found = asked(BOX, said("kind=train target=digits gpu-ids=0,2 base-lr=0.1 batch-size=8"))
+    assert "lr" not in [question.name for question in found]
+    scaling = next(question for question in found if question.name == "lr-scaling")
+    assert "0.8 = base 0.1 x 8" in scaling.choices["linear"]
+    with pytest.raises(UsageError, match=r"--lr 0\.1 is never scaled"):
+        next_question(BOX, said("kind=train target=digits gpu-ids=0,2 lr=0.1 lr-scaling=sqrt"))
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -238,3 +248,33 @@ def test_defaults_always_come_to_a_command(work: str, machine: Machine, devices:
     assert len(seen) == len(set(seen))
     argv = command_of(answers).argv()
     assert [f"kind={argv[1]}", "muster"] == [work.split()[0], argv[0]]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("kind=train target=--help", "--target --help: --help is a flag"),
+        ("kind=map target=-h", "--target -h: -h is a flag"),
+        (f"kind=run target={__file__} args=--help run-dir=--quiet", "--run-dir --quiet: --quiet"),
+        (f"kind=sweep target={__file__}:f grid='lr=1,2 --restart'", "--restart is a flag"),
+        (f"kind=sweep target={__file__}:f seeds=--", "-- is a flag"),
+    ],
+)
+def test_a_flag_is_no_answer(line: str, says: str) -> None:
+    """``--help`` as a target printed the help of train and ended; ``--restart`` was taken on."""
+    with pytest.raises(UsageError, match=says):
+        next_question(LAPTOP, said(line))
+
+
+def test_a_flag_that_is_typed_is_asked_for_again() -> None:
+    question = next_question(LAPTOP, said("kind=train"))
+    assert question is not None
+    with pytest.raises(UsageError, match="--help is a flag"):
+        answered(said("kind=train"), question, "--help")
+    words = said(f"kind=run target={shlex.quote(__file__)} args='--help --lr -1' devices=cpu:1")
+    assert command_of(words).program[1:] == ("--help", "--lr", "-1"), "the program's own"
+
+
+def test_what_takes_several_words_shows_their_shape() -> None:
+    question = named(LAPTOP, f"kind=sweep target={__file__}:f devices=cpu:1", "grid")
+    assert question.text.endswith("May be given several times. Write NAME=V1,V2,…")
