@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import io
+import os
 import types
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -115,6 +116,8 @@ def _read_one(kind: Any, text: str) -> Any:
         raise ValueError
     if kind is bool:
         return {"true": True, "false": False}[_one_of(text.lower(), ("true", "false"))]
+    if kind is Path:
+        return Path(os.path.expanduser(text))  # noqa: PTH111 Path.expanduser raises for ~nobody
     return text if kind is Any else kind(text)
 
 

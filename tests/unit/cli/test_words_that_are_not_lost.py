@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
@@ -12,6 +13,7 @@ from muster.cli.flags import ONE_TIME, ShownFlags
 from muster.cli.main import COMMANDS
 from muster.cli.parse import parse_groups
 from muster.cli.train_flags import read_train
+from muster.pipeline.sinks.formats import spec_of
 
 #: Of each command a line that is whole without what stands behind ``--``.
 LINES = {
@@ -64,3 +66,14 @@ def test_fields_of_the_users_are_repeated_whatever_they_are_called(group: str) -
     words = ["--restart", "3", "--quiet", "no", "--overwrite", "0.1", "--json"]
     parsed = parse_groups({group: Own, "shown": ShownFlags}, words, "try", "")
     assert parsed.argv(without=ONE_TIME) == ["muster", "try", *words[:-1]]
+
+
+def test_a_quoted_home_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``--run-dir '~/a'`` and ``--run-dir=~/a``, which no shell expands, made a folder ``~``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parsed = read_train(["digits", "--run-dir=~/a"], "train", "")[1]
+    assert parsed.place.run_dir == tmp_path / "a"
+    assert parsed.words() == ["--run-dir", "~/a"], "as it was said"
+
+    assert spec_of("~/b.jsonl").path == tmp_path / "b.jsonl"
+    assert spec_of("~nobody-of-that-name/b.jsonl").path == Path("~nobody-of-that-name/b.jsonl")

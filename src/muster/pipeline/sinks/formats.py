@@ -60,7 +60,7 @@ def spec_of(text: str, format: str | None = None) -> SinkSpec:
     if not text:
         raise UsageError("The output is an empty path.", hint="write --output out.jsonl.")
     asked = None if format is None else _format_named(format)
-    path = Path(text)
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 Path.expanduser raises for ~nobody
     if path.name in ("", ".."):
         raise UsageError(
             f"The output {text!r} has no name of its own.",
