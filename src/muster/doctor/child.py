@@ -13,13 +13,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from muster.base.codec import decode
 from muster.base.processes import KILL, signal_group
 from muster.base.settings import child_environment
 from muster.doctor.facts import Run
+
+T = TypeVar("T")
 
 _POLL_S = 0.02
 #: A process in uninterruptible sleep (a dead disk, a dead GPU) cannot be killed: it is left.
@@ -147,3 +150,19 @@ def _last_object(out: Path) -> dict[str, Any] | None:
         if isinstance(value, dict):
             return value
     return None
+
+
+def read_answer(
+    outcome: Outcome, otherwise: T, *, given: Mapping[str, Any] | None = None, **how: bool
+) -> tuple[T, Run]:
+    """The probe's answer as what ``otherwise`` is, on top of what is ``given``, and how it ran.
+
+    An answer of another shape is a failure of the probe, and stands for ``otherwise``.
+    """
+    try:
+        return decode(type(otherwise), {**(given or {}), **outcome.value}, **how), outcome.run
+    except ValueError as error:
+        run = outcome.run
+        if run.status == "ok":
+            run = replace(run, status="failed", error=f"its answer makes no sense: {error}")
+        return otherwise, run

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -107,6 +108,11 @@ class NetworkFacts:
     default_interface: str | None = None
     host_addresses: tuple[str, ...] | None = None
     resolve_error: str | None = None
+
+    def __post_init__(self) -> None:
+        """ValueError for what is no address: checks compare them as such."""
+        for text in (*(self.host_addresses or ()), *(at for i in self.interfaces for at in i.ipv6)):
+            ip_address(text.partition("%")[0])
 
 
 @dataclass(frozen=True, kw_only=True)

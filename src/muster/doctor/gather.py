@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from muster.base.codec import decode
 from muster.base.errors import UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.settings import child_environment
@@ -20,7 +19,7 @@ from muster.devices.device_request import DeviceRequest, parse_devices
 from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
-from muster.doctor.child import run_probe
+from muster.doctor.child import read_answer, run_probe
 from muster.doctor.facts import DiskFacts, Facts, TorchFacts
 from muster.doctor.gather_host import gather_host, installed_torch, running_torch
 from muster.doctor.gather_network import gather_master, gather_network, wants_master
@@ -122,27 +121,30 @@ def relevant(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class DriverAnswer:
+    """What the driver's probe answers; it may have come no further than the inventory."""
+
+    inventory: Inventory
+    health: tuple[GpuHealth, ...] = ()
+    links: tuple[PairLink, ...] = ()
+
+
 def _with_driver(facts: Facts, *, limit_s: float) -> Facts:
-    outcome = run_probe("driver", [], limit_s=limit_s)
-    value = outcome.value
-    no_answer = Inventory(problem="the driver gave no answer")
-    return replace(
-        facts,
-        driver=outcome.run,
-        inventory=decode(Inventory, value["inventory"]) if "inventory" in value else no_answer,
-        health=decode(tuple[GpuHealth, ...], value.get("health", [])),
-        links=decode(tuple[PairLink, ...], value.get("links", [])),
-    )
+    no_answer = DriverAnswer(inventory=Inventory(problem="the driver gave no answer"))
+    found, run = read_answer(run_probe("driver", [], limit_s=limit_s), no_answer)
+    return replace(facts, driver=run, **vars(found))
 
 
 def _disk(options: DoctorOptions, *, limit_s: float) -> DiskFacts:
     budget_s = 0.3 if options.is_quick else min(2.0, options.time_limit_s / 20)
-    outcome = run_probe("disk", [str(options.run_dir.absolute()), str(budget_s)], limit_s=limit_s)
+    path = str(options.run_dir.absolute())
+    outcome = run_probe("disk", [path, str(budget_s)], limit_s=limit_s)
     value = dict(outcome.value)
     problem = value.pop("problem", None)
-    found = decode(DiskFacts, {"path": str(options.run_dir.absolute()), **value})
-    run = outcome.run if problem is None else replace(outcome.run, error=problem)
-    return replace(found, run=run)
+    answer = replace(outcome, value=value)
+    found, run = read_answer(answer, DiskFacts(path=path), given={"path": path})
+    return replace(found, run=run if problem is None else replace(run, error=str(problem)))
 
 
 def _with_measurements(

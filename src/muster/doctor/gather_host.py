@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base.clock import iso_utc
-from muster.base.codec import decode
 from muster.base.memory_limit import host_memory_mib
 from muster.base.settings import usable_cpu_count
-from muster.doctor.child import run_probe
+from muster.doctor.child import read_answer, run_probe
 from muster.doctor.facts import HostFacts, PciGpu, Run, TorchFacts
 
 _VENDORS: dict[str, Literal["nvidia", "amd", "intel"]] = {
@@ -217,6 +216,7 @@ def running_torch(installed: TorchFacts, *, limit_s: float) -> TorchFacts:
     """``installed`` with what torch answers in a child process; never raises or hangs."""
     outcome = run_probe("torch_facts", [], limit_s=limit_s)
     record = {key: value for key, value in outcome.value.items() if value is not None}
-    answered = decode(TorchFacts, record, ignore_unknown=True)
+    answer = replace(outcome, value=record)
+    answered, run = read_answer(answer, installed, ignore_unknown=True)
     given = {f.name: getattr(answered, f.name) for f in fields(answered) if f.name in record}
-    return replace(installed, run=outcome.run, **given)
+    return replace(installed, run=run, **given)

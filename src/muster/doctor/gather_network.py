@@ -8,23 +8,29 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from muster.doctor.child import run_probe
+from muster.doctor.child import read_answer, run_probe
 from muster.doctor.facts import Interface, MasterFacts, NetworkFacts, Run
 
 
 def gather_network(host_name: str, *, limit_s: float) -> NetworkFacts:
     """What is known of the network of this host; never raises, ends within ``limit_s``."""
-    outcome = run_probe("network", ["resolve", host_name], limit_s=limit_s)
-    addresses = outcome.value.get("addresses")
-    error = outcome.value.get("error")
-    if outcome.run.status == "hung":
+    found, run = _resolve(host_name, limit_s)
+    error = found.resolve_error
+    if run.status == "hung":
         error = f"the resolver gave no answer within {limit_s:.0f} s"
-    return NetworkFacts(
+    return replace(
+        found,
         interfaces=interfaces(),
         default_interface=default_interface(Path("/proc/net/route")),
-        host_addresses=None if addresses is None else tuple(addresses),
-        resolve_error=error or outcome.run.error,
+        resolve_error=error or run.error,
     )
+
+
+def _resolve(name: str, limit_s: float) -> tuple[NetworkFacts, Run]:
+    outcome = run_probe("network", ["resolve", name], limit_s=limit_s)
+    value = {"host_addresses": outcome.value.get("addresses"),
+             "resolve_error": outcome.value.get("error")}  # fmt: skip
+    return read_answer(replace(outcome, value=value), NetworkFacts())
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -91,11 +97,11 @@ def gather_master(
     address = environment["MASTER_ADDR"]
     text = environment.get("MASTER_PORT", "")
     port = int(text) if text.isdigit() and 0 < int(text) < 1 << 16 else None
-    resolving = run_probe("network", ["resolve", address], limit_s=limit_s)
-    resolved = tuple(resolving.value.get("addresses", ()))
-    facts = MasterFacts(run=resolving.run, address=address, port=port, resolved=resolved)
+    found, run = _resolve(address, limit_s)
+    resolved = found.host_addresses or ()
+    facts = MasterFacts(run=run, address=address, port=port, resolved=resolved)
     if not resolved:
-        problem = resolving.value.get("error") or "the resolver gave no answer"
+        problem = found.resolve_error or run.error or "the resolver gave no answer"
         return replace(facts, is_reachable=False, port_problem=problem)
     is_local = is_own_address(resolved, network)
     facts = replace(facts, is_local=is_local)
@@ -103,14 +109,14 @@ def gather_master(
         return facts
     words = ["serve" if is_local else "join", address, str(port), str(meet_s)]
     meeting = run_probe("network", words, limit_s=meet_s + limit_s)
-    value = meeting.value
+    met, run = read_answer(meeting, MasterFacts(), ignore_unknown=True)
     return replace(
         facts,
-        run=Run(status=meeting.run.status, seconds=meeting.run.seconds, error=meeting.run.error),
-        is_reachable=value.get("is_reachable"),
-        port_problem=value.get("port_problem"),
-        clock_skew_s=value.get("clock_skew_s"),
-        round_trip_s=value.get("round_trip_s"),
+        run=Run(status=run.status, seconds=run.seconds, error=run.error),
+        is_reachable=met.is_reachable,
+        port_problem=met.port_problem,
+        clock_skew_s=met.clock_skew_s,
+        round_trip_s=met.round_trip_s,
     )
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from muster.base.codec import decode
 from muster.devices.nvml_health import GpuHealth
-from muster.doctor.child import PROBES, run_probe
+from muster.doctor.child import PROBES, read_answer, run_probe
 from muster.doctor.facts import (
     AllReduce,
+    Facts,
     HostCopies,
     Matmuls,
     NetworkFacts,
@@ -88,13 +88,15 @@ def _measured(
     if skipped := no_time(left):
         return kind(run=skipped, **given)
     outcome = run_probe(name, arguments, limit_s=min(limit_s, left()), **options)
-    return replace(decode(kind, {"run": {}, **given, **outcome.value}), run=outcome.run)
+    otherwise = kind(run=outcome.run, **given)
+    found, run = read_answer(outcome, otherwise, given={"run": {}, **given})
+    return replace(found, run=run)
 
 
 def read_loaded(limit_s: float) -> tuple[GpuHealth, ...]:
     """The GPUs' health now; () when the driver does not answer."""
-    value = run_probe("driver", ["health"], limit_s=limit_s).value.get("health", [])
-    return decode(tuple[GpuHealth, ...], value)
+    found, _ = read_answer(run_probe("driver", ["health"], limit_s=limit_s), Facts())
+    return found.health
 
 
 def measure_host_copies(targets: Targets, left: TimeLeft, *, limit_s: float) -> HostCopies:
@@ -127,17 +129,17 @@ def measure_peer_copies(
             silence_s=silence_s,
             program=program,
         )
-        seconds, last = seconds + outcome.run.seconds, outcome.run
-        found = decode(PeerCopies, outcome.value)
+        found, last = read_answer(outcome, PeerCopies())
+        seconds += last.seconds
         copies += found.copies
         tried = {f"{copy.source}-{copy.target}" for copy in found.copies}
         waiting = [pair for pair in waiting if pair not in tried]
-        if outcome.run.status == "ok" or not waiting:
+        if last.status == "ok" or not waiting:
             break
-        if outcome.run.at not in waiting:  # it did not come as far as a pair
+        if last.at not in waiting:  # it did not come as far as a pair
             break
-        copies.append(_lost_pair(outcome.run))
-        waiting.remove(str(outcome.run.at))
+        copies.append(_lost_pair(last))
+        waiting.remove(str(last.at))
         last = replace(last, status="ok")  # that pair's row tells it; the probe itself goes on
     return PeerCopies(run=replace(last, seconds=seconds), copies=tuple(copies))
 

@@ -390,6 +390,15 @@ def test_a_probe_that_did_not_end_is_told(status: str) -> None:
         assert any("hung at 3-4" in one.what for one in told) == (status == "hung")
 
 
+@pytest.mark.parametrize("name", ["healthy_8gpu", "slurm_without_gpus"])
+def test_a_driver_that_could_not_be_read_is_an_error(name: str) -> None:
+    """A probe that died was "No GPU here", and the machine healthy."""
+    run = Run(status="failed", at="listing the GPUs", error="ended by signal 11")
+    (told,) = CHECKS["driver"](dataclasses.replace(host(name), driver=run))
+    assert told.severity == "error" and told.fix
+    assert "could not be read at listing the GPUs: ended by signal 11" in told.what
+
+
 def test_many_bad_pairs_are_not_all_listed() -> None:
     facts = host("healthy_8gpu")
     assert facts.peer_copies is not None

@@ -17,8 +17,11 @@ import pytest
 import torch
 from tests.processes import command_line, is_gone
 
-from muster.doctor.child import Outcome, run_probe
-from muster.doctor.facts import NetworkFacts
+from muster.devices.inventory import Inventory
+from muster.doctor.checks.table import CHECKS
+from muster.doctor.child import Outcome, read_answer, run_probe
+from muster.doctor.facts import Facts, NetworkFacts, Run
+from muster.doctor.gather import DriverAnswer
 from muster.doctor.gather_probes import (
     Targets,
     measure_all_reduce,
@@ -35,6 +38,33 @@ from muster.doctor.probes.copies import parse_targets
 def program(text: str, limit_s: float = 300.0, silence_s: float | None = None) -> Outcome:
     words = [sys.executable, "-c", text]
     return run_probe("", (), limit_s=limit_s, silence_s=silence_s, program=words)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("{}", "it lacks inventory"),
+        ('{"inventory": 3}', "inventory is 3, which is not an object"),
+        ('{"inventory": {}, "health": [{"index": "a"}]}', "health[0]"),
+    ],
+)
+def test_an_answer_of_another_shape_is_a_failure_of_the_probe(answer: str, says: str) -> None:
+    """The doctor ended at it, or found no GPU and everything healthy."""
+    otherwise = DriverAnswer(inventory=Inventory(problem="the driver gave no answer"))
+    found, run = read_answer(program(f"print({answer!r})"), otherwise)
+    assert found is otherwise
+    assert run.status == "failed" and says in run.reason
+    facts = Facts(driver=run, inventory=found.inventory)
+    told = list(CHECKS["driver"](facts))
+    assert [one.severity for one in told] == ["error"] and says in told[0].what
+
+
+def test_what_a_hung_probe_had_answered_wrongly_leaves_it_hung() -> None:
+    outcome = Outcome(run=Run(status="hung", at="here"), value={"host_addresses": ["no address"]})
+    found, run = read_answer(outcome, NetworkFacts())
+    assert (found, run) == (NetworkFacts(), outcome.run)
+    outcome = Outcome(run=Run(status="ok"), value=outcome.value)
+    assert "'no address' does not appear to be" in read_answer(outcome, NetworkFacts())[1].reason
 
 
 def test_the_last_object_counts_and_other_output_does_not() -> None:

@@ -29,6 +29,14 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
             "(nvidia-smi --gpu-reset) or reboot.",
         )
         return
+    if facts.driver.status == "failed":
+        yield error(
+            what=f"The NVIDIA driver could not be read{facts.driver.where}: {facts.driver.reason}",
+            why="It is not known which GPUs there are; programs that touch one may fail as well.",
+            fix="Run nvidia-smi. If it fails too, look at the kernel log (dmesg | grep -e Xid "
+            "-e NVRM), then reinstall the driver or reboot.",
+        )
+        return
     if facts.inventory.devices:
         cuda = facts.inventory.cuda_driver_version
         version = "" if cuda is None else f", CUDA up to {cuda[0]}.{cuda[1]}"

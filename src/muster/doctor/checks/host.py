@@ -140,8 +140,9 @@ def disk_space(facts: Facts) -> Iterator[Finding]:
     if disk is None:
         return
     if disk.run.status == "hung":
+        at = f" ({disk.run.at})" if disk.run.at else ""
         yield error(
-            what=f"The disk of {disk.path} does not answer ({disk.run.at}).",
+            what=f"The disk of {disk.path} does not answer{at}.",
             why="A run there would hang.",
             fix="Look at the network file system's server, or choose another --run-dir.",
         )

@@ -166,6 +166,8 @@ def master(facts: Facts) -> Iterator[Finding]:
         )
     elif found.is_reachable:
         yield ok(f"{place} " + ("is this host." if found.is_local else "answers."))
+    else:
+        yield from probe_trouble(found.run, f"Meeting the other nodes at {place}")
 
 
 def clocks(facts: Facts) -> Iterator[Finding]:
