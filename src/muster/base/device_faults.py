@@ -28,8 +28,10 @@ _NO_DEVICE_MEMORY = re.compile(
 )
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _LOST_DEVICE = re.compile(
-    r"No (CUDA|HIP) GPUs are available|CUDA unknown error|driver initialization failed"
-    r"|no (CUDA|ROCm)-capable device|busy or unavailable|(CUDA|HIP) driver error"
+    r"No (CUDA|HIP) GPUs are available|CUDA unknown error"
+    r"|(CUDA|HIP) (driver )?initialization failed"
+    r"|no (CUDA|ROCm)-capable device|-capable device(\(s\) is/are|s are) busy or unavailable"
+    r"|(CUDA|HIP) driver error: (unknown|initialization) error"
     r"|fallen off the bus|GPU is lost|uncorrectable (ECC|NVLink) error"
 )
 
@@ -95,6 +97,8 @@ def why_no_cuda(torch: Any) -> str:
     return "torch.cuda.is_available() is False"
 
 
+#: Begins what a process says that has itself found its torch unable; no task says so by chance.
+_UNFIT = "torch cannot use the GPU of this worker"
 #: With one of these a program may compute on the GPU although its torch cannot.
 _OTHER_WAYS = ("jax", "cupy", "tensorflow", "numba.cuda", "pycuda")
 
@@ -108,7 +112,12 @@ def why_unfit() -> str:
     if torch is None or any(name in sys.modules for name in _OTHER_WAYS):
         return ""
     why = why_no_cuda(torch)
-    return f"torch cannot use the GPU of this worker: {why}. {NO_CUDA_HINT}" if why else ""
+    return f"{_UNFIT}: {why}. {NO_CUDA_HINT}" if why else ""
+
+
+def says_unfit(text: str) -> bool:
+    """Whether ``text`` is what ``why_unfit`` has found."""
+    return text.startswith(_UNFIT)
 
 
 def is_in_use() -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import Decisions, Division, Policy, Send
-from muster.farm.device_health import DeviceHealth, blame
+from muster.farm.device_health import DeviceHealth, accusers, blame
 from muster.farm.events import (
     Capacity,
     Divided,
@@ -174,7 +174,7 @@ class Scheduler:
             ):
                 self._halve_call(task, finished, worker, out)
             else:
-                self._fail(task, record, worker.slot, now, out)
+                self._fail(task, record, worker, now, out)
             worker.has_shared = False
             if finished.poisoned:
                 worker.poisoned = True  # it ends itself, without beginning anything else
@@ -247,7 +247,7 @@ class Scheduler:
         if not is_innocent:
             named = finished._replace(task_id=head.task_id, token=head.token)
             record = AttemptRecord(head.task_id, head.token, worker.worker_id, named)
-            self._fail(head, record, worker.slot, now, out)
+            self._fail(head, record, worker, now, out)
 
     def _halve_call(self, task: Task, finished: Finished, worker: Worker, out: Decisions) -> None:
         """The call is to blame, not a task of it: smaller calls until the culprit is alone."""
@@ -270,9 +270,9 @@ class Scheduler:
     # ------------------------------------------------------------------ failures
 
     def _fail(
-        self, task: Task, record: AttemptRecord, slot: Slot, now: float, out: Decisions
+        self, task: Task, record: AttemptRecord, worker: Worker, now: float, out: Decisions
     ) -> None:
-        outcome = record.finished.outcome
+        slot, outcome = worker.slot, record.finished.outcome
         if outcome.is_blameless:
             self._try_elsewhere(task, record, out)
             return
@@ -283,12 +283,17 @@ class Scheduler:
             return
         mark = fingerprint(record.finished)
         health = self._health[slot.spec.device_key]
-        is_severe = outcome in (Outcome.CRASH, Outcome.DEVICE_FAULT) or record.finished.poisoned
-        health.failed(mark, record.worker_id, is_severe=is_severe)
+        names_device = outcome is Outcome.DEVICE_FAULT
+        is_severe = names_device or outcome is Outcome.CRASH or record.finished.poisoned
+        by = accusers(record.finished, record.worker_id, worker.call)
+        health.failed(mark, by, is_severe=is_severe, names_device=names_device)
         if self._is_device_fault(slot, record.finished, mark, out):
             self._run_elsewhere(task, slot, record, out)
             return
         self._readmit(mark, out)
+        if names_device and task.tries and worker.call_size > 1:
+            self._halve_call(task, record.finished, worker, out)  # one of them may always say so
+            return
         tries = task.tries + 1
         if tries <= self.policy.retry.limit(outcome):
             avoid = slot.spec.device_key if outcome is Outcome.CRASH else ""
@@ -450,7 +455,7 @@ class Scheduler:
         if not worker.in_flight:
             worker.begins(now)
         worker.together = together
-        worker.call_size = len(tasks) if together else 1
+        worker.call = frozenset(task.task_id for task in tasks if together)
         for task in tasks:
             worker.in_flight[task.task_id] = task
         out.sends.append(Send(worker.worker_id, tasks, together))

@@ -34,7 +34,7 @@ class Worker:
     ready: bool = False
     in_flight: dict[int, Task] = field(default_factory=dict)
     together: bool = False
-    call_size: int = 1  # how many tasks its joint call was sent with
+    call: frozenset[int] = frozenset()  # the tasks that its joint call was sent with
     head_since: float = 0.0
     sign_s: float = 0.0  # when its running task last showed a sign of life
     left: float = 0.0  # what that task has before it, by its own account
@@ -53,6 +53,10 @@ class Worker:
         self.head_since = self.sign_s = now
         self.left = 0.0
         self.is_asked = self.has_declined = False
+
+    @property
+    def call_size(self) -> int:
+        return max(1, len(self.call))
 
     @property
     def is_free(self) -> bool:
@@ -135,7 +139,7 @@ class Roster:
         worker = Worker(held.worker_id, slot, ready=held.is_ready, stopping=held.is_ending)
         worker.in_flight = {task.task_id: task for task in held.tasks}
         worker.together = held.is_together
-        worker.call_size = len(held.tasks) if held.is_together else 1
+        worker.call = frozenset(worker.in_flight if held.is_together else ())
         worker.begins(now)
         self.workers[held.worker_id] = worker
         slot.worker_id = held.worker_id

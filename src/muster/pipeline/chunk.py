@@ -353,7 +353,7 @@ class Chunk:
     def _check_device(self, failures: Sequence[Failure]) -> None:
         """What a device does that is gone or broken is no fault of the records: none is stored."""
         for failure in failures:
-            if looks_like_lost_device(failure.reason):
+            if failure.trace and looks_like_lost_device(failure.reason):  # no stage rejected it so
                 self._blame_nobody()
                 raise RuntimeError(failure.reason)  # and the farm stops believing the device
         if failures and (fault := hidden_fault()):

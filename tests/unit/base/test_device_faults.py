@@ -41,6 +41,7 @@ LOST = [
     "CUDA driver initialization failed, you might not have a CUDA gpu.",
     "CUDA error: no CUDA-capable device is detected",
     "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "all CUDA-capable devices are busy or unavailable",
     "CUDA driver error: unknown error",
     "GPU has fallen off the bus",
     "CUDA error: uncorrectable ECC error encountered",
@@ -51,6 +52,9 @@ NEITHER = [
     ("RuntimeError", "CUDA error: device-side assert triggered"),
     ("OutOfResources", "out of resource: shared memory, Required: 140000, Hardware limit: 101376"),
     ("KeyError", "'loss'"),
+    ("RuntimeError", "HTTP 503: model server busy or unavailable"),
+    ("RuntimeError", "CUDA driver error: invalid argument"),
+    ("RuntimeError", "printer driver initialization failed"),
 ]
 
 

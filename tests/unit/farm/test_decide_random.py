@@ -58,6 +58,7 @@ class World:
     bad_device: str  # "broken" fails everything; "gone" does so after a while, and says it
     drain_at: float | None
     capacity: bool
+    num_liars: int  # tasks that say of every device that it is gone
 
 
 @dataclass
@@ -117,8 +118,15 @@ class Simulation:
         for number in self.ready:
             bad = self.random.random() < world.share_bad
             self.fates[number] = self.random.choice(FATES[1:]) if bad else "ok"
+        for number in self.ready[: world.num_liars] if world.is_gpu else ():
+            self.fates[number] = "lies"
+        self.random.shuffle(self.ready)
 
     # -------------------------------------------------------------- running it
+
+    @property
+    def has_liars(self) -> bool:
+        return "lies" in self.fates.values()
 
     def later(self, delay: float, what: Callable[[], Event | None]) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.count), what))
@@ -188,14 +196,18 @@ class Simulation:
         for record in out.failed:
             self.close(record.task_id, record.token, "failed")
             fate = self.fates[record.task_id]
-            if not self.world.kill_rate and self.world.bad_device != "broken":
-                assert fate not in ("ok", "crashes once") or self.retries == 0, (fate, record)
+            faulted = self.has_liars or self.world.bad_device == "gone"  # which counts as a try
+            innocent = ("ok",) if faulted else ("ok", "crashes once")
+            # The last two tasks of a device that is gone say no more than two liars would.
+            is_gone = record.finished.message == "gone" and self.world.bad_device == "gone"
+            if not self.world.kill_rate and self.world.bad_device != "broken" and not is_gone:
+                assert fate not in innocent or self.retries == 0, (fate, record)
         for record, again in out.tried:
             assert self.state[record.task_id] == "claimed"
             assert self.token[record.task_id] == record.token
             if record.finished.outcome is Outcome.DEVICE_FAULT:
                 assert again.tries <= RetryPolicy.device_fault_retries
-            elif again.tries and self.world.bad_device != "gone":
+            elif again.tries and self.world.bad_device != "gone" and not self.has_liars:
                 assert again.tries <= self.retries
             self.renew(again)
         for task in out.retokened:
@@ -206,6 +218,9 @@ class Simulation:
             self.state[task.task_id] = "claimed"
             self.renew(task)
         self.expected_late -= len(out.late)
+        for kind, text in out.notes:
+            if kind == "quarantined" and text.endswith(": gone"):
+                assert text.startswith("d0.") and self.world.bad_device, text
 
     def close(self, number: int, token: int, state: str) -> None:
         assert self.state[number] == "claimed", f"task {number} ends twice"
@@ -296,6 +311,8 @@ class Simulation:
 
     def fate(self, worker: Worker, task: Task) -> str:
         fate = self.fates[task.task_id]
+        if fate == "lies":
+            return "gone"
         if self.world.bad_device and worker.slot.device_key == "D0":
             if self.world.bad_device == "broken":
                 return "raise"
@@ -326,7 +343,7 @@ class Simulation:
             records.append(
                 Finished(
                     task.task_id, task.token, outcome, 0.0, seconds / len(call), 0, 0, None,
-                    message=f"{fate}", poisoned=poisoned,
+                    message="gone" if outcome is Outcome.DEVICE_FAULT else fate, poisoned=poisoned,
                 )
             )  # fmt: skip
         worker.running += 1
@@ -391,9 +408,9 @@ class Simulation:
         for number, fate in self.fates.items():
             if fate == "ok" or (fate == "hungry" and self.world.is_gpu):
                 assert self.state[number] == "done", (number, fate)
-            elif fate in ("raises", "crashes", "poisons", "hangs"):
+            elif fate in ("raises", "crashes", "poisons", "hangs", "lies"):
                 assert self.state[number] == "failed", (number, fate)
-            elif fate == "crashes once" and self.retries:
+            elif fate == "crashes once" and self.retries and not self.has_liars:
                 assert self.state[number] == "done", (number, fate)
 
 
@@ -411,6 +428,7 @@ WORLDS = st.builds(
     bad_device=st.sampled_from(["", "", "", "broken", "gone"]),
     drain_at=st.sampled_from([None, None, None, 3.0]),
     capacity=st.booleans(),
+    num_liars=st.sampled_from([0, 0, 1, 2]),
 )
 
 

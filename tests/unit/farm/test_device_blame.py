@@ -15,17 +15,19 @@ from muster.farm.task import Finished, Outcome
 FAULT, ERROR = Outcome.DEVICE_FAULT, Outcome.EXCEPTION
 
 
-def health(**fields: Any) -> DeviceHealth:
-    return DeviceHealth(**fields)
+def health(count: int = 0, naming: int = 0, **fields: Any) -> DeviceHealth:
+    calls = [frozenset({number}) for number in range(max(count, naming))]
+    return DeviceHealth(accusers=calls[:count], naming=calls[:naming], **fields)
 
 
 @pytest.mark.parametrize(
     ("outcome", "own", "others", "is_blamed"),
     [
         # It says itself that it cannot be used: whatever the others say, and without others.
-        (FAULT, health(count=3), [], True),
-        (FAULT, health(count=3), [health(marks={"m"})], True),
-        (FAULT, health(count=2), [health()], False),
+        (FAULT, health(naming=3), [], True),
+        (FAULT, health(naming=3), [health(marks={"m"})], True),
+        (FAULT, health(naming=2), [health()], False),
+        (FAULT, health(count=3, naming=2), [health()], False),
         # It fails everything: only beside one that has not failed so.
         (ERROR, health(count=3), [health()], True),
         (ERROR, health(count=3), [health(marks={"m"})], False),
@@ -136,3 +138,59 @@ def test_it_is_believed_again_once_another_device_fails_so_too() -> None:
     rig.ready()
     assert rig.holds[rig.worker_on(0)]
     assert alike(rig, 8) == []
+
+
+def with_a_liar(rig: Rig, liars: set[int]) -> tuple[set[int], set[int], list[str]]:
+    """What is done and failed when some tasks blame every GPU, and who was quarantined."""
+    rig.ready()
+    done, failed, notes = set(), set(), []
+    for _ in range(400):
+        if rig.scheduler.is_finished:
+            break
+        busy = [worker_id for worker_id, held in rig.holds.items() if held]
+        for worker_id in busy:
+            held = rig.holds[worker_id]
+            together = next(joint for who, _, joint in reversed(rig.calls) if who == worker_id)
+            call = held[:] if together else held[:1]
+            del held[: len(call)]
+            lies = any(task.task_id in liars for task in call)
+            outcome = FAULT if lies else Outcome.OK
+            results = [finished(task, outcome, poisoned=lies) for task in call]
+            outs = [rig.step(Results(worker_id, results))]
+            if lies:
+                rig.holds[worker_id] = []
+                outs.append(rig.step(WorkerDied(worker_id, 0, None, "ended")))
+            outs.append(rig.ready())
+            done |= {record.task_id for out in outs for record in out.done}
+            failed |= {record.task_id for out in outs for record in out.failed}
+            notes += [note for out in outs for note in kinds(out, "quarantined")]
+        if not busy:
+            rig.wait()
+            rig.ready()
+    return done, failed, notes
+
+
+@pytest.mark.parametrize("target", [1, 2])
+@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("liars", [{1}, {11}, {3, 11}])
+def test_a_task_that_blames_every_gpu_fails_alone(
+    num_gpus: int, liars: set[int], target: int
+) -> None:
+    rig = Rig(gpus(num_gpus), tasks(12, target=target))
+    assert with_a_liar(rig, liars) == (set(range(1, 13)) - liars, liars, [])
+
+
+def test_what_a_worker_has_found_itself_counts_each_time() -> None:
+    rig = Rig(gpus(1), tasks(1))
+    rig.ready()
+    notes = []
+    for _ in range(3):
+        worker_id = rig.worker_on(0)
+        said = {"message": "torch cannot use the GPU of this worker: too old", "poisoned": True}
+        notes += kinds(rig.end(worker_id, FAULT, **said), "quarantined")
+        rig.step(WorkerDied(worker_id, 0, None, "ended"))
+        if not notes:
+            rig.wait()
+            rig.ready()
+    assert len(notes) == 1
+    assert [task.task_id for task in rig.scheduler.open_tasks()] == [1]
