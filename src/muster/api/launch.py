@@ -127,8 +127,8 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
         housekeeping = Housekeeping(
-            folder, session, options, settings, slots_of(placement), SystemClock(), requests,
-            rehearsal,
+            folder, session, options, settings, slots_of(placement, options), SystemClock(),
+            requests, rehearsal,
         )  # fmt: skip
         with housekeeping:
             ending = _coordinate(workload, options, ledger, housekeeping, audience)

@@ -161,8 +161,10 @@ def remarks(placement: Placement) -> list[str]:
     return [*skipped, *placement.notes]
 
 
-def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:
+def slots_of(placement: Placement, options: SweepOptions) -> tuple[SlotSpec, ...]:
     sharing = Counter(slot.device_uuids for slot in placement.slots)
+    # Of "auto" the slots are those that there may be: it begins with one worker alone.
+    is_shared = options.per_gpu != "auto"
     return tuple(
         SlotSpec(
             slot_id=slot.slot_id,
@@ -172,7 +174,7 @@ def slots_of(placement: Placement) -> tuple[SlotSpec, ...]:
             visible_devices=slot.visible_devices,
             num_threads=slot.num_threads,
             memory_mib=slot.memory_mib,
-            num_sharing=sharing[slot.device_uuids] if slot.device_uuids else 1,
+            num_sharing=sharing[slot.device_uuids] if slot.device_uuids and is_shared else 1,
         )
         for slot in placement.slots
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.api.options import SweepOptions
-from muster.api.placing import PerGpuAuto, would_take
+from muster.api.placing import PerGpuAuto, slots_of, would_take
 from muster.base.settings import Settings
 from muster.devices.inventory import Device, Inventory, to_json
 from muster.farm.events import Capacity
@@ -74,3 +74,12 @@ def test_others_are_looked_at_again(tmp_path: Path) -> None:
 def test_an_exclusive_gpu_is_not_packed(tmp_path: Path, mode: str | None, count: int) -> None:
     found = would_take(SweepOptions(per_gpu="auto"), settings_of(tmp_path, compute_mode=mode))
     assert len(found.slots) == count
+
+
+@pytest.mark.parametrize(("per_gpu", "num_sharing"), [("auto", 1), (3, 3), (1, 1)])
+def test_a_worker_is_told_with_how_many_it_shares_from_the_start(
+    tmp_path: Path, per_gpu: str | int, num_sharing: int
+) -> None:
+    options = SweepOptions(per_gpu=per_gpu)  # type: ignore[arg-type]
+    slots = slots_of(would_take(options, settings_of(tmp_path)), options)
+    assert {slot.num_sharing for slot in slots} == {num_sharing}
