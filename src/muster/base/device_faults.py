@@ -6,17 +6,22 @@ the last line of a program's log, so it is known by what it says and not by its 
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import sys
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Any
+
+from muster.base.settings import ALLOW_CPU_TORCH, read_settings
 
 #: What a user can do about a torch that cannot use the GPUs that the driver has.
 NO_CUDA_HINT = (
     "`muster doctor` says which driver and which build of torch go together; "
     "--devices cpu computes on the CPU."
 )
+_ALLOW_HINT = f"{ALLOW_CPU_TORCH}=1 is for tasks that use the GPU without torch."
 _NO_DEVICE_MEMORY = re.compile(
     r"(CUDA|HIP|XPU|MPS backend) out of memory"
     r"|(CUDA|HIP|CUDA driver) error: out of memory"
@@ -100,19 +105,31 @@ def why_no_cuda(torch: Any) -> str:
 #: Begins what a process says that has itself found its torch unable; no task says so by chance.
 _UNFIT = "torch cannot use the GPU of this worker"
 #: With one of these a program may compute on the GPU although its torch cannot.
-_OTHER_WAYS = ("jax", "cupy", "tensorflow", "numba.cuda", "pycuda")
+_OTHER_WAYS = (
+    "jax", "cupy", "tensorflow", "pycuda", "xgboost", "lightgbm", "catboost", "onnxruntime",
+    "tensorrt", "numba.cuda",
+)  # fmt: skip
+
+
+@functools.cache
+def _has_other_way() -> bool:
+    """Whether one of them is installed: a task may import it only when it runs."""
+    whole = [name for name in _OTHER_WAYS if "." not in name]  # a part is found by an import only
+    specs = map(find_spec, whole)
+    return any(spec is not None and spec.origin is not None for spec in specs)  # no mere folder
 
 
 def why_unfit() -> str:
     """Why this process, which is given a GPU, would compute on the CPU; "" where it would not.
 
-    torch is asked only where it has been imported.
+    torch is asked only where it has been imported and nothing else could use the GPU.
     """
     torch = sys.modules.get("torch")
-    if torch is None or any(name in sys.modules for name in _OTHER_WAYS):
+    if torch is None or any(name in sys.modules for name in _OTHER_WAYS) or _has_other_way():
         return ""
-    why = why_no_cuda(torch)
-    return f"{_UNFIT}: {why}. {NO_CUDA_HINT}" if why else ""
+    if read_settings().allows_cpu_torch or not (why := why_no_cuda(torch)):
+        return ""
+    return f"{_UNFIT}: {why}. {NO_CUDA_HINT} {_ALLOW_HINT}"
 
 
 def says_unfit(text: str) -> bool:
@@ -133,11 +150,16 @@ def hidden_fault() -> str:
     if not is_in_use():
         return ""
     torch = sys.modules["torch"]
+    has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
     try:
         here = torch.cuda.current_device()
         for index in range(torch.cuda.device_count()):
-            # A device that holds nothing has run nothing, and asking it would open a context there.
-            if index == here or torch.cuda.memory_reserved(index):
+            # Without a context nothing has run there, and asking would open one.
+            if has_context is None:
+                is_used = index == here or bool(torch.cuda.memory_reserved(index))
+            else:
+                is_used = has_context(index)
+            if is_used:
                 torch.cuda.synchronize(index)
     except Exception as error:
         return f"{type(error).__name__}: {error}".split("\n", 1)[0]

@@ -16,6 +16,8 @@ from typing import NamedTuple
 RUN_MARKER = "MUSTER_RUN_MARK"
 #: How many workers share the GPU of the one that reads it.
 WORKERS_PER_GPU = "MUSTER_WORKERS_PER_GPU"
+#: Set by a user whose tasks import a torch that cannot use the GPU, and use the GPU without it.
+ALLOW_CPU_TORCH = "MUSTER_ALLOW_CPU_TORCH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class Settings:
     ``slurm_job_id``: the job of SLURM that this process runs in.
     ``omp_num_threads``: the user's own choice, which the ranks of a gang keep.
     ``mps_folder``: where NVIDIA's MPS server, if it runs, listens to its clients.
+    ``allows_cpu_torch``: a torch that cannot use the GPU of its worker is no reason to refuse.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
     """
 
@@ -43,6 +46,7 @@ class Settings:
     slurm_job_id: str | None = None
     cpu_count: int = 1
     omp_num_threads: int | None = None
+    allows_cpu_torch: bool = False
     user: str = "unknown"
 
 
@@ -66,6 +70,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         slurm_job_id=env.get("SLURM_JOB_ID") or None,
         cpu_count=usable_cpu_count(),
         omp_num_threads=int(threads) if threads.isdigit() and int(threads) else None,
+        allows_cpu_torch=env.get(ALLOW_CPU_TORCH, "0") not in ("", "0"),
         user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",
     )
 
