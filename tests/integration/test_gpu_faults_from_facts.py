@@ -130,3 +130,15 @@ def test_a_record_that_breaks_the_context_is_the_only_one_rejected(
 
 def test_a_map_does_not_compute_on_the_cpu_either(host: Path, muster_cli: MusterCli) -> None:
     assert mapped(host, "OnCpu", muster_cli, "--devices", "1", code=3) != [0]
+
+
+def test_a_broken_context_ends_no_process_that_is_not_a_workers(
+    host: Path, muster_cli: MusterCli
+) -> None:
+    (host / "in.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(120)))
+    flags = ["--input", "in.jsonl", "--output", "out.jsonl", "--batch-size", "4"]
+    flags += ["--devices", "1", "--chunk-rows", "40", "--on", "inline", "--run-dir", "r"]
+    done = muster_cli("map", "pretend_gpu.py:Poisoned", *flags)
+    assert done.returncode in (1, 3), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert (host / "r/events.jsonl").read_text().count("cannot be used in this process") == 1

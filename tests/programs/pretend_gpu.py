@@ -95,7 +95,7 @@ def pretend_torch(*, works=True):
         if cuda.kernel_failed:
             raise AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    cuda.init, cuda.synchronize = init, synchronize
+    cuda.init, cuda.synchronize, cuda.set_device = init, synchronize, synchronize
     cuda.is_available = cuda.is_initialized = lambda: works
     cuda.device_count = lambda: int(works)
     cuda.current_device = lambda: 0

@@ -357,8 +357,11 @@ class Chunk:
                 self._blame_nobody()
                 raise RuntimeError(failure.reason)  # and the farm stops believing the device
         if failures and (fault := hidden_fault()):
+            said = f"{fault}: no kernel runs in this process now."
+            if not self._ctx.has_own_process:
+                raise RuntimeError(said)
             # One of the rows did it; it is found as one is that ends the process itself.
-            sys.stderr.write(f"{failures[0].trace}\n{fault}: no kernel runs in this process now.\n")
+            sys.stderr.write(f"{failures[0].trace}\n{said}\n")
             sys.stderr.flush()
             os._exit(1)
 

@@ -28,7 +28,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.task import Finished, SlotSpec, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, Task
 from muster.farm.worker.perform import Order, Performer, describe
 
 
@@ -120,15 +120,28 @@ def _device_of(slot: SlotSpec) -> str:
 
 def _perform(performer: Performer, tasks: list[Task]) -> list[Finished]:
     torch = sys.modules.get("torch")
-    if performer.device != "cpu" and torch is not None:
-        torch.cuda.set_device(performer.device)  # what "cuda" means without a number
+    if performer.device != "cpu" and torch is not None and torch.cuda.is_available():
+        try:
+            torch.cuda.set_device(performer.device)  # what "cuda" means without a number
+        except Exception as error:  # a context that a task has broken, a card that is gone
+            return [_not_begun(task, performer.device, error) for task in tasks]
     orders = [order_of(task) for task in tasks]
     if performer.is_batched(tasks[0].target_id):
         return performer.run_together(orders)
     return [performer.run(order) for order in orders]
 
 
+def _not_begun(task: Task, device: str, error: Exception) -> Finished:
+    message = f"{device} cannot be used in this process: {describe(error)}".split("\n", 1)[0]
+    return Finished(
+        task.task_id, task.token, Outcome.DEVICE_FAULT, time.time(), 0.0, 0, 0, None,
+        message=message, trace=traceback.format_exc(), poisoned=True,
+    )  # fmt: skip
+
+
 class _InlineLine:
+    has_own_process = False
+
     def __init__(self, worker_id: int, events: list[Event]) -> None:
         self._worker_id = worker_id
         self._events = events

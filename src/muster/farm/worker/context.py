@@ -158,6 +158,11 @@ class Context:
         return self._is_retiring
 
     @property
+    def has_own_process(self) -> bool:
+        """Whether this process is a worker and nothing else: it may end itself."""
+        return self._line.has_own_process
+
+    @property
     def should_stop(self) -> bool:
         """Whether this worker's place will soon be taken: its job is being preempted or at its
         time limit (SLURM). Call ``checkpoint`` then, at once: the task goes on elsewhere.
