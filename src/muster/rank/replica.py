@@ -187,7 +187,8 @@ class ShardedReplica(Replica):
     """FSDP2: parameters, gradients and optimizer state are sharded over the ranks.
 
     With bf16 a layer's parameters and inputs are cast to it before they are gathered, half as many
-    bytes as under autocast alone; gradients are added, and parameters updated, in fp32.
+    bytes as under autocast alone; gradients are added, and parameters updated, in fp32. A model
+    with BatchNorm is left to autocast: its statistics are fp32, and its weights must be, too.
     """
 
     is_sharded = True
@@ -208,7 +209,8 @@ class ShardedReplica(Replica):
             named = {**dict(bare.named_parameters()), **dict(bare.named_buffers())}
             check_identical(named, gang.council, "when they are built")
         mesh = init_device_mesh(gang.device.type, (gang.num_ranks,))
-        is_bf16 = precision.name == "bf16"
+        has_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in bare.modules())
+        is_bf16 = precision.name == "bf16" and not has_norm
         policy = MixedPrecisionPolicy(
             param_dtype=precision.dtype if is_bf16 else None,
             reduce_dtype=torch.float32 if is_bf16 else None,

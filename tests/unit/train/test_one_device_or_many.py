@@ -75,6 +75,15 @@ def jobs() -> list[Job]:
             )
             for strategy in ("ddp", "fsdp")
         ),
+        *(
+            Job(
+                name=f"norm-{strategy}-bf16-2",
+                ranks=2,
+                task=GatheredTypes(batchnorm=True),
+                config={**STEPS, "epochs": 2, "strategy": strategy, "precision": "bf16"},
+            )
+            for strategy in ("ddp", "fsdp")
+        ),
         Job(name="nested-2", ranks=2, task=Nested(), config={**STEPS, "epochs": 2}),
         Job(name="nested-fsdp-2", ranks=2, task=Nested(), config={**fsdp, "epochs": 2}),
         Job(name="balanced-2", ranks=2, task=Toy(), config={**STEPS, "balance": "auto"}),
@@ -181,6 +190,12 @@ def test_a_sharded_model_in_bf16_gathers_half_the_bytes(trained: Outcomes) -> No
     found, wanted = trained.losses("fsdp-bf16-2"), trained.losses("ddp-bf16-2")
     assert found == pytest.approx(wanted, rel=0.02)
     assert found[-1] < found[0]
+
+
+def test_a_sharded_model_with_batchnorm_in_bf16_is_gathered_in_fp32(trained: Outcomes) -> None:
+    found = trained.losses("norm-fsdp-bf16-2")
+    assert trained.of("norm-fsdp-bf16-2").noted["used_type"] == "torch.float32"
+    assert found == pytest.approx(trained.losses("norm-ddp-bf16-2"), rel=0.02)
 
 
 def test_a_sharded_model_is_whole_for_the_tasks_last_word(trained: Outcomes) -> None:
