@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import Decisions, Division, Policy, Send
-from muster.farm.device_health import DeviceHealth, accusers, blame
+from muster.farm.device_health import Blame, DeviceHealth, accusers, blame
 from muster.farm.events import (
     Capacity,
     Divided,
@@ -75,7 +75,7 @@ class Scheduler:
         self._fetching = False
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
-        self._set_aside: dict[str, str] = {}  # by device: the failure that no other had
+        self._set_aside: dict[str, Blame] = {}  # by device: for a failure that no other had
         self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
@@ -290,13 +290,16 @@ class Scheduler:
         if self._is_device_fault(slot, record.finished, mark, out):
             self._run_elsewhere(task, slot, record, out)
             return
-        self._readmit(mark, out)
+        alike = [key for key, known in self._set_aside.items() if known.until == mark]
+        self._readmit(alike, "another GPU fails so too", out)
         if names_device and task.tries and worker.call_size > 1:
             self._halve_call(task, record.finished, worker, out)  # one of them may always say so
             return
         tries = task.tries + 1
         if tries <= self.policy.retry.limit(outcome):
-            avoid = slot.spec.device_key if outcome is Outcome.CRASH else ""
+            # Alone only: a joint call would be sent there task by task.
+            is_moved = outcome is Outcome.CRASH or (names_device and worker.call_size == 1)
+            avoid = slot.spec.device_key if is_moved else ""
             again = task._replace(token=task.token + 1, tries=tries, avoid=avoid)
             out.tried.append((record, again))
             due = now + self.policy.retry.pause_s(tries, self._jitter.random())
@@ -336,8 +339,9 @@ class Scheduler:
         if found is None:
             return False
         if found.until:
-            self._set_aside[key] = found.until
-        self._quarantine(self.roster.shares_of(key), found.reason, out)
+            self._set_aside[key] = found
+        shares = [share for share in self.roster.shares_of(key) if not share.quarantined]
+        self._quarantine(shares, found.reason, out)
         return True
 
     def _run_elsewhere(self, task: Task, slot: Slot, record: AttemptRecord, out: Decisions) -> None:
@@ -352,15 +356,16 @@ class Scheduler:
             self._enqueue(reopened)
         health.tasks.clear()
 
-    def _readmit(self, mark: str, out: Decisions) -> None:
-        """Give work again to devices that were set aside for what another now fails with too."""
-        for key in [key for key, known in self._set_aside.items() if known == mark]:
-            del self._set_aside[key]
-            shares = self.roster.shares_of(key)
+    def _readmit(self, keys: Iterable[str], why: str, out: Decisions) -> None:
+        """Give work again to devices that were set aside for what no other failed with."""
+        for key in keys:
+            reason = self._set_aside.pop(key).reason
+            shares = [s for s in self.roster.shares_of(key) if s.quarantined == reason]
             for slot in shares:
                 slot.quarantined = ""
             self._health[key].alike = 0
-            out.notes.append(("readmitted", f"{shares[0].spec.label}: another GPU fails so too"))
+            if shares:
+                out.notes.append(("readmitted", f"{shares[0].spec.label}: {why}"))
 
     def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
         for slot in slots:
@@ -372,6 +377,8 @@ class Scheduler:
         if task is not None and not self.roster.is_in_flight(task):
             self.solo.appendleft(task)
         out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
+        if not self.roster.usable():
+            self._readmit(list(self._set_aside), "no other GPU is left", out)
 
     def _check_time_limits(self, now: float, out: Decisions) -> None:
         if self.policy.timeout_s is None:

@@ -194,3 +194,35 @@ def test_what_a_worker_has_found_itself_counts_each_time() -> None:
             rig.ready()
     assert len(notes) == 1
     assert [task.task_id for task in rig.scheduler.open_tasks()] == [1]
+
+
+def test_what_was_only_set_aside_goes_on_when_the_last_other_is_lost() -> None:
+    rig = working_pair(40)
+    alike(rig, 8)
+    rig.step(WorkerDied(rig.worker_on(0), 0, None, "ended"))
+    notes = [note for _ in range(3) for note in replaced(rig, 1)]
+    assert len(notes) == 1
+    assert rig.scheduler.roster.usable()
+    assert not rig.scheduler.is_finished
+    rig.ready()
+    assert rig.holds[rig.worker_on(0)]
+
+
+def test_readmission_clears_no_other_reason() -> None:
+    rig = Rig(gpus(2, per_gpu=2), tasks(80), Policy(lead_s=0.0))
+    rig.ready()
+    for slot_id in range(4):
+        rig.end(rig.worker_on(slot_id))
+    stuck = "its memory is not free"
+    rig.step(WorkerDied(rig.worker_on(1), None, 9, "killed", stuck=stuck))
+    alike(rig, 8)
+    rig.end(rig.worker_on(2), ERROR, message="the model cannot be built")
+    assert [slot.quarantined for slot in rig.scheduler.roster.slots] == ["", stuck, "", ""]
+
+
+def test_a_task_whose_gpu_is_gone_goes_to_another_first() -> None:
+    rig = Rig(gpus(2), tasks(1))
+    rig.ready()
+    [worker_id] = [number for number, held in rig.holds.items() if held]
+    out = rig.end(worker_id, FAULT, poisoned=True)
+    assert [again.avoid for _, again in out.tried] == [f"G{rig.slot_of[worker_id]}"]
