@@ -109,25 +109,35 @@ class Parsed:
         """
         kept = self.but({*without, *changes})
         places = [word for one in kept if one.option.flag.is_positional for word in one.words]
-        flags = [word for one in kept if not one.option.flag.is_positional for word in _say(one)]
+        said = [one for one in kept if not one.option.flag.is_positional]
         by_field = {option.path[-1]: option for option in self.flags}
         for name, value in changes.items():
             option = by_field[name]
             words = () if option.arity == 0 else tuple(values.texts(value))
-            flags += _say(Said(option, "", words, value))
+            said.append(Said(option, "", words, value))
+        # Where a program follows, a flag takes one value at a time.
+        flags = [word for one in said for word in _say(one, apart=bool(self.program))]
         return [*places, *flags]
 
 
-def _say(said: Said) -> list[str]:
+def _say(said: Said, *, apart: bool) -> list[str]:
     option = said.option
     if option.arity == 0 and not said.words:
         is_off = said.value == option.flag.is_negated and not said.name
         is_off = is_off or (said.value is False and not option.flag.is_negated)
         return [f"--no-{option.name}" if is_off else f"--{option.name}"]
-    alias = _alias(option, said.name)
+    alias, flag = _alias(option, said.name), f"--{option.name}"
     if isinstance(alias, Alias) and (alias.read or alias.means is not None):
-        return [f"--{alias.name}", *said.words]
-    return [f"--{option.name}", *said.words]
+        flag = f"--{alias.name}"
+    words: list[str] = []
+    for word in said.words:
+        if ends_values(word):
+            words.append(f"{flag}={word}")
+        elif not words or (apart and option.collects):
+            words += [flag, word]
+        else:
+            words.append(word)
+    return words or [flag]
 
 
 def parse(kind: type[_T], argv: Sequence[str], command: str, text: str) -> _T:

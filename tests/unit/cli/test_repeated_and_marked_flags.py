@@ -8,12 +8,14 @@ from typing import Annotated
 
 import pytest
 import tyro
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from muster.base.errors import TargetError, UsageError
 from muster.cli.commands.sweep import read_sweep
 from muster.cli.help_page import page
 from muster.cli.options import options_of
-from muster.cli.parse import parse, parse_groups
+from muster.cli.parse import Parsed, parse, parse_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,51 @@ def test_what_was_said_twice_is_said_once_again() -> None:
     assert parsed.argv() == ["muster", "try", "--dims", "16", "64", "--rate", "1"]
     with pytest.raises(UsageError, match="--dims x: write a whole number"):
         parse(Many, "--dims 1 --dims x".split(), "try", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Of kinds that take any text."""
+
+    name: str = ""
+    names: tuple[str, ...] = ()
+    pair: tuple[str, str] = ("", "")
+    quick: bool = False
+
+
+_TEXTS = st.text(st.sampled_from("-=é aA1."), max_size=4) | st.sampled_from(
+    ["--", "-x", "-1", "--name", "--names=a", "--no-quick", "-h", "None"]
+)
+
+
+def typed(flag: str, text: str) -> list[str]:
+    """A word with a blank is no flag, whatever it begins with."""
+    return [flag, text] if " " in text else [f"{flag}={text}"]
+
+
+@settings(deadline=None)
+@given(
+    name=_TEXTS,
+    names=st.lists(_TEXTS, max_size=3),
+    first=_TEXTS,
+    program=st.lists(_TEXTS, max_size=2),
+)
+def test_what_a_reading_writes_is_read_as_the_same(
+    name: str, names: list[str], first: str, program: list[str]
+) -> None:
+    """``--slurm-arg=--exclusive`` was submitted, and the node had no flag --exclusive."""
+    words = [word for text in names for word in typed("--names", text)]
+    words += [*typed("--name", name), *typed("--pair", first), "b", "--quick"]
+    what = "PROGRAM" if program else ""
+
+    def read(argv: list[str]) -> Parsed:
+        return parse_groups({"texts": Texts}, argv, "try", "", program=what)
+
+    before = read([*words, "--", *program] if program else words)
+    after = read(before.argv()[2:])
+    wanted = Texts(name=name, names=tuple(names), pair=(first, "b"), quick=True)
+    assert before.texts == after.texts == wanted
+    assert before.program == after.program == tuple(program)
 
 
 def test_recipes_and_seeds_that_are_said_twice() -> None:
