@@ -12,18 +12,19 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.api.earlier_work import move_aside
+from muster.api.earlier_work import move_aside, put_back
 from muster.api.launch import Prepared
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
 from muster.api.workload import Numbers, Workload
+from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as, write_json
 from muster.base.errors import SetupError, UsageError
 from muster.base.settings import read_settings
@@ -40,7 +41,7 @@ from muster.run.folder import RunFolder
 from muster.run.lock import is_held
 from muster.run.record import RunRecord
 from muster.run.session import open_run
-from muster.slurm.commands import elements_of, submit_array
+from muster.slurm.commands import RefusedError, elements_of, submit_array
 from muster.slurm.script import array_name, array_script
 from muster.slurm.site import with_defaults
 from muster.slurm.states import JobStatus
@@ -171,20 +172,46 @@ def sweep_script(prepared: Prepared) -> str:
 
 
 def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]) -> int:
-    """List all tasks in the run's ledger, and send the array; its id."""
-    make_ready(plan, workload, options, argv)
-    job_id = submit_array(script_of(plan, options), plan.folder)
+    """List all tasks in the run's ledger, and send the array; its id.
+
+    What SLURM refuses leaves the records as they were.
+    """
+    folder, text = plan.folder, script_of(plan, options)
+    records = (folder.run_json, folder.elements_json)
+    before = {path: path.read_bytes() if path.exists() else None for path in records}
+    aside = make_ready(plan, workload, options, argv)
+    try:
+        job_id = submit_array(text, folder)
+    except RefusedError:
+        if aside is not None:
+            put_back(aside, folder)
+        else:
+            _take_back(folder, before)
+        raise
     _write_record(plan, argv, job_id)
     return job_id
 
 
+def _take_back(folder: RunFolder, before: Mapping[Path, bytes | None]) -> None:
+    """The records as they were; of a run that was not there, its ledger goes as well."""
+    for path, content in before.items():
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomic(path, content)
+    if before[folder.run_json] is None:
+        for path in folder.path.glob(f"{folder.ledger.name}*"):
+            path.unlink(missing_ok=True)
+
+
 def make_ready(
     plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]
-) -> None:
-    """List all tasks in the run's ledger, so that ``collect`` knows what belongs to the run."""
+) -> Path | None:
+    """List all tasks in the run's ledger, so that ``collect`` knows what belongs to the run; where
+    the run before it is kept.
+    """
     folder = plan.folder
-    if options.restart:
-        move_aside(folder, "sweep")
+    aside = move_aside(folder, "sweep") if options.restart else None
     if plan.seed_offset is None and folder.elements_json.exists():
         workload = dataclasses.replace(workload, space=None)
 
@@ -205,6 +232,7 @@ def make_ready(
         folder.elements.mkdir(exist_ok=True)
         folder.job_files.mkdir(parents=True, exist_ok=True)
         _write_record(plan, argv, None)
+    return aside
 
 
 def collect(path: Path) -> tuple[Run, Collected]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from muster.base.atomic_files import sync_folder
+from muster.base.atomic_files import explain_os_error, sync_folder
 from muster.base.errors import SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
@@ -84,6 +85,17 @@ def move_aside(
         sync_folder(aside.parent)
     say(f"the run so far is kept in {aside}")
     return aside
+
+
+def put_back(aside: Path, folder: RunFolder) -> None:
+    """Undo ``move_aside``: what has been written under the name since then is removed."""
+    place = Path(os.path.realpath(folder.path))
+    try:
+        shutil.rmtree(place)
+        os.rename(aside, place)
+        sync_folder(place.parent)
+    except OSError as error:
+        raise explain_os_error(error, "rename back", aside) from error
 
 
 def _free_name(place: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
-from muster.api.earlier_work import move_aside
+from muster.api.earlier_work import move_aside, put_back
 from muster.api.options import GangOptions
 from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.code import Code, changed_files
@@ -150,6 +150,7 @@ def hand_in(gang: SlurmGang) -> SlurmJob:
     folder, text = gang.folder, gang.script()
     asked = gang.renew(None)
     digest = sha256(text.encode() + to_json([asked.spec, asked.options])).hexdigest()
+    aside: Path | None = None
     try:
         aside = move_aside(folder, gang.kind) if gang.restart else None
         folder.slurm.mkdir(parents=True, exist_ok=True)
@@ -172,6 +173,10 @@ def hand_in(gang: SlurmGang) -> SlurmJob:
                     write_run(folder, before)
                 raise
             write_job(folder, job_id, digest)
+    except RefusedError:
+        if aside is not None:
+            put_back(aside, folder)
+        raise
     except OSError as error:
         raise explain_os_error(error, "use the run folder", folder.path) from error
     return SlurmJob(folder=folder, job_id=job_id, is_new=True, aside=aside)

@@ -125,7 +125,9 @@ def _try(*words: str, limit_s: float) -> str:
 def run_command(
     *words: str, cwd: Path | None = None, limit_s: float = _LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Raises SetupError where there is no such command, or no answer within the limit."""
+    """Raises RefusedError where there is no such command, SetupError for no answer within the
+    limit.
+    """
     try:
         return subprocess.run(
             words,
@@ -138,7 +140,7 @@ def run_command(
             timeout=limit_s,
         )
     except FileNotFoundError:
-        raise SetupError(
+        raise RefusedError(
             f"There is no {words[0]} on this machine.",
             hint="--on slurm is for a machine with SLURM's commands: a cluster's login node.",
         ) from None

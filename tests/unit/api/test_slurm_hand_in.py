@@ -1,4 +1,4 @@
-"""Handing a gang in to SLURM: whose job is found again, and beginning anew.
+"""Handing runs in to SLURM: whose job is found again, beginning anew, and what is refused.
 
 SLURM's commands are small scripts that answer what a real one has answered; the real SLURM is in
 tests/integration/test_slurm_gang.py.
@@ -37,10 +37,14 @@ class Queue:
         sent = folder / "sent"
         self._command("sbatch", f"echo x >> {sent}; echo $((89 + $(wc -l < {sent})))")
         self._command("scancel", f'echo "$@" >> {folder}/cancelled')
+        self.squeue()
         self.show("PENDING")
 
     def refuse(self, words: str) -> None:
         self._command("sbatch", f"echo '{words}' >&2; exit 1")
+
+    def squeue(self, *lines: str) -> None:
+        self._command("squeue", "\n".join(f"echo '{line}'" for line in lines))
 
     def show(self, state: str) -> None:
         self._command("scontrol", f"echo JobId=7 JobState={state} Restarts=0 ExitCode=0:0")
@@ -258,3 +262,54 @@ def test_a_node_of_a_job_does_not_start_what_was_begun_here_since(
     done = muster_main("resume", "run", "--node-rank", "0")
     assert done.returncode == 2, done
     assert "was last started by: muster run --devices cpu:1 p.py" in done.stderr
+
+
+REFUSAL = "sbatch: error: Batch job submission failed: Invalid qos specification"
+
+
+def test_without_sbatch_no_record_is_left_behind(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stayed as one that had not begun."""
+    folder = RunFolder(tmp_path / "run")
+    (tmp_path / "bin" / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(SetupError, match="There is no sbatch"):
+        send(folder.path)
+    assert not folder.exists()
+
+
+def test_what_was_to_begin_anew_and_is_refused_stays_where_it_was(
+    queue: Queue, tmp_path: Path
+) -> None:
+    send(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("earlier\n")
+    queue.show("COMPLETED")
+    queue.refuse(REFUSAL)
+    with pytest.raises(SetupError, match="SLURM has refused the job"):
+        send(tmp_path / "run", restart=True)
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "earlier\n"
+
+
+SWEEP = ("sweep", "t.py:task", "--grid", "x=1,2,3,4,5,6", "--on", "slurm", "--run-dir", "run")
+
+
+def test_a_refused_array_may_be_sent_in_other_parts(
+    queue: Queue, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """--array 4, as the hint advises, was refused for the parts of the refused --array 5."""
+    (tmp_path / "t.py").write_text("def task(x: int):\n    return x\n")
+    run = tmp_path / "run"
+    queue.refuse("sbatch: error: Batch job submission failed: Invalid job array specification")
+    assert "lower --workers or --array" in muster_main(*SWEEP, "--array", "5").stderr
+    assert not (run / "run.json").exists()
+    Queue(tmp_path / "bin")
+    assert muster_main(*SWEEP, "--array", "4").returncode == 0
+    before = [(run / name).read_bytes() for name in ("run.json", "elements/array.json")]
+    queue.refuse(REFUSAL)
+    for more in ((), ("--restart",)):
+        assert muster_main(*SWEEP, "--array", "4", *more, "--quiet").returncode == 3
+        after = [(run / name).read_bytes() for name in ("run.json", "elements/array.json")]
+        assert after == before
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
