@@ -313,3 +313,36 @@ def test_a_refused_array_may_be_sent_in_other_parts(
         after = [(run / name).read_bytes() for name in ("run.json", "elements/array.json")]
         assert after == before
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+
+
+def test_an_array_has_its_elements_and_is_sent_once(
+    queue: Queue, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """Element 7 of 3 ran and was counted; retry and resume sent the whole array again."""
+    (tmp_path / "t.py").write_text("def task(x: int):\n    return x\n")
+    assert muster_main(*SWEEP, "--array", "3").returncode == 0
+    for number in ("3", "7"):
+        done = muster_main("resume", "run", "--element", number)
+        assert done.returncode == 2 and f"has no element {number}" in done.stderr
+    queue.squeue("90_0 COMPLETED 0 None", "90_[1-2] PENDING 0 Priority", "90_1 PENDING 0 Priority")
+    waits = muster_main("resume", "run")
+    assert waits.returncode == 2 and "run is an array, and job 90 does it" in waits.stderr
+    queue.squeue("90_0 COMPLETED 0 None")
+    again = muster_main("retry", "run")
+    assert again.returncode == 2 and "muster retry run/elements/N" in again.stderr
+    assert (tmp_path / "bin" / "sent").read_text() == "x\n"
+    assert muster_main("resume", "run").returncode == 0
+    assert (tmp_path / "bin" / "sent").read_text() == "x\nx\n"
+
+
+def test_a_run_of_slurm_goes_on_here_without_what_only_slurm_is_asked(
+    queue: Queue, tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """--time was refused with "drop it", and it was in the record."""
+    words = ("train", "digits", "--devices", "cpu:1", "--time", "10", "--no-wait", "--run-dir")
+    assert muster_main(*words, "run", "--on", "slurm").stdout == "90\n"
+    queue.show("COMPLETED")
+    here = muster_main("resume", "run", "--on", "local", "--dry-run")
+    assert here.returncode == 0, here.stderr
+    typed = muster_main("resume", "run", "--on", "local", "--time", "10", "--dry-run")
+    assert typed.returncode == 2 and "--time has no effect with --on local" in typed.stderr

@@ -26,12 +26,14 @@ from muster.cli.commands import run as run_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import ONE_TIME, ShownFlags, refuse_without_effect
 from muster.cli.options import Part
-from muster.cli.parse import Parsed, RunPlace, parse_groups, word_first
+from muster.cli.parse import Parsed, RunPlace, Said, parse_groups, split_command, word_first
 from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord
+from muster.slurm.commands import elements_of
 from muster.slurm.job import living_job
+from muster.slurm.script import array_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,9 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     parsed = parse_groups(groups, argv, command, description, common=_FIRST)
     refuse_without_effect(parsed, parsed.options.executor)
     run = open_run(parsed.place.run)
+    element = None if command == "retry" else _element(run, parsed)
+    if element is None:
+        _refuse_array(run, command)
     if parsed.options.restart and (command == "retry" or not run.stored.argv):
         raise UsageError(
             f"--restart begins anew, and `muster {command}` goes on with {run.path}.",
@@ -187,7 +192,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         counts = run.counts()
         if not any(counts[state] for state in reopens):
             return _nothing_to_retry(run, counts)
-    elif (element := _element(run, parsed)) is not None:
+    elif element is not None:
         return _run_element(*element, parsed)
     stored, path = run.stored, run.folder.whole.absolute()
     go_to(stored.cwd)
@@ -207,6 +212,27 @@ def _element(run: Run, parsed: Parsed) -> tuple[RunFolder, int] | None:
     return (main, int(name)) if main and name.isdigit() and not run.stored.argv else None
 
 
+def _refuse_array(run: Run, command: str) -> None:
+    """UsageError for an array that would be sent a second time, or whose elements are retried."""
+    words, _ = split_command(run.stored.argv)
+    if not any(word.partition("=")[0] == "--array" for word in words):
+        return
+    if command == "retry":
+        raise UsageError(
+            f"{run.path} is an array: each of its elements is retried by itself.",
+            hint=f"muster retry {run.path}/elements/N, then: muster collect {run.path}",
+        )
+    jobs: set[int] = set()
+    with suppress(SetupError):  # no SLURM here
+        found = elements_of(array_name(run.folder))
+        jobs = {job for (job, _), item in found.items() if item.is_alive}
+    if jobs:
+        raise UsageError(
+            f"{run.path} is an array, and job {max(jobs)} does it.",
+            hint="wait for it, or end it with scancel.",
+        )
+
+
 def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
     from muster.cli.array import element_of
 
@@ -215,6 +241,11 @@ def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
         raise UsageError(
             f"{folder.path} was not made with --array: it has no elements to run.",
             hint=f"go on with it: muster resume {folder.path}",
+        )
+    if not (0 <= number < array.elements or folder.element(number).exists()):
+        raise UsageError(
+            f"{folder.path} has no element {number}: it was begun as an array of {array.elements}.",
+            hint=f"the elements are 0 to {array.elements - 1}.",
         )
     folder = RunFolder(folder.path.absolute())
     go_to(array.cwd)
@@ -250,8 +281,16 @@ def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] 
     gone = {*without, "run_dir", *(said.option.path[-1] for said in typed.said)}
     if gone & _DEVICES:
         gone |= _DEVICES
-    both = dataclasses.replace(before, said=(*before.but(gone), *typed.said))
+    engines = {said.value for said in typed.said if said.option.name == "on"}
+    kept = [one for one in before.but(gone) if _works_on(engines, one)]
+    both = dataclasses.replace(before, said=(*kept, *typed.said))
     return both.argv(run_dir=path)[2:]
+
+
+def _works_on(engines: set[str], said: Said) -> bool:
+    """Whether it has an effect on the engine that is typed now, if one is."""
+    known = said.option.flag.engines
+    return not known or engines <= {*known}
 
 
 _DEVICES = {"devices", "gpu_ids", "max_gpus"}
