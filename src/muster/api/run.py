@@ -89,14 +89,19 @@ def what_decides(script: Script, options: GangOptions) -> Any:
 
 
 def handed_in_here(script: Script) -> Iterator[tuple[RunFolder, list[str]]]:
-    """The folders below ``runs`` that an older muster has submitted from here, with what was typed:
-    it named them in another way.
+    """The folders below ``runs`` that were handed in from here, with what was typed: an older
+    muster has named them in another way.
     """
     for path in Path("runs").glob(f"{name_with_hash(script.name, '')}*"):
+        folder = RunFolder(path)
         with suppress(SetupError):
-            job = read_job(RunFolder(path)) or {}
-            if job.get("cwd") == str(Path.cwd()) and isinstance(job.get("argv"), list):
-                yield RunFolder(path), job["argv"]
+            if (job := read_job(folder)) is None:
+                continue
+            if not isinstance(job.get("argv"), list):  # then its record has it
+                record = read_run(folder)
+                job = {"argv": list(record.argv), "cwd": record.cwd}
+            if job.get("cwd") == str(Path.cwd()):
+                yield folder, job["argv"]
 
 
 def check_there(script: Script) -> None:

@@ -12,6 +12,7 @@ from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm_script import output_among
 from muster.cli.parse import wants_slurm
 from muster.run.folder import RunFolder
+from muster.run.record import write_run
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,11 @@ def test_a_job_that_an_older_muster_has_named_in_its_way_is_found_again(
     assert slurm_gang([*words, "2"]).folder != old
     old.slurm_job.write_text(json.dumps({**record, "cwd": "/elsewhere"}))
     assert slurm_gang([*words, "1"]).folder != old
+    # Submitted again by this muster, which has what was typed in the record of the run.
+    write_run(old, slurm_gang([*words, "1"]).renew(None))
+    old.slurm_job.write_text(json.dumps({"job_id": "8", "script": ""}))
+    assert slurm_gang([*words, "1"]).folder == old
+    assert slurm_gang([*words, "2"]).folder != old
 
 
 @pytest.mark.parametrize(
