@@ -231,7 +231,10 @@ def test_a_run_that_waits_says_so_and_is_cancelled_in_the_queue(
     assert said.startswith("run: queued\n  waiting for SLURM job 90 ("), said
     assert json.loads(muster_main("status", "run", "--json").stdout)["job_id"] == "90"
     queue.show("COMPLETED")
-    assert muster_main("status", "run").stdout.startswith("run: not begun\n")
+    said = muster_main("status", "run").stdout
+    assert said.startswith("run: not begun\n  job 90 has ended before the run began; "), said
+    assert "what it printed: run/slurm/job-90.log\n" in said
+    assert json.loads(muster_main("status", "run", "--json").stdout)["ended_job_id"] == "90"
     assert "nothing to cancel here, it is not begun" in muster_main("cancel", "run").stdout
     queue.show("PENDING")
     assert "cancelled SLURM job 90, which waited" in muster_main("cancel", "run").stdout

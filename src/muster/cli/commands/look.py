@@ -20,7 +20,7 @@ from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
 from muster.farm.task import TaskState
 from muster.run.state import Word, has_saved, state_of_array
-from muster.slurm.job import living_job
+from muster.slurm.job import living_job, read_job
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:
@@ -125,15 +125,20 @@ def status(argv: list[str]) -> int:
     found = run.status()
     progress = _array(run, asks_slurm=True)
     job = _job(run)
-    state = _state(found, progress, job)
+    state, ended = _state(found, progress, job), _ended_job(run, found, job)
     if flags.json:
-        record = {**asdict(found), "state": state, **({} if job is None else {"job_id": job[0]})}
+        known = {} if job is None else {"job_id": job[0]}
+        known |= {} if ended is None else {"ended_job_id": ended}
+        record = {**asdict(found), "state": state, **known}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
     output.say(f"{found.name}: {state}")
     lines = _rank_lines(run, found) if run.stored.is_gang else _task_lines(run, found, progress)
     if job is not None and job[1].waits:
         lines.insert(0, f"waiting for SLURM job {job[0]} ({job[1].reason or 'no reason given'})")
+    if ended is not None:
+        log = run.folder.slurm_log(ended)
+        lines.insert(0, f"job {ended} has ended before the run began; what it printed: {log}")
     for line in lines:
         output.say(f"  {line}")
     return 0
@@ -365,6 +370,15 @@ def _job(run: Run) -> tuple[str, JobStatus] | None:
     """Of a run that was handed in to SLURM, its job while that lives, as far as one can ask."""
     with suppress(SetupError):
         return living_job(run.folder)
+    return None
+
+
+def _ended_job(run: Run, found: Status, job: tuple[str, JobStatus] | None) -> str | None:
+    """The job that should have begun the run and does not live; None where one cannot tell."""
+    with suppress(SetupError):
+        if found.state == "not begun" and job is None and living_job(run.folder) is None:
+            record = read_job(run.folder)
+            return None if record is None else str(record["job_id"])
     return None
 
 
