@@ -94,6 +94,22 @@ def test_a_cancelled_gang_leaves_no_rank_and_the_same_command_submits_anew(
     assert again.returncode == 0 and again.stdout.strip() != job, again.stderr
 
 
+def test_muster_cancel_keeps_what_is_saved_and_nothing_starts_again(
+    slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
+) -> None:
+    write_task(tmp_path, seconds=0.3)
+    job = muster_cli(*WORDS, *ON_SLURM, "--run-dir", "run", "--no-wait").stdout.strip()
+    await_steps(tmp_path / "run", 10)
+    asked = muster_cli("cancel", "run")
+    assert "asked its ranks to save what they can and to end" in asked.stdout, asked.stderr
+    slurm.await_state(job, "CANCELLED", "PENDING")
+    assert slurm.state(job) == "CANCELLED"
+    await_nothing(slurm, job)
+    assert slurm.squeue() == []
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert muster_cli("status", "run").stdout.startswith("run: stopped\n")
+
+
 def test_an_agent_on_two_nodes_and_begun_anew_by_a_job_that_is_left_alone(
     slurm: SlurmCluster, muster_cli: MusterCli, tmp_path: Path
 ) -> None:

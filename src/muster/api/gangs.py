@@ -148,6 +148,9 @@ def run_gang(
         session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(code or {}))
         hear, warn = audience.hear, audience.warn
         ending = launch_gang(supervisor, _spec(plan, program), hear, warn, session.is_cancelled)
+        if ending.stopped_by == "SIGINT" and settings.slurm_job_id and folder.slurm.is_dir():
+            # The script of the job, which would start it again, cancels it then.
+            folder.slurm_cancelled(settings.slurm_job_id).touch()
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
         try:
             session.end(**{"exit_code": 0, **fields})

@@ -44,7 +44,7 @@ runs/<name>/
   pilots/7/812.0/     the files of slot 7's pilot in job 812: outbox, inbox-1 of coordinator 1, …
   pilots/jobs/        the scripts that were submitted and what the jobs printed
   slurm/              of a gang on SLURM: job.sh as it was sent, job.json which job that became,
-                      job-812.log what it printed
+                      job-812.log what it printed, job-812.cancelled: somebody has cancelled it
   elements/7/         with --array: the run folder of element 7, until `muster collect`
 """
 
@@ -218,6 +218,9 @@ class RunFolder:
 
     def slurm_log(self, job_id: str) -> Path:
         return self.slurm / f"job-{job_id}.log"
+
+    def slurm_cancelled(self, job_id: str) -> Path:
+        return self.slurm / f"job-{job_id}.cancelled"
 
     @property
     def elements(self) -> Path:

@@ -12,7 +12,9 @@ on that, in a dozen lines that ``--dry-run`` shows as they are. What happens to 
   into the queue, where it starts again with the same command and goes on from the checkpoint;
 * time limit: SLURM warns the script, which sends the launchers TERM; as above, if they have saved.
   A program that does not save is not started again: it would never end;
-* scancel: the launchers end their ranks; the job is not put back.
+* scancel: the launchers end their ranks; the job is not put back;
+* `muster cancel`: the launchers are asked to end, and the ranks save in their own time; the first
+  launcher leaves a file that says so, and the script cancels its job.
 """
 
 from __future__ import annotations
@@ -107,7 +109,9 @@ def gang_script(request: JobRequest, folder: RunFolder, cwd: Path) -> str:
         *(_MEETING if request.num_nodes > 1 else ()),
         *_on_warning(warning_s),
         _launchers(request, folder),
-        *_END,
+        *_WAIT,
+        *_if_cancelled(folder),
+        *_REQUEUE,
     )
     return batch_script(options | request.options(), lines)
 
@@ -152,14 +156,30 @@ def _launchers(request: JobRequest, folder: RunFolder) -> str:
     return f"{shlex.join([*srun, 'bash', '-c', words])}{place} &"
 
 
-_END = (
+_WAIT = (
     "step=$!",
     "while :; do",
     '    wait "$step"  # a signal interrupts it',
     "    code=$?",
     '    kill -0 "$step" 2>/dev/null || break',
     "done",
-    "",
+)
+
+
+def _if_cancelled(folder: RunFolder) -> tuple[str, ...]:
+    words = shlex.quote(f"{folder.slurm.absolute()}/job-") + '"$SLURM_JOB_ID".cancelled'
+    return (
+        "",
+        "# After `muster cancel` the ranks have ended in their own time, and for good.",
+        f'if [ "$code" -ne 0 ] && [ -e {words} ]; then',
+        '    scancel "$SLURM_JOB_ID"',
+        '    exit "$code"',
+        "fi",
+        "",
+    )
+
+
+_REQUEUE = (
     f"# {EXIT_REQUEUE}: the ranks have saved. {EXIT_INTERRUPTED}, {_KILLED}: a signal ended them; "
     "preempted, if not at the limit.",
     'case "$code" in',

@@ -157,3 +157,30 @@ def test_a_folder_that_slurm_cannot_write_to_is_refused() -> None:
     """A backslash in --output: SLURM replaces no %j in it, and drops the backslash."""
     with pytest.raises(UsageError, match="SLURM cannot write below a backslash"):
         gang_script(JobRequest(), RunFolder(Path("/home/me/a\\b")), CWD)
+
+
+def test_a_job_is_put_back_after_a_preemption_and_cancelled_after_muster_cancel(
+    tmp_path: Path,
+) -> None:
+    """The launchers end with 130 in both cases, and a cancelled run was started again."""
+    folder = RunFolder(tmp_path / "it's ${HOME}")
+    folder.slurm.mkdir(parents=True)
+    fakes = """
+squeue() { case $* in *%T*) echo RUNNING ;; esac; }
+scontrol() { echo "scontrol $*"; return 1; }
+scancel() { echo "scancel $*"; }
+srun() { return 130; }
+"""
+    script = fakes + gang_script(JobRequest(), folder, tmp_path)
+
+    def run(job: str) -> str:
+        environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job}
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300
+        )
+        assert done.returncode == 130, done.stderr
+        return done.stdout
+
+    folder.slurm_cancelled("4").touch()
+    assert run("4") == "scancel 4\n"
+    assert run("5") == "scontrol requeue 5\n"
