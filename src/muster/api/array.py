@@ -65,11 +65,12 @@ class Array:
 
 
 class ArrayPlan(NamedTuple):
-    """``seed_offset``: see `Array`."""
+    """``seed_offset``: see `Array`; ``of``: see `gang_script`."""
 
     folder: RunFolder
     num_elements: int
     seed_offset: int | None
+    of: str = ""
 
     @property
     def share(self) -> str:
@@ -81,7 +82,8 @@ class ArrayPlan(NamedTuple):
     def line(self) -> str:
         """What each element runs, as a line of bash."""
         start = [sys.executable, "-m", "muster", "resume", str(self.folder.path), "--element"]
-        return f'{shlex.join(start)} "$SLURM_ARRAY_TASK_ID" --quiet'
+        of = f" --of-script {self.of}" if self.of else ""
+        return f'{shlex.join(start)} "$SLURM_ARRAY_TASK_ID" --quiet{of}'
 
 
 class ArrayProgress(NamedTuple):

@@ -52,7 +52,8 @@ _LOOK_S, _FILE_S = 0.2, 10.0
 class SlurmGang:
     """What it asks of SLURM, the folder of its run, and the record that its nodes start from.
 
-    ``restart``: what the folder holds is moved aside before the job is submitted.
+    ``restart``: what the folder holds is moved aside before the job is submitted. ``of``: see
+    `gang_script`.
     """
 
     folder: RunFolder
@@ -60,10 +61,12 @@ class SlurmGang:
     kind: Kind
     renew: Renew
     restart: bool = False
+    of: str = ""
 
     def script(self) -> str:
         """Exactly what would be sent. Changes nothing."""
-        return gang_script(with_defaults(self.request, read_settings()), self.folder, Path.cwd())
+        request = with_defaults(self.request, read_settings())
+        return gang_script(request, self.folder, Path.cwd(), self.of)
 
     def make_ready(self) -> Path:
         """Write down what a script that is sent by hand will run; where its output goes."""

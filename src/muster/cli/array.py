@@ -22,7 +22,7 @@ from muster.api.workload import Workload
 from muster.base.errors import EXIT_OK, UsageError
 from muster.cli import output
 from muster.cli.commands.sweep import flags_of_sweep, workload_of
-from muster.cli.flags import sweep_options
+from muster.cli.flags import job_digest, sweep_options
 from muster.cli.parse import Parsed
 from muster.farm.executors.cluster import ClusterRequest
 from muster.run.folder import RunFolder
@@ -59,8 +59,12 @@ def array_of(
     count = parsed.sharing.array
     space = getattr(parsed, "space", None)
     offset = None if space is None or space.seeds != str(count) else space.seed_offset
-    plan = plan_array(workload, options, count, offset)
+    plan = plan_array(workload, options, count, offset)._replace(of=digest_of_array(parsed))
     return SlurmArray(plan=plan, workload=workload, options=options, argv=argv)
+
+
+def digest_of_array(parsed: Parsed) -> str:
+    return job_digest(parsed, ("space", "recipe"))
 
 
 def element_of(array: Array, folder: RunFolder, number: int) -> tuple[Workload, SweepOptions]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,6 +88,20 @@ ONE_TIME = {
     "shown.quiet", "shown.json", "shown.dry_run", "shown.log_level", "options.restart",
     "settings.overwrite", "options.allow_changed_code",
 }  # fmt: skip
+
+
+def job_digest(parsed: Parsed, groups: Collection[str] = ()) -> str:
+    """The same for commands whose jobs do the same, in whatever order they are typed: a script has
+    it, so that it starts no other run that its folder may hold by then. ``groups``: what decides;
+    else all does. An array may grow by seeds.
+    """
+    kept = parsed.but({*ONE_TIME, "run_dir", "no_wait", "seeds"})
+    said = sorted(
+        (one.option.path, one.words or (str(one.value),))
+        for one in kept
+        if not groups or one.option.group in groups
+    )
+    return sha256(repr((parsed.command, said, parsed.program)).encode()).hexdigest()[:16]
 
 
 def sweep_options(parsed: Parsed, **changes: Any) -> SweepOptions:

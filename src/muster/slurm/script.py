@@ -86,10 +86,11 @@ def gang_warning_s(grace_s: float) -> int:
     return max(_WARNING_S, round(grace_s) + _LAUNCHER_S)
 
 
-def gang_script(request: JobRequest, folder: RunFolder, cwd: Path) -> str:
+def gang_script(request: JobRequest, folder: RunFolder, cwd: Path, of: str = "") -> str:
     """One launcher per node; they meet at the first node of the allocation.
 
-    What they start is in the record of the run, and read from the folder ``cwd``.
+    What they start is in the record of the run, and read from the folder ``cwd``. ``of``: what says
+    that the record is the one that the script was made for.
     """
     limit, warning_s = request.time_limit, request.warn_before_s
     if limit is not None:
@@ -108,7 +109,7 @@ def gang_script(request: JobRequest, folder: RunFolder, cwd: Path) -> str:
         *request.setup_lines,
         *(_MEETING if request.num_nodes > 1 else ()),
         *_on_warning(warning_s),
-        _launchers(request, folder),
+        _launchers(request, folder, of),
         *_WAIT,
         *_if_cancelled(folder),
         *_REQUEUE,
@@ -144,13 +145,14 @@ def _on_warning(warning_s: int) -> tuple[str, ...]:
     )
 
 
-def _launchers(request: JobRequest, folder: RunFolder) -> str:
+def _launchers(request: JobRequest, folder: RunFolder, of: str) -> str:
     words = shlex.join([sys.executable, "-m", "muster", "resume", str(folder.path.absolute())])
     words = f'unset SLURM_PROCID; exec {words} --node-rank "$SLURM_NODEID"'
     place = ""
     if request.num_nodes > 1:
         words += ' --master-addr "$0" --master-port "$1"'
         place = ' "$address" "$port"'
+    words += f" --of-script {of}" if of else ""
     cores = request.num_cores  # which srun does not take over from sbatch
     srun = ["srun", *([] if cores is None else [f"--cpus-per-task={cores}"])]
     return f"{shlex.join([*srun, 'bash', '-c', words])}{place} &"

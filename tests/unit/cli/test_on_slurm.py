@@ -138,3 +138,27 @@ def test_where_the_script_goes_may_be_said_behind_the_command(
 ) -> None:
     found, left = output_among(command, words)
     assert (found and str(found), left) == (target, rest)
+
+
+def test_a_script_that_was_only_printed_starts_no_other_run(
+    muster_main: MusterCli, tmp_path: Path
+) -> None:
+    """The node started whatever the folder held by then, without a word."""
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("def task(x: int):\n    return x\n")
+    for words in (("run", "--devices", "cpu:1", "--run-dir", "gang"),
+                  ("sweep", "--array", "2", "--grid", "x=1,2", "--run-dir", "array")):  # fmt: skip
+        what = ":task" if words[0] == "sweep" else ""
+        printed = muster_main("slurm-script", *words, f"b.py{what}")
+        assert printed.returncode == 0 and "--output FILE writes the record" in printed.stderr
+        kept = muster_main("slurm-script", "--output", "job.sh", *words, f"a.py{what}")
+        assert kept.returncode == 0, kept.stderr
+        folder = words[-1]
+        which = ("--element", "0") if words[0] == "sweep" else ("--node-rank", "0")
+
+        def start(script: str, place: str = folder, which: tuple[str, ...] = which) -> str:
+            of = script.rpartition("--of-script ")[2].split()[0].strip("'")
+            return muster_main("resume", place, *which, "--dry-run", "--of-script", of).stderr
+
+        assert "This script was made for another run than" in start(printed.stdout)
+        assert "made for another" not in start((tmp_path / "job.sh").read_text())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from muster.cli import output
 from muster.cli.commands import map as map_command
 from muster.cli.commands import run as run_command
 from muster.cli.commands import sweep, train
-from muster.cli.flags import ONE_TIME, ShownFlags, refuse_without_effect
+from muster.cli.flags import ONE_TIME, ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, RunPlace, Said, parse_groups, split_command, word_first
 from muster.cli.recipes import with_seeds_as_stored
@@ -82,10 +82,16 @@ _COMMANDS: Mapping[Kind, Callable[..., int]] = {
 
 
 def main(argv: list[str]) -> int:
+    argv, of = _of_script(argv)
     run, extra = _run_in(argv)
     if run is not None and run.stored.kind in _COMMANDS:
-        return _resume_other(run, extra)
-    return _go_on(argv, extra, "resume", _RESUME)
+        return _resume_other(run, extra, of)
+    return _go_on(argv, extra, "resume", _RESUME, of)
+
+
+def _of_script(argv: list[str]) -> tuple[list[str], str]:
+    """The words without the last two of a script, and what these say: see `job_digest`."""
+    return (argv[:-2], argv[-1]) if argv[-2:-1] == ["--of-script"] else (argv, "")
 
 
 def retry(argv: list[str]) -> int:
@@ -111,7 +117,7 @@ def _named(word: str) -> Run | None:
     return None
 
 
-def _resume_other(run: Run, extra: list[str]) -> int:
+def _resume_other(run: Run, extra: list[str], of: str) -> int:
     """A map, a training or a program: the command that made it is given again."""
     stored, path = run.stored, run.folder.whole.absolute()
     command = _COMMANDS[stored.kind]
@@ -123,6 +129,7 @@ def _resume_other(run: Run, extra: list[str]) -> int:
     if not stored.is_program:
         go_to(stored.cwd)
     before, typed = _both(stored, extra)
+    _check_script(run.folder, of, job_digest(before), stored.argv)
     if stored.is_gang and "node_rank" in typed.given("options"):
         if before.place.on == "slurm":
             go_to(stored.cwd)
@@ -136,6 +143,16 @@ def _resume_other(run: Run, extra: list[str]) -> int:
     if stored.is_program:
         raise _cannot_go_on(run)
     return command(_merged(path, before, typed, ONE_TIME))
+
+
+def _check_script(folder: RunFolder, of: str, digest: str, argv: Sequence[str]) -> None:
+    """UsageError where a script was made for another command than the record has."""
+    if of and of != digest:
+        raise UsageError(
+            f"This script was made for another run than {folder.path} holds now, which was begun "
+            f"by: {shlex.join(argv)}",
+            hint="`muster slurm-script --output FILE …` writes a script and what it runs.",
+        )
 
 
 def _cannot_go_on(run: Run) -> UsageError:
@@ -170,7 +187,7 @@ def _on_node(
     return _merged(path, before, typed), NodeStart(place, argv)
 
 
-def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
+def _go_on(argv: list[str], extra: list[str], command: str, description: str, of: str = "") -> int:
     own = Part(of=SweepOptions, without=("run_dir", "name"))  # the run has its folder
     groups: dict[str, Any] = {"place": RunPlace, "options": own, "shown": ShownFlags}
     groups |= {"again": _RetryFlags} if command == "retry" else {"job": _JobFlags}
@@ -193,7 +210,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         if not any(counts[state] for state in reopens):
             return _nothing_to_retry(run, counts)
     elif element is not None:
-        return _run_element(*element, parsed)
+        return _run_element(*element, parsed, of)
     stored, path = run.stored, run.folder.whole.absolute()
     go_to(stored.cwd)
     if stored.argv:
@@ -233,8 +250,8 @@ def _refuse_array(run: Run, command: str) -> None:
         )
 
 
-def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
-    from muster.cli.array import element_of
+def _run_element(folder: RunFolder, number: int, parsed: Parsed, of: str) -> int:
+    from muster.cli.array import digest_of_array, element_of
 
     array = read_array(folder)
     if array is None or not array.argv:
@@ -249,6 +266,7 @@ def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
         )
     folder = RunFolder(folder.path.absolute())
     go_to(array.cwd)
+    _check_script(folder, of, digest_of_array(sweep.flags_of_sweep(array.argv[2:])), array.argv)
     workload, options = element_of(array, folder, number)
     return sweep.run_and_sum_up(workload, _options(parsed, options), (), parsed.shown)
 

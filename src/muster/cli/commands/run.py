@@ -138,6 +138,7 @@ def _on_nodes(
     from muster.api.gangs import renewal
     from muster.api.run import check_script, check_there, code_of_script
     from muster.api.slurm_gang import SlurmGang
+    from muster.cli.flags import job_digest
 
     assert options.slurm is not None
     check_there(script)
@@ -146,7 +147,12 @@ def _on_nodes(
     check_script(folder, script, options)
     renew = renewal(folder, script, options, "run", code_of_script(script), {}, typed)
     return SlurmGang(
-        folder=folder, request=options.slurm, kind="run", restart=options.restart, renew=renew
+        folder=folder,
+        request=options.slurm,
+        kind="run",
+        restart=options.restart,
+        renew=renew,
+        of=job_digest(parsed),
     )
 
 

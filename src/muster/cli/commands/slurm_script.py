@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     text = job.script()
     if target is None:
         output.say(text.rstrip("\n"))
+        output.remark("--output FILE writes the record that it runs as well; this has written none")
         return EXIT_OK
     try:
         place = job.make_ready()

@@ -76,7 +76,7 @@ def _train(
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
-        return run_on_slurm(_on_nodes(job, options, typed), flags)
+        return run_on_slurm(_on_nodes(job, options, typed, flags), flags)
     topology = read_topology()
     if shown.dry_run and topology is not None:
         if topology.rank == 0:
@@ -117,19 +117,22 @@ def slurm_gang(argv: list[str]) -> SlurmGang:
     """What ``muster train ARGV --on slurm`` would send."""
     from muster.cli.train_flags import parse_train
 
-    job, options, _ = parse_train(argv, "train", _HELP)
-    return _on_nodes(job, options, ("muster", "train", *argv))
+    job, options, flags = parse_train(argv, "train", _HELP)
+    return _on_nodes(job, options, ("muster", "train", *argv), flags)
 
 
-def _on_nodes(job: TrainJob, options: GangOptions, typed: Sequence[str]) -> SlurmGang:
+def _on_nodes(
+    job: TrainJob, options: GangOptions, typed: Sequence[str], flags: Parsed
+) -> SlurmGang:
     from muster.api.slurm_gang import SlurmGang
     from muster.api.train import check_job, renewal_of
+    from muster.cli.flags import job_digest
 
     assert options.slurm is not None
     check_job(job, options)
     return SlurmGang(
         folder=job.folder, request=options.slurm, kind=job.kind, restart=options.restart,
-        renew=renewal_of(job, options, typed),
+        renew=renewal_of(job, options, typed), of=job_digest(flags),
     )  # fmt: skip
 
 
