@@ -17,8 +17,8 @@ from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gan
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, check_same_code, code_of
-from muster.base.codec import read_json, read_record, to_json
-from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError
+from muster.base.codec import plain, read_json, read_record, to_json
+from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, TargetError
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target
 from muster.farm.canonical import name_with_hash
@@ -108,7 +108,7 @@ def job_of_recipe(
         name=recipe.name,
         target=recipe.task,
         settings=f"{kind.__module__}:{kind.__qualname__}",
-        values=_plain(settings),
+        values=_stored(recipe.name, plain(settings)),
         config=config,
         **rest,
     )
@@ -121,8 +121,9 @@ def job_of_target(
     ref = parse_target(text, kind=CLASS)
     name = ref.attribute.rpartition(".")[2]
     return TrainJob(
-        name=name, target=str(ref), settings=None, values=_plain(values), config=config, **rest
-    )
+        name=name, target=str(ref), settings=None, values=_stored(text, values), config=config,
+        **rest,
+    )  # fmt: skip
 
 
 def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
@@ -258,6 +259,21 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def _plain(value: Any) -> Any:
     return json.loads(to_json(value))
+
+
+def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of ``owner`` as a run's record has them; TargetError for one that it cannot."""
+    for name, value in values.items():
+        try:
+            to_json(value)
+        except TypeError as error:
+            raise TargetError(
+                f"The field {name} of {owner} cannot be kept in the record of a run: {error}.",
+                hint="make it a text, a number, a path, an Enum, or a list, set, dict or dataclass "
+                "of those.",
+            ) from None
+    found: Mapping[str, Any] = _plain(values)
+    return found
 
 
 def _code_of_work(folder: RunFolder) -> Code:

@@ -8,6 +8,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,9 +85,10 @@ def read_as(kind: type[T], path: Path, what: str) -> T:
 def decode(kind: type[T], value: Any, *, ignore_unknown: bool = False) -> T:
     """A value of JSON as the annotated ``kind``: dataclasses, tuples, dicts, unions, literals.
 
-    Lists become tuples and texts paths where that is what the annotation says; what JSON has no
-    type for (an Any, an Enum) stays as it is. Raises MalformedError, which names the place and
-    the value, for a wrong type, a missing field, and an unknown one unless those are ignored.
+    Lists become tuples or sets, texts paths or members of an Enum where that is what the annotation
+    says; what JSON has no type for (an Any, a text that names no member) stays as it is. Raises
+    MalformedError, which names the place and the value, for a wrong type, a missing field, and an
+    unknown one unless those are ignored.
     """
     found: T = _decode(kind, value, "", ignore_unknown)
     return found
@@ -101,13 +103,16 @@ def _decode(kind: Any, value: Any, path: str, ignore: bool) -> Any:
     if origin is typing.Literal:
         if value not in arguments:
             choices = ", ".join(map(str, arguments))
-            raise MalformedError(f"{path or 'it'} is {value!r}, not one of {choices}")
+            raise MalformedError(f"{path or 'it'} is {_shown(value)}, not one of {choices}")
         return value
     base = kind if origin is None else origin
     if base in (tuple, list, Sequence):
         _expect(list, value, path)
         items = _decode_items(base, arguments, value, path, ignore)
         return items if base is list else tuple(items)
+    if base in (set, frozenset):
+        _expect(list, value, path)
+        return _as_set(base, _decode_items(list, arguments, value, path, ignore), path)
     if base in (dict, Mapping):
         _expect(dict, value, path)
         of = arguments[1] if len(arguments) == 2 else Any
@@ -118,6 +123,8 @@ def _decode(kind: Any, value: Any, path: str, ignore: bool) -> Any:
         return float(value)
     if base is int and type(value) is float and value.is_integer():
         return int(value)  # JSON knows no difference between 8 and 8.0
+    if isinstance(base, type) and issubclass(base, Enum):
+        return base.__members__.get(value, value) if isinstance(value, str) else value
     return _expect(base, value, path) if base in _WORDS else value
 
 
@@ -132,7 +139,7 @@ def _decode_union(kind: Any, parts: tuple[Any, ...], value: Any, path: str, igno
         except MalformedError:
             if len(rest) == 1 and part not in _WORDS:
                 raise  # it says which field or entry is wrong
-    raise MalformedError(f"{path or 'it'} is {value!r}, which is not {_worded(kind)}")
+    raise MalformedError(f"{path or 'it'} is {_shown(value)}, which is not {_worded(kind)}")
 
 
 def _decode_items(
@@ -148,6 +155,13 @@ def _decode_items(
         kinds = (arguments[0] if arguments else Any,) * len(value)
     pairs = enumerate(zip(kinds, value, strict=True))
     return [_decode(kind, item, f"{path}[{at}]", ignore) for at, (kind, item) in pairs]
+
+
+def _as_set(base: Any, items: list[Any], path: str) -> Any:
+    try:
+        return base(items)
+    except TypeError:
+        raise MalformedError(f"{path or 'it'} is a list of what no set can hold") from None
 
 
 def _decode_fields(kind: type, value: Any, path: str, ignore: bool) -> Any:
@@ -178,9 +192,13 @@ def _decode_fields(kind: type, value: Any, path: str, ignore: bool) -> Any:
 def _expect(kind: type, value: Any, path: str) -> Any:
     # bool is an int to Python, but true is no number of MiB.
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        found = f"{value!r}, which is not {_worded(kind)}"
-        raise MalformedError(f"{path or 'it'} is {found}")
+        raise MalformedError(f"{path or 'it'} is {_shown(value)}, which is not {_worded(kind)}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """As JSON writes what Python writes otherwise."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 #: The types of JSON, as a message calls them.
@@ -196,7 +214,7 @@ def _worded(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
     base = typing.get_origin(kind) or kind
-    base = {tuple: list, Sequence: list, Mapping: dict}.get(base, base)
+    base = {tuple: list, set: list, frozenset: list, Sequence: list, Mapping: dict}.get(base, base)
     return _WORDS.get(base, "an object")
 
 
@@ -210,7 +228,8 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists and paths as texts, at any depth: what JSON knows."""
+    """What JSON knows, at any depth: dataclasses as dicts, tuples and sets as lists, paths as
+    texts, members of an Enum by their names (those that are texts or numbers as such)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -219,6 +238,10 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(plain, value), key=repr)
+    if isinstance(value, Enum) and not isinstance(value, str | int | float):
+        return value.name
     if isinstance(value, Path):
         return str(value)
     return value

@@ -100,9 +100,9 @@ def test_what_a_newer_file_has_is_ignored_where_asked() -> None:
         ([], "it is [], which is not an object"),
         ({}, "it lacks count"),
         ({"count": 1, "x": 2}, "it has the unknown key 'x' (known: count, parts, "),
-        ({"count": True}, "count is True, which is not a whole number"),
+        ({"count": True}, "count is true, which is not a whole number"),
         ({"count": 1.5}, "count is 1.5, which is not a whole number"),
-        ({"count": None}, "count is None, which is not a whole number"),
+        ({"count": None}, "count is null, which is not a whole number"),
         ({"count": 1, "is_on": 1}, "is_on is 1, which is not true or false"),
         ({"count": 1, "path": 3}, "path is 3, which is not a path or null"),
         ({"count": 1, "parts": {}}, "parts is {}, which is not a list"),
@@ -134,3 +134,23 @@ def test_a_file_is_read_as_its_dataclass(tmp_path: Path) -> None:
     path.write_text('{"count": "three"}')
     with pytest.raises(SetupError, match=r"The whole at .* is damaged: count is 'three'"):
         read_as(Whole, path, "whole")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd:
+    """Of what JSON has no type for."""
+
+    colour: Colour = Colour.RED
+    perhaps: Colour | None = None
+    names: set[str] = field(default_factory=set)
+    pairs: frozenset[tuple[int, int]] = frozenset()
+
+
+def test_members_of_an_enum_and_sets_come_back() -> None:
+    """A task with such a field could not be trained: "Mode is not JSON serializable"."""
+    odd = Odd(perhaps=Colour.RED, names={"b", "a"}, pairs=frozenset({(1, 2)}))
+    stored = json.loads(to_json(odd))
+    assert stored == {"colour": "RED", "perhaps": "RED", "names": ["a", "b"], "pairs": [[1, 2]]}
+    assert decode(Odd, stored) == odd
+    with pytest.raises(MalformedError, match="it is a list of what no set can hold"):
+        decode(set, [[1]])

@@ -93,7 +93,7 @@ def test_what_is_left_out_is_not_known() -> None:
         ),
         (
             b'{"devices": [{"index": 0, "uuid": "GPU-a", "name": "T4", "memory_used_mib": true}]}',
-            "devices[0].memory_used_mib is True, which is not a whole number or null",
+            "devices[0].memory_used_mib is true, which is not a whole number or null",
         ),
         (
             b'{"devices": [{"index": 0, "uuid": "GPU-a", "name": "T4", "holders": [{}]}]}',

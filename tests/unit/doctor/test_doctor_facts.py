@@ -40,7 +40,7 @@ def test_facts_survive_json(path: Path, tmp_path: Path) -> None:
             '{"host": {"cpu_cores": "8"}}',
             "cannot be used: host.cpu_cores is '8', which is not a whole number",
         ),
-        ('{"host": {"cpu_cores": true}}', "is True, which is not a whole number"),
+        ('{"host": {"cpu_cores": true}}', "is true, which is not a whole number"),
         ('{"health": [{"uuid": "GPU-a"}]}', "health[0] lacks index"),
         ('{"torch": {"run": {"status": "fine"}}}', "is 'fine', not one of ok, failed"),
         ('{"inventory": {"cuda_driver_version": [12]}}', "must have 2 entries, not 1"),
