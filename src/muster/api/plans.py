@@ -81,10 +81,11 @@ def check_same_plan(
     if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
         lines = workload.difference(stored.fixed, workload.fixed) or ["the plan"]
         other = "--output or --run-dir" if workload.is_map else "--run-dir or --name"
+        grows = "" if workload.is_map else "values can be added to a sweep and not taken away; "
         raise PlanMismatchError(
             "This run folder was made for another plan:\n  " + "\n  ".join(lines),
-            hint="values can be added to a sweep and not taken away. Choose another "
-            f"{other} for the new plan, or begin anew with --restart, which keeps the old run.",
+            hint=f"{grows}choose another {other} for the new plan, or begin anew with --restart, "
+            "which keeps the old run.",
         )
     _check_code(folder, stored, workload, options)
 

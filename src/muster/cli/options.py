@@ -61,8 +61,9 @@ class Option:
 
     @property
     def collects(self) -> bool:
-        """Whether the flag adds to what it was given before."""
-        return self.flag.read is None and values.collects(self.kind)
+        """Whether the flag adds to what it was given before: a list that has no words of its own,
+        as ``--seeds 3`` has, which are three."""
+        return self.reader is None is self.flag.read and values.collects(self.kind)
 
 
 def options_of(name: str, group: Any) -> list[Option]:

@@ -358,8 +358,10 @@ def _check_choices(said: Sequence[Said], order: Sequence[str]) -> None:
         same = [other for other in said if other.option is one.option and other.name != one.name]
         differs = [other for other in same if other.value != one.value]
         if differs and not one.option.collects:
-            first, second = (f"--{s.name} {' '.join(s.words)}" for s in (one, differs[0]))
-            raise UsageError(f"{first} and {second} say the same thing differently.")
+            first, second = (" ".join((f"--{s.name}", *s.words)) for s in (one, differs[0]))
+            raise UsageError(
+                f"{first} and {second} contradict each other.", hint="give one of them."
+            )
 
 
 def _check_there(command: str, options: Sequence[Option], said: Sequence[Said]) -> None:

@@ -313,7 +313,8 @@ def _num_steps(
         return None
     passes = 1.0 if epochs is None else float(epochs.value)
     steps = math.ceil(math.ceil(samples.value / global_batch) * passes)
-    source = f"{passes:g} epochs of {samples.value:,} samples, {global_batch} at a time"
+    times = f"{passes:g} epoch{'s' * (passes != 1)}"
+    source = f"{times} of {samples.value:,} samples, {global_batch} at a time"
     return derived(steps, samples, epochs, source=source)
 
 

@@ -51,6 +51,19 @@ def test_they_are_refused_of_what_is_typed_on_top_and_by_verify() -> None:
         read_train(["digits", "--", "--bogus"], "verify", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("plan", "WHAT is missing"),
+        ("slurm-script map embed", "muster map has no script of its own"),
+    ],
+)
+def test_what_is_missing_is_named(line: str, says: str, muster_main: MusterCli) -> None:
+    """``plan`` told to add --calibrate, ``slurm-script`` that there is no command map."""
+    done = muster_main(*line.split())
+    assert done.returncode == 2 and says in done.stderr
+
+
 @dataclass(frozen=True, kw_only=True)
 class Own:
     """Fields of the user's that are called like some of ours."""

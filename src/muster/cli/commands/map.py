@@ -96,7 +96,9 @@ def _show_plan(parsed: MapCommand, plan: Any) -> None:
         )
         return
     output.say(f"stages   {' -> '.join(stages)}")
-    output.say(f"records  {plan.num_rows:,} in {prepared.workload.total:,} chunks")
+    num_chunks = prepared.workload.total
+    chunks = f"{num_chunks:,} chunk{'s' * (num_chunks != 1)}"
+    output.say(f"records  {plan.num_rows:,} in {chunks}")
     if plan.columns:
         output.say(f"columns  {', '.join(plan.columns)}")
     output.say(f"output   {job.output.path}")

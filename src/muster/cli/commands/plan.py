@@ -78,6 +78,12 @@ def main(argv: list[str]) -> int:
     request = PlanRequest(training=flags.training, model=flags.model, machine=flags.machine)
     if flags.shown.write_prices:
         return _write_prices(flags.shown.prices or Path(FILE_NAME))
+    if not flags.what:
+        raise UsageError(
+            "There is nothing to plan: WHAT is missing.",
+            hint="write a task, params=7e9, hf:config.json or a run; `muster plan --help` has "
+            "examples.",
+        )
     known = known_model(flags.what, request)
     if known is None and _is_task(flags.what):
         known = known_task(flags.what, task_flags, request, read_settings(), output.remark)

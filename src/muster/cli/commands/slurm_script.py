@@ -9,6 +9,7 @@ from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.errors import EXIT_OK, EXIT_USAGE, UnknownNameError, UsageError
 from muster.cli import output
 from muster.cli.commands.run import flags_of_run
+from muster.cli.main import COMMANDS
 from muster.cli.parse import wants_slurm
 
 #: command → the function that takes its words and says what would be sent.
@@ -35,6 +36,11 @@ def main(argv: list[str]) -> int:
         output.say(_HELP)
         return EXIT_OK if argv else EXIT_USAGE
     target, words = _output(argv)
+    if words and words[0] in COMMANDS and words[0] not in _SCRIPTS:
+        raise UsageError(
+            f"muster {words[0]} has no script of its own to send; {', '.join(_SCRIPTS)} have.",
+            hint="with --on slurm it sends its workers' jobs itself." * (words[0] == "map") or None,
+        )
     if not words or words[0] not in _SCRIPTS:
         raise UnknownNameError("command", words[0] if words else "", _SCRIPTS)
     command, words = words[0], words[1:]
