@@ -8,7 +8,6 @@ kill. Everything that can race is decided here, so races are table tests.
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +36,7 @@ from muster.farm.roster import (
     Slot,
     Worker,
     divisible,
-    runs_divisible,
+    due_s,
     take_group,
     whom_to_ask,
 )
@@ -104,7 +103,7 @@ class Scheduler:
         times.extend(slot.start_after for slot in self.roster.waiting(self._now))
         if self.policy.timeout_s is not None:
             times.extend(
-                self._due_s(worker)
+                due_s(worker, self.targets, self.policy.timeout_s)
                 for worker in self.roster.workers.values()
                 if worker.in_flight and not worker.killing
             )
@@ -384,20 +383,11 @@ class Scheduler:
         if self.policy.timeout_s is None:
             return
         for worker in self.roster.workers.values():
-            overdue = worker.in_flight and now >= self._due_s(worker)
+            overdue = worker.in_flight and now >= due_s(worker, self.targets, self.policy.timeout_s)
             if overdue and not worker.killing:
                 worker.killing = Outcome.TIMEOUT
                 worker.overdue = next(iter(worker.in_flight.values()))
                 out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
-
-    def _due_s(self, worker: Worker) -> float:
-        """When its time is over. A joint call may take the limit once per task in it; a divisible
-        task is long by nature, so there the limit is on the time without a sign of life.
-        """
-        share = len(worker.in_flight) if worker.together else 1
-        is_long = runs_divisible(worker, self.targets)
-        since = worker.sign_s if is_long else worker.head_since
-        return since + (self.policy.timeout_s or math.inf) * max(1, share)
 
     # ------------------------------------------------------------------ handing out
 

@@ -246,6 +246,15 @@ def runs_divisible(worker: Worker, targets: Mapping[int, TargetSpec]) -> bool:
     return head is not None and targets[head.target_id].is_divisible
 
 
+def due_s(worker: Worker, targets: Mapping[int, TargetSpec], timeout_s: float | None) -> float:
+    """When its time is over. A joint call may take the limit once per task in it; a divisible
+    task is long by nature, so there the limit is on the time without a sign of life.
+    """
+    share = len(worker.in_flight) if worker.together else 1
+    since = worker.sign_s if runs_divisible(worker, targets) else worker.head_since
+    return since + (timeout_s or math.inf) * max(1, share)
+
+
 def divisible(
     workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
 ) -> list[Worker]:
