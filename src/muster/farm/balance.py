@@ -30,7 +30,7 @@ class ChunkCounts(NamedTuple):
 def imbalance_of_tasks(
     planned: int, counts: Mapping[TaskState, int], num_results: int
 ) -> str | None:
-    """What is wrong, in a sentence without its full stop; None when the counts balance.
+    """Say what is wrong, in a sentence without its full stop; None when the counts balance.
 
     ``planned``: tasks of the plan, 0 while they have not all been listed. There may be more of
     them than planned, from earlier seeds or divided tasks, and never fewer.
@@ -52,7 +52,10 @@ def imbalance_of_tasks(
 
 
 def imbalance_of_rows(shards: Sequence[int], chunks: Sequence[ChunkCounts]) -> str | None:
-    """As `imbalance_of_tasks`. ``shards``: the rows of each; ``chunks``: all finished ones."""
+    """What is wrong with the rows of a map, as `imbalance_of_tasks` says it of a sweep's tasks.
+
+    ``shards`` holds the number of rows of each shard, ``chunks`` all chunks that are finished.
+    """
     sums = [sum(column) for column in zip(*(chunk[3:] for chunk in chunks), strict=True)]
     rows_in, rows_out, dropped, rejected, blank = sums or (0, 0, 0, 0, 0)
     why = _misfit(shards, sorted(chunks))
@@ -74,7 +77,8 @@ def _misfit(shards: Sequence[int], chunks: Sequence[ChunkCounts]) -> str | None:
         if not 0 <= chunk.order < len(shards):
             return f"there is no shard {chunk.order:,}"
         if chunk.start > at[chunk.order]:
-            return f"rows {at[chunk.order]:,} to {chunk.start:,} of shard {chunk.order:,} are gone"
+            missing = f"rows {at[chunk.order]:,} to {chunk.start:,} of shard {chunk.order:,}"
+            return f"{missing} are missing"
         if chunk.start < at[chunk.order]:
             return f"{name} are there twice"
         at[chunk.order] = chunk.stop

@@ -17,8 +17,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """Which tasks may run in one call: those that agree on ``static``, ``max_batch`` at most, on a
-    CPU ``max_batch_on_cpu`` (None: as many).
+    """Which tasks may share a call: those that agree on the parameters named in ``static``.
+
+    A call takes ``max_batch`` tasks at most, and on a CPU ``max_batch_on_cpu`` (None: as many).
 
     ``params`` gives the names and types of one task's parameters (a dataclass, a TypedDict or a
     mapping of name to type); None accepts any names.
@@ -40,13 +41,17 @@ def batched(
     """Mark a function that takes a list of parameter dicts and returns a list of results.
 
     The function stays callable as it is. It takes that one list and, if it likes, ``ctx``, and
-    returns one result per dict in the same order. Each task keeps its own record.
+    returns one result per dict in the same order. Each task keeps its own record. Tasks share a
+    call only where they agree on every parameter that ``static`` names.
 
     In place of a result it may return an exception: that task alone fails with it. A call that
     raises is computed again in halves, until the task to blame is alone.
 
     A call takes up to ``max_batch`` tasks; on a CPU, where large batches seldom pay, up to
-    ``max_batch_on_cpu``, so that results come sooner.
+    ``max_batch_on_cpu``, so that results come sooner. ``params`` names the parameters of a task and
+    their types (a dataclass, a TypedDict or a mapping), so that they are checked before the run.
+
+    Raises TargetError for arguments that make no sense, such as a batch of 0.
     """
     spec = check_batch_spec(static, max_batch, params, max_batch_on_cpu)
 

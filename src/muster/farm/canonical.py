@@ -49,7 +49,7 @@ def encode(value: object) -> bytes:
         data = orjson.dumps(value, None, _OPTIONS)
     except TypeError:
         return _encode_tagged(value, _OPTIONS)
-    # orjson writes NaN as null without a word, so each null is suspicious; scanning the bytes
+    # orjson silently writes NaN as null, so each null is suspicious; scanning the bytes
     # is far cheaper than looking at every value of the many dicts that hold neither.
     if b"null" in data or b'"$' in data:
         return _encode_tagged(value, _OPTIONS)
@@ -149,9 +149,9 @@ def unescape_surrogates(text: str) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """A spreadsheet computes what begins like this: an apostrophe in front makes it a text.
+    """``text`` with an apostrophe in front where a spreadsheet would take it for a formula.
 
-    Numbers stay as they are, in columns of texts too.
+    Numbers stay as they are, also in columns of texts.
     """
     if not text or text[0] not in "=+-@\t\r":
         return text

@@ -39,15 +39,16 @@ class LastWords(NamedTuple):
 
 
 def element_numbers(main: RunFolder, count: int) -> list[int]:
-    """Those of the array as it was sent last, and whatever an earlier one has left."""
+    """The elements' numbers: those of the last submission, and any that an earlier one left."""
     there = [int(path.name) for path in main.elements.iterdir() if path.name.isdigit()]
     return sorted({*range(count), *there})
 
 
 def last_words(main: RunFolder, number: int, *, only_ours: bool) -> LastWords | None:
-    """What the last job of an element complained of; None where it printed nothing.
+    """The last error that an element's last job printed, or else its last lines; None without any.
 
-    ``only_ours``: what the task or the job's set-up printed is no complaint.
+    With ``only_ours`` only muster's own errors count, and not what the task or the job's set-up
+    printed.
     """
     outputs = list(main.job_files.glob(f"*_{number}.out"))
     if not outputs:
@@ -104,7 +105,7 @@ def _record(
     row: TaskRow,
     worker_id: int,
 ) -> bool:
-    """Whether it is news."""
+    """Record what one task came to; returns whether it was not known here before."""
     if row.state is TaskState.FAILED and ledger.accepted(row.key.hex())[0] == "failed":
         return False
     task = ledger.take(row.key)

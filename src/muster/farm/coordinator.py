@@ -51,7 +51,7 @@ class Request(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done: tasks come lazily, so a million of them need no memory."""
+    """What is to be done. Tasks come lazily, so that a million of them need no memory."""
 
     folder: RunFolder
     targets: Mapping[int, TargetSpec]  # by the ledger's target id
@@ -307,7 +307,7 @@ class Coordinator:
                 events += happened
                 requests += asked
         for request in requests:
-            self._journal.write("wish", what=request.value)  # its name on disk
+            self._journal.write("wish", what=request.value)  # old journals hold this word
             match request:
                 case Request.DRAIN:
                     self._interrupted = True

@@ -55,14 +55,14 @@ class Scheduler:
         expected: int = 1 << 62,
         first_worker_id: int = 1,
     ) -> None:
-        """``expected``: about how many tasks will come, so that no worker starts in vain."""
+        """``expected``: about how many tasks will come; no more workers than that are started."""
         self.policy = policy
         self._expected = expected
         self.targets = targets
         self.roster = Roster(slots, first_worker_id)
         self.queue: deque[Task] = deque()
         self.solo: deque[Task] = deque()  # must have a device to themselves
-        self.wary: deque[Task] = deque()  # crashed on a device: another one first
+        self.wary: deque[Task] = deque()  # crashed on a device: tried on another one first
         self.delayed: list[tuple[float, int, Task]] = []
         self.exhausted = False
         self.draining = False
@@ -74,7 +74,7 @@ class Scheduler:
         self._fetching = False
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
-        self._set_aside: dict[str, Blame] = {}  # by device: for a failure that no other had
+        self._set_aside: dict[str, Blame] = {}  # by device: blamed for a failure that no other had
         self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
@@ -231,13 +231,13 @@ class Scheduler:
     def _lose_tasks(
         self, worker: Worker, tasks: list[Task], finished: Finished, now: float, out: Decisions
     ) -> None:
-        """What becomes of the tasks a dead worker held: only the one it was at is to blame."""
+        """Queue the tasks of a dead worker again; only the one that was running is to blame."""
         if worker.call_size > 1 and not finished.outcome.is_blameless:
             for task in reversed(tasks):
                 self._halve_call(task, finished, worker, out)
             return
         head = tasks[0]
-        # Killed for a task that has ended meanwhile, or gone of itself: nobody here is to blame.
+        # It was killed for a task that has ended meanwhile, or left by itself: no task is to blame.
         is_innocent = worker.poisoned or worker.overdue not in (None, head)
         for task in reversed(tasks if is_innocent else tasks[1:]):
             fresh = task._replace(token=task.token + 1)
@@ -249,7 +249,10 @@ class Scheduler:
             self._fail(head, record, worker, now, out)
 
     def _halve_call(self, task: Task, finished: Finished, worker: Worker, out: Decisions) -> None:
-        """The call is to blame, not a task of it: smaller calls until the culprit is alone."""
+        """Try a task of a lost joint call again in a call of half the size.
+
+        Nobody knows yet which task is to blame; after enough halvings it is alone in its call.
+        """
         named = finished._replace(task_id=task.task_id, token=task.token)
         record = AttemptRecord(task.task_id, task.token, worker.worker_id, named)
         limit = max(1, worker.call_size // 2)
@@ -292,11 +295,13 @@ class Scheduler:
         alike = [key for key, known in self._set_aside.items() if known.until == mark]
         self._readmit(alike, "another GPU fails so too", out)
         if names_device and task.tries and worker.call_size > 1:
-            self._halve_call(task, record.finished, worker, out)  # one of them may always say so
+            self._halve_call(
+                task, record.finished, worker, out
+            )  # one task of it may blame any device
             return
         tries = task.tries + 1
         if tries <= self.policy.retry.limit(outcome):
-            # Alone only: a joint call would be sent there task by task.
+            # Only a task that ran alone: a joint call would be sent there task by task.
             is_moved = outcome is Outcome.CRASH or (names_device and worker.call_size == 1)
             avoid = slot.spec.device_key if is_moved else ""
             again = task._replace(token=task.token + 1, tries=tries, avoid=avoid)
@@ -316,7 +321,7 @@ class Scheduler:
                 out.notes.append(("paused", self.paused))
 
     def _try_elsewhere(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
-        """Its place was taken from it: that is no try of its own, and nothing to wait for."""
+        """Queue a task again whose worker lost its place: no try is counted, and no pause made."""
         losses = task.losses + 1
         if losses > self.policy.retry.limit(record.finished.outcome):
             out.failed.append(record)
@@ -344,7 +349,7 @@ class Scheduler:
         return True
 
     def _run_elsewhere(self, task: Task, slot: Slot, record: AttemptRecord, out: Decisions) -> None:
-        """What the device has failed runs again on others: it gets nothing more itself."""
+        """Run the tasks that a faulty device has failed again on others."""
         again = task._replace(token=task.token + 1)
         out.tried.append((record, again))
         self._enqueue(again)
@@ -356,7 +361,7 @@ class Scheduler:
         health.tasks.clear()
 
     def _readmit(self, keys: Iterable[str], why: str, out: Decisions) -> None:
-        """Give work again to devices that were set aside for what no other failed with."""
+        """Let devices have tasks again that were set aside for a failure only they had shown."""
         for key in keys:
             reason = self._set_aside.pop(key).reason
             shares = [s for s in self.roster.shares_of(key) if s.quarantined == reason]
@@ -507,7 +512,7 @@ class Scheduler:
             worker.solo_key = ""
 
     def _rebalance(self, now: float, out: Decisions) -> None:
-        """Somebody is idle and the queue is empty: take back what others have not begun."""
+        """Take back what busy workers have not begun, when others idle and the queue is empty."""
         for worker in self.roster.workers.values():
             waiting = len(worker.in_flight) > 1 and not worker.together
             if waiting and not worker.revoking and now - worker.head_since > self.policy.lead_s:
@@ -515,7 +520,7 @@ class Scheduler:
                 out.revokes.append(worker.worker_id)
 
     def _share(self, hungry: int, now: float, out: Decisions) -> None:
-        """A running task is asked to give some of what it has before it to the idle."""
+        """Ask a running task to give part of its remaining work to idle workers."""
         if self._fetching:
             return
         worker = whom_to_ask(self.roster.workers.values(), self.targets, now)
@@ -558,14 +563,14 @@ class Scheduler:
                 free.append(slot.spec.device_key)
 
     def _hire(self, slot: Slot | None, out: Decisions) -> bool:
-        """Start a worker there, unless the slot or its device has all it may have by now."""
+        """Start a worker in ``slot``, unless the slot or its device is full by now."""
         if slot is None or not self.roster.has_room(slot):
             return False
         out.starts.append((slot.spec.slot_id, self.roster.hire(slot).worker_id))
         return True
 
     def _stop(self, worker: Worker, out: Decisions) -> None:
-        """Let it go after what it holds."""
+        """Let a worker end once it has finished what it holds."""
         if not worker.stopping:
             worker.stopping = True
             out.stops.append(worker.worker_id)

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the coordinator, and the user's choices it decides by. Values only."""
+"""What the scheduler asks of the coordinator, and the policy it decides by. Values only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.farm.task import AttemptRecord, Finished, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the user decided about faults and pace."""
+    """What the user has chosen about failures, and how far ahead of a worker tasks are sent."""
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_s: float | None = None
@@ -49,7 +49,7 @@ class Decisions:
     done: list[AttemptRecord] = field(default_factory=list)
     failed: list[AttemptRecord] = field(default_factory=list)
     tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
-    retokened: list[Task] = field(default_factory=list)  # handed out before, not to blame
+    retokened: list[Task] = field(default_factory=list)  # were handed out and are not to blame
     reopened: list[Task] = field(default_factory=list)  # failed because of their device
     divided: list[Division] = field(default_factory=list)
     late: list[tuple[int, Finished]] = field(default_factory=list)

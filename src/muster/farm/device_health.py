@@ -13,7 +13,7 @@ from muster.base.device_faults import says_unfit
 from muster.farm.decisions import Policy
 from muster.farm.task import Finished, Outcome, Task
 
-#: Far more than it takes to find a device at fault; bounds the memory when tasks are.
+#: Far more than it takes to find a device at fault; it bounds the memory where tasks are at fault.
 _MAX_KEPT = 1000
 _MAX_ACCUSERS = 100
 
@@ -25,8 +25,8 @@ class DeviceHealth:
     ``tasks`` are those that failed there for good; they get another chance elsewhere when the
     device is found to be at fault. ``marks`` are the causes ever seen on it. ``alike``: failures
     in a row of the same cause, ``mark``. ``accusers``: the calls whose failure speaks against the
-    device; ``naming`` those of them with an error that names it. No task is in two: one that
-    accuses whatever device it is given counts once, with all that shared its calls.
+    device; ``naming``: those of them whose error names the device. No task is in two of these
+    calls, so that a task which fails on any device counts once, with all that shared its calls.
     """
 
     accusers: list[frozenset[int]] = field(default_factory=list)
@@ -47,8 +47,10 @@ class DeviceHealth:
     def failed(
         self, mark: str, call: frozenset[int], *, is_severe: bool, names_device: bool
     ) -> None:
-        """``call``: those that accuse it (``accusers``). ``is_severe``: the worker was lost with
-        it, which an error in the task rarely does.
+        """Count a failure against the device.
+
+        ``call``: the tasks that may have caused it (see ``accusers``). ``is_severe``: the failure
+        ended the worker as well, which an error in the task's own code rarely does.
         """
         if len(self.marks) < _MAX_KEPT:
             self.marks.add(mark)
@@ -60,14 +62,17 @@ class DeviceHealth:
             _accuse(self.naming, call)
 
     def lost(self, task: Task) -> None:
-        """A task has failed there for good."""
+        """Remember a task that has failed here for good."""
         if len(self.tasks) < _MAX_KEPT:
             self.tasks.append(task)
 
 
 def accusers(finished: Finished, worker_id: int, call: frozenset[int]) -> frozenset[int]:
-    """Who may have made up what is said against a device: the task, or one of its joint ``call``;
-    no task where the worker has looked itself, and each such failure counts.
+    """The tasks that may themselves have caused a failure that looks like the device's.
+
+    It is the failed task, or any task of its joint ``call``. Where the worker has tested the device
+    itself, no task can have caused it: a number of the worker's own is returned instead, so that
+    failures in several workers all count.
     """
     if says_unfit(finished.message):
         return frozenset({-worker_id})
@@ -76,7 +81,7 @@ def accusers(finished: Finished, worker_id: int, call: frozenset[int]) -> frozen
 
 
 def _accuse(known: list[frozenset[int]], call: frozenset[int]) -> None:
-    """One task common to two calls may explain both: only what they share is kept."""
+    """Add a call, or keep only the tasks that it shares with an earlier one: they explain both."""
     for number, earlier in enumerate(known):
         if earlier & call:
             known[number] = earlier & call
@@ -87,8 +92,10 @@ def _accuse(known: list[frozenset[int]], call: frozenset[int]) -> None:
 
 @dataclass(frozen=True)
 class Blame:
-    """Why a device gets no more tasks. ``until``: the failure that, once another device has it as
-    well, was the tasks' fault after all; "" where nothing can clear it.
+    """Why a device gets no more tasks.
+
+    ``until``: the fingerprint of the failure that it is blamed for. Once another device shows the
+    same failure, the tasks were at fault after all. It is "" where nothing can clear the device.
     """
 
     reason: str
@@ -102,11 +109,12 @@ def blame(
     others: Collection[DeviceHealth],
     policy: Policy,
 ) -> Blame | None:
-    """Whether a device is at fault, and not its tasks, now that one more has failed there.
+    """Decide whether a device, and not its tasks, is at fault now that one more has failed there.
 
-    ``others``: the devices that still get tasks. Some errors say themselves that the device cannot
-    be used. Else only one that fails everything, while another has not failed so, is to blame; and
-    one that did work and now fails task after task with an error that no other has.
+    ``others``: the devices that still get tasks. A device is blamed when enough tasks in a row fail
+    on it, and either their errors say that the device cannot be used or no other device shows the
+    last of them. One that has worked is blamed when it fails task after task with an error that no
+    other device shows.
     """
     says_so = finished.outcome is Outcome.DEVICE_FAULT
     is_alone = says_so or any(mark not in other.marks for other in others)

@@ -1,4 +1,4 @@
-"""What can happen to a sweep, as small records: the scheduler's input."""
+"""What can happen to a run of tasks, as small records: the scheduler's input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.farm.task import Finished, Outcome, Task
 
 
 class Fetched(NamedTuple):
-    """Tasks claimed from the ledger; ``exhausted``: it holds no more now and none will come."""
+    """Tasks were claimed from the ledger; ``exhausted``: it has no more, and none will come."""
 
     tasks: Sequence[Task]
     exhausted: bool
@@ -24,7 +24,7 @@ class WorkerReady(NamedTuple):
 
 
 class TargetBroken(NamedTuple):
-    """A worker could not load what it is to run: no task of the run can succeed."""
+    """A worker could not load the target that it is to run, so no task of the run can succeed."""
 
     worker_id: int
     message: str
@@ -32,23 +32,25 @@ class TargetBroken(NamedTuple):
 
 
 class Results(NamedTuple):
+    """A worker has ended these attempts, whether well or not."""
+
     worker_id: int
     finished: Sequence[Finished]
 
 
 class Returned(NamedTuple):
-    """Tasks a worker hands back unbegun, in answer to a revoke."""
+    """A worker hands back tasks that it has not begun, in answer to a revoke."""
 
     worker_id: int
     task_ids: Sequence[int]
 
 
 class Progress(NamedTuple):
-    """What a running task reported through ``ctx.report``; shown, never stored. Task 0: what an
-    executor says of a worker that has not started, such as why it waits.
+    """A running task has reported ``text`` through ``ctx.report``; it is shown and never stored.
 
-    ``numbers`` are sums since the worker started, but for ``left``: how much the task has before
-    it, in any unit that all tasks of the run share.
+    With task 0 an executor speaks of a worker that has not started, such as why it waits.
+    ``numbers`` are sums since the worker started, except ``left``: how much of the task remains, in
+    any unit that all tasks of the run share.
     """
 
     worker_id: int
@@ -58,8 +60,9 @@ class Progress(NamedTuple):
 
 
 class Divided(NamedTuple):
-    """A running task goes on with less: ``kept`` is what it does now, ``given`` are the parameters
-    of new tasks that do the rest. Nothing given: it has too little left to share.
+    """A running task has been divided, or has too little left for that (``given`` is empty then).
+
+    ``kept`` are the parameters that it goes on with, ``given`` those of new tasks for the rest.
     """
 
     worker_id: int
@@ -70,12 +73,12 @@ class Divided(NamedTuple):
 
 
 class WorkerDied(NamedTuple):
-    """Its process and all its descendants are gone, and every result it sent has been read.
+    """A worker and all its descendants are gone, and every result it sent has been read.
 
-    ``signal``: the signal that ended it, ``None`` after a plain exit. ``host_oom``: the kernel
-    says that it ran out of memory then. ``trace``: the end of its log. ``stuck``: why its slot
-    cannot be used again although the worker is gone. ``outcome``: how the attempt that it was at
-    ended, where that is known: its worker was preempted, its job over, its node lost.
+    ``signal``: the signal that ended it, ``None`` after a plain exit. ``host_oom``: whether the
+    kernel reports that the host ran out of memory then. ``trace``: the end of its log. ``stuck``:
+    why its slot cannot be used again although the worker is gone. ``outcome``: how its running
+    attempt ended, where that is known: the worker was preempted, its job ended, its node was lost.
     """
 
     worker_id: int
@@ -91,7 +94,8 @@ class WorkerDied(NamedTuple):
 
 
 class WorkerLeaving(NamedTuple):
-    """Its place is about to be taken: it finishes or saves what it is at and begins nothing more.
+    """A worker will soon lose its place: it finishes or saves its task and begins no other.
+
     ``WorkerDied`` follows.
     """
 
@@ -99,14 +103,14 @@ class WorkerLeaving(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """How many workers may share a device now (``--per-gpu auto``)."""
+    """So many workers may share a device from now on (``--per-gpu auto``)."""
 
     device_key: str
     workers: int
 
 
 class Drain(NamedTuple):
-    """Hand out nothing more; what runs may finish."""
+    """The run is asked to hand out no more tasks; what runs may finish."""
 
 
 Event = (

@@ -101,7 +101,7 @@ def _num_tasks(folder: RunFolder) -> int:
 
 
 def _check_whole(count: int, known: int, target: Path) -> None:
-    """While a run goes on its plan may grow under the export: more rows are no loss."""
+    """Raise where rows are missing; a plan may grow under the export, so more rows are no loss."""
     if count < known:
         raise SetupError(
             f"The counts do not balance: the ledger knows {known:,} tasks, and the table has "

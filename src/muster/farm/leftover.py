@@ -35,7 +35,9 @@ from muster.run.folder import RunFolder
 
 
 class Leftover(NamedTuple):
-    """``finished``: with the worker that did it; ``pilots``: the last of each slot, if it may be
+    """What the mailboxes of a run hold.
+
+    ``finished``: attempts, each with its worker; ``pilots``: the last of each slot, if it may be
     alive.
     """
 
@@ -105,7 +107,7 @@ def _key(ledger: Ledger, record: AttemptRecord) -> str:
 
 
 def _still_wanted(pilot: PilotLeft, kept: set[tuple[int, int]]) -> PilotLeft:
-    """Without a worker that holds anything which is not its own any more."""
+    """The pilot, without its worker where that holds a task that another has claimed since."""
     worker = pilot.worker
     if worker is None or all((t.task_id, t.token) in kept for t in worker.tasks):
         return pilot

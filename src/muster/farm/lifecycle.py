@@ -100,7 +100,7 @@ def outcome_of_error(type_names: Collection[str], text: str, *, on_gpu: bool = T
 
 
 def outcome_of_output(output: str, *, on_gpu: bool = True) -> Outcome:
-    """The same of a program that failed, by the last error that it printed."""
+    """What the failure of a program means, judged by the last error that it printed."""
     for line in reversed(output.splitlines()):
         words = [word.rstrip(":") for word in line.split(maxsplit=5)[:5]]
         names = [word.rpartition(".")[2] for word in words if word.endswith(_ERRORS)]
@@ -144,6 +144,6 @@ def death_as_finished(event: WorkerDied, killing: Outcome | None, seconds: float
 
 
 def cause_of(event: WorkerDied) -> str:
-    """With the last it printed: what went wrong before the worker began stands nowhere else."""
+    """Why a worker died, with the last it printed, which stands nowhere else if it never began."""
     words = "; ".join([line.strip() for line in event.trace.splitlines() if line.strip()][-3:])
     return f"{event.reason} (it printed: {words[-300:]})" if words else event.reason

@@ -42,8 +42,8 @@ class Signature:
     """What a target takes per task.
 
     ``extra``: the kind of any other name (``**kwargs``), or None when there is none. ``batch`` is
-    set for a batched function, whose ``parameters`` are those of one task in the batch. ``note``:
-    what to know before the work about what it is annotated to return.
+    set for a batched function, whose ``parameters`` are those of one task in the batch. ``note``
+    warns of a return annotation whose values do not become columns.
     """
 
     parameters: tuple[Parameter, ...] = ()

@@ -1,4 +1,4 @@
-"""Keeps count of a run for its view, and tells it line by line for ``--log-level debug``."""
+"""Keeps count of a run for its view, and logs its events for ``--log-level debug``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Picture:
         self.pids: dict[int, int] = {}
 
     def start(self, counts: dict[TaskState, int]) -> None:
-        """The state of affairs in the ledger before the first turn."""
+        """Begin with the counts that the ledger has before the first turn."""
         self._counts.update(counts)
         self._known = sum(counts.values())
         self._rate.add(self._begin_s, self._ended)
@@ -104,7 +104,7 @@ class Picture:
         )
 
     def _sums(self) -> dict[str, float]:
-        """Over all workers, those that are gone too: each reports sums since it started."""
+        """Totals over all workers, also those that are gone: each reports sums since it started."""
         sums: dict[str, float] = {}
         for numbers in self._numbers.values():
             for name, value in numbers.items():
@@ -123,7 +123,7 @@ class Picture:
         self._ended_by_slot[record.worker_id] = count + 1
 
     def _learn(self, record: AttemptRecord) -> None:
-        """What it tells of the memory of its device."""
+        """Note what an attempt says about the memory of its device."""
         slot_id, finished = self._slot_of.get(record.worker_id, -1), record.finished
         if finished.on_device and finished.peak_mib is not None:
             self._device_peak[slot_id] = max(self._device_peak.get(slot_id, 0.0), finished.peak_mib)
@@ -160,7 +160,7 @@ def _state_of(worker: Worker) -> str:
 
 
 def tell(events: Sequence[Event], decisions: Decisions) -> None:
-    """Costs nothing where nobody listens."""
+    """Log events and decisions; costs nothing unless debug messages are wanted."""
     if not EVENTS.isEnabledFor(logging.DEBUG):
         return
     for event in events:

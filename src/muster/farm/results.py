@@ -131,7 +131,7 @@ def keep_beside(folder: Path, name: str, value: object) -> str:
 
 
 def note_on(annotation: str) -> str:
-    """What to know before the work about a function annotated to return ``annotation``."""
+    """A sentence about values of this return annotation that become no column, or ""."""
     beside = _BESIDE.search(annotation)
     if beside is None:
         return ""
@@ -142,7 +142,7 @@ def note_on(annotation: str) -> str:
 
 
 def _entries(value: object) -> Mapping[Any, object] | None:
-    """By name, of what has names; None for anything else."""
+    """The fields of a mapping, dataclass or namedtuple by name; None for anything else."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -49,7 +49,7 @@ class Worker:
     has_shared: bool = False  # its device, since its head began, with one that is gone now
 
     def begins(self, now: float) -> None:
-        """Its head is another task now."""
+        """Note that the worker runs another task now, or none."""
         self.head_since = self.sign_s = now
         self.left = 0.0
         self.is_asked = self.has_declined = False
@@ -60,7 +60,7 @@ class Worker:
 
     @property
     def is_free(self) -> bool:
-        """Holds nothing and will be able to take something, perhaps once it has started."""
+        """Whether it holds no task and can take one, perhaps once it has started."""
         return not (self.in_flight or self.stopping or self.revoking or self.killing)
 
     @property
@@ -106,7 +106,7 @@ class Roster:
         return [s for s in self.usable() if s.worker_id is None and s.start_after > now]
 
     def startable(self, now: float) -> Iterator[Slot]:
-        """First shares of all devices before any second share."""
+        """Slots where a worker may start; the first shares of all devices before any second."""
         for slot in sorted(self.usable(), key=lambda s: s.share):
             if slot.start_after <= now and self.has_room(slot):
                 yield slot
@@ -247,8 +247,10 @@ def runs_divisible(worker: Worker, targets: Mapping[int, TargetSpec]) -> bool:
 
 
 def due_s(worker: Worker, targets: Mapping[int, TargetSpec], timeout_s: float | None) -> float:
-    """When its time is over. A joint call may take the limit once per task in it; a divisible
-    task is long by nature, so there the limit is on the time without a sign of life.
+    """When a worker's running call is overdue, on the scheduler's clock.
+
+    A joint call may take the limit once per task in it. A divisible task is long by nature, so
+    there the limit bounds the time without a sign of life.
     """
     share = len(worker.in_flight) if worker.together else 1
     since = worker.sign_s if runs_divisible(worker, targets) else worker.head_since
@@ -258,7 +260,7 @@ def due_s(worker: Worker, targets: Mapping[int, TargetSpec], timeout_s: float | 
 def divisible(
     workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
 ) -> list[Worker]:
-    """Workers whose running task could be shared, by what is known of it."""
+    """Workers whose running task could be divided, as far as is known."""
     return [
         worker
         for worker in workers
@@ -272,7 +274,7 @@ def divisible(
 def whom_to_ask(
     workers: Iterable[Worker], targets: Mapping[int, TargetSpec], now: float
 ) -> Worker | None:
-    """The one with the most before it; None while another has not answered yet."""
+    """The worker with the most work left; None while another has not answered yet."""
     known = list(workers)
     if any(worker.is_asked for worker in known):
         return None
@@ -281,7 +283,7 @@ def whom_to_ask(
 
 
 class Breaker:
-    """Counts failures that are the same from the very first one."""
+    """Counts failures for as long as all of them, from the first, are the same."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -289,7 +291,7 @@ class Breaker:
         self._count = 0
 
     def failed(self, mark: str) -> int:
-        """How many when the limit is reached, else 0."""
+        """Count a failure; returns how many there are once the limit is reached, else 0."""
         self._count = self._count + 1 if mark == self._mark else 1
         self._mark = mark
         return self._count if self._count >= self._limit else 0

@@ -49,7 +49,7 @@ def rows(folder: RunFolder) -> Iterator[Row]:
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
-    """The tasks of functions that are done, without a look at all the others first."""
+    """The tasks of functions that are done, read without the first pass that commands need."""
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
             if row.state is TaskState.DONE:
@@ -235,7 +235,7 @@ def batches(folder: RunFolder) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _column(chunk: Sequence[Row], part: str, name: str, kind: pa.DataType) -> pa.Array:
-    """One column of some rows. Values that do not fit its type as they are, are made to."""
+    """One column of some rows; values that do not fit its type are converted to it."""
     index = PARTS[part]
     values = [row[index].get(name) for row in chunk]
     try:

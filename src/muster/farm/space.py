@@ -41,7 +41,7 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True)
 class Space:
-    """Parameter sets. Made by `from_texts` or `from_values`, which check; iterated lazily.
+    """Parameter sets, iterated lazily. Make one with `from_texts` or `from_values`, which check it.
 
     ``zipped`` names advance together. ``seeds`` None means that no task has a ``seed``. A space
     with nothing in it is one task without parameters.

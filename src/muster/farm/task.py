@@ -44,7 +44,7 @@ class Outcome(StrEnum):
 
     @property
     def is_blameless(self) -> bool:
-        """The attempt ended for a reason that neither the task nor its device has."""
+        """Whether neither the task nor its device is the reason why the attempt ended."""
         return self in (Outcome.PREEMPTED, Outcome.JOB_TIMEOUT, Outcome.LOST)
 
 
@@ -71,7 +71,7 @@ class Task(NamedTuple):
 
 
 class HeldWorker(NamedTuple):
-    """A worker that goes on although its coordinator has ended; ``tasks`` in their order."""
+    """A worker that goes on although its coordinator has ended; its tasks in their order."""
 
     worker_id: int
     tasks: Sequence[Task]

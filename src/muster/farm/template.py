@@ -61,7 +61,7 @@ def _quoted(part: str) -> str:
 
 
 def check_places(argv: Sequence[str], names: Sequence[str]) -> None:
-    """Every place has a parameter and every parameter a place.
+    """Check that every place has a parameter and every parameter a place.
 
     Raises UnknownNameError for a place without a parameter, UsageError for a parameter that
     would have no effect.

@@ -11,7 +11,8 @@ from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task
 from muster.run.folder import RunFolder
 
-#: MiB that these processes hold on these devices (by UUID), None when that cannot be known.
+#: Called with process ids and UUIDs of devices: the MiB that the processes hold on the devices,
+#: or None where that cannot be known.
 HeldMib = Callable[[Collection[int], Collection[str]], int | None]
 
 
@@ -19,7 +20,7 @@ def nothing_known(pids: Collection[int], uuids: Collection[str]) -> int | None:
     return None
 
 
-#: Why a device among these (by UUID) cannot be used any more, "" where all answer.
+#: Called with UUIDs of devices: why one of them cannot be used any more, "" where all answer.
 WhyLost = Callable[[Collection[str]], str]
 
 
@@ -28,8 +29,10 @@ def nothing_lost(uuids: Collection[str]) -> str:
 
 
 class PilotLeft(NamedTuple):
-    """A pilot of an earlier coordinator that may be alive: ``heard`` bytes of its outbox are
-    settled. ``unwanted``: its worker is to be killed.
+    """A pilot of an earlier coordinator that may be alive.
+
+    ``heard``: how many bytes of its outbox have been recorded. ``worker``: the worker to go on
+    with. ``unwanted``: the id of a worker to kill instead.
     """
 
     slot_id: int
@@ -42,10 +45,11 @@ class PilotLeft(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What every worker of a run is told once.
+    """What an executor is made for: the run, its targets, and what is asked of a cluster.
 
-    ``is_piloted``: a pilot hears SIGTERM and SIGUSR2 and warns its worker, which does not.
-    ``left``: what an earlier coordinator of this run has left on a cluster.
+    ``targets`` are by the ledger's number of the target. ``is_piloted``: the executor runs in a
+    pilot, which receives SIGTERM and SIGUSR2 in place of its worker and warns it. ``left``: pilots
+    that an earlier coordinator of this run has left on a cluster.
     """
 
     folder: RunFolder
@@ -59,29 +63,33 @@ class Assignment:
 
 
 class TakesCommands(Protocol):
-    """What can be asked for; the answers are events."""
+    """The commands of a coordinator. They return at once; the answers are events of ``poll``."""
 
     def start(self, worker_id: int, slot: SlotSpec) -> str:
-        """Begin to start a worker and return the name of its log.
+        """Begin to start a worker in ``slot`` and return the name of its log.
 
-        ``WorkerReady``, ``TargetBroken`` or ``WorkerDied`` follows from ``poll``.
+        ``poll`` returns ``WorkerReady``, ``TargetBroken`` or ``WorkerDied`` for it later.
         """
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
-        """Hand over tasks; each is answered by a result, a return, or the worker's death."""
+        """Hand tasks to a worker; a result, a return, or the worker's death answers each.
+
+        ``together``: they are one call of a batched target. Otherwise they run one after another.
+        """
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
-        """Ask for part of a running divisible task, for so many others; ``Divided`` follows
-        unless the task ends before.
+        """Ask a running divisible task for parts that ``others`` more workers can do.
+
+        ``Divided`` follows unless the task ends before.
         """
 
     def revoke(self, worker_id: int) -> None:
-        """Ask for the tasks it has not begun; ``Returned`` follows unless it dies first."""
+        """Ask a worker for the tasks that it has not begun; ``Returned`` follows unless it dies."""
 
     def end(self, worker_id: int, *, kill: bool) -> None:
-        """Let it go after what it holds, or kill it with all its descendants.
+        """Let a worker end after the tasks it holds, or kill it with all its descendants.
 
-        ``WorkerDied`` follows from ``poll`` either way, once nothing of it is left.
+        ``poll`` returns ``WorkerDied`` either way, once no process of it is left.
         """
 
 
@@ -89,7 +97,7 @@ class Executor(TakesCommands, Protocol):
     """A supplier of workers. Contract: tests/contract/test_executors.py."""
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What has happened; waits up to ``timeout_s`` for something to happen."""
+        """Return what has happened; wait up to ``timeout_s`` seconds where nothing has."""
 
     def close(self) -> None:
         """End everything at once; afterwards no process is left."""

@@ -12,7 +12,7 @@ _CHUNK = 1 << 18
 
 
 class Channel:
-    """``want_write`` is called with True when bytes wait for room, False when they are gone."""
+    """``want_write`` is called with True when bytes wait to be sent, False when all are sent."""
 
     def __init__(self, connection: socket.socket, want_write: Callable[[bool], None]) -> None:
         connection.setblocking(False)
@@ -31,14 +31,14 @@ class Channel:
             self._want_write(True)
 
     def flush(self) -> None:
-        """The socket has room again."""
+        """Send what waits, now that the socket takes bytes again."""
         sent = self._try_send(bytes(self._outgoing))
         del self._outgoing[:sent]
         if not self._outgoing:
             self._want_write(False)
 
     def receive(self) -> list[tuple[list[Any], bytes]]:
-        """Every whole frame that has arrived; a closed or broken stream just has no more."""
+        """Return every whole frame that has arrived; a closed or broken stream has no more."""
         while True:
             try:
                 data = self.socket.recv(_CHUNK)
@@ -58,4 +58,4 @@ class Channel:
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it is dying; its death is reported on its own
+            return len(data)  # the worker is dying; its death is reported elsewhere

@@ -86,7 +86,7 @@ class ClusterRequest(SlurmOptions):
 
     @property
     def whole_gpus(self) -> int:
-        """What is asked of SLURM, which hands out whole GPUs; UsageError for a part of one."""
+        """The GPUs to ask SLURM for with each worker. Raises UsageError for a part of one."""
         if self.gpus_per_worker % 1:
             raise UsageError(
                 f"--gpus-per-worker {self.gpus_per_worker:g}: SLURM gives whole GPUs to a job.",
@@ -108,7 +108,7 @@ class ClusterRequest(SlurmOptions):
 
     @property
     def cores_per_job(self) -> int:
-        """What is asked of SLURM for a worker: loading data for a GPU takes several cores."""
+        """The cores to ask SLURM for with each worker: loading data for a GPU takes several."""
         return self.cpus_per_worker or max(1, CORES_PER_GPU * self.whole_gpus)
 
     @property

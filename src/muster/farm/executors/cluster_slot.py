@@ -34,7 +34,7 @@ _SEEK_MOST_S = 2.0
 
 class ClusterSlot:
     def __init__(self, folder: RunFolder, slot_id: int, session: int, least_s: float) -> None:
-        """``least_s``: looked at no more often than that."""
+        """``least_s``: how many seconds pass at least between two looks at its mailbox."""
         self.slot_id = slot_id
         self.array: int | None = None  # the array whose element serves it, or will
         self.cancelled = ""  # what is to be said of its last job, which somebody has cancelled
@@ -111,11 +111,11 @@ class ClusterSlot:
 
     @property
     def job(self) -> str:
-        """As SLURM calls it."""
+        """The id of its job, as SLURM writes it: ``ARRAY_ELEMENT``."""
         return f"{self.array}_{self.slot_id}"
 
     def tell(self, text: str) -> list[Event]:
-        """Why its worker waits; nothing when it was told that already."""
+        """Report why its worker waits, unless that was the last report."""
         if self.worker_id is None or self._reason_told == text:
             return []
         self._reason_told = text
@@ -140,11 +140,11 @@ class ClusterSlot:
         return events
 
     def lost(self, outcome: Outcome, reason: str, trace: str = "") -> list[Event]:
-        """Its pilot's job is over: report that, after what the pilot had said."""
+        """Report the end of its pilot's job, after everything that the pilot had said."""
         events = self._listen(time.monotonic()) if self.box is not None else []
         outcome, reason = self.leaving or (outcome, reason)
         events += self._worker_died(outcome, reason, trace)
-        self.close()  # should SLURM be wrong, and its node only out of reach
+        self.close()  # in case SLURM is wrong and the node is only out of reach
         self._empty()
         return events
 

@@ -76,7 +76,7 @@ class InlineExecutor:
             self._calls.extend((worker_id, [task]) for task in tasks)
 
     def share(self, worker_id: int, task_id: int, others: int) -> None:
-        """There are no others: one task runs at a time, and not while this is asked."""
+        """Do nothing: there is one worker, and no task runs while this is called."""
 
     def revoke(self, worker_id: int) -> None:
         if worker_id not in self._performers:
@@ -114,7 +114,7 @@ class InlineExecutor:
 
 
 def _device_of(slot: SlotSpec) -> str:
-    """By the number that it has in this process, which sees all devices: the one of our labels."""
+    """The slot's device by its number in this process, which sees all devices."""
     return slot.label.partition("/")[0].partition("+")[0] if slot.kind == "cuda" else "cpu"
 
 

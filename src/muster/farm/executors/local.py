@@ -158,7 +158,7 @@ class LocalExecutor:
         return [*self._workers, *(release.death.worker_id for release in self._releasing)]
 
     def warn(self, worker_id: int) -> None:
-        """Tell it that its place will soon be taken: its task should save its state and end."""
+        """Tell a worker that it will soon lose its place: its task should save and end."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.channel.send(wire.pack([wire.WARN]))
@@ -315,7 +315,7 @@ class LocalExecutor:
                 worker.kill_at = now + GRACE_S
 
     def _reap(self, worker: _Worker, events: list[Event]) -> None:
-        """Read what it still said, end its descendants, and report how it ended."""
+        """Read what a dead worker has still sent, end its descendants, and report how it ended."""
         self._read(worker, events)
         code = worker.process.wait()
         session = worker.process.pid

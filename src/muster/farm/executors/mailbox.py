@@ -52,11 +52,11 @@ class Writer:
         self._waiting += frames
 
     def flush(self) -> bool:
-        """Append what waits; whether there was anything. Raises OSError where that fails.
+        """Append what waits; returns whether there was anything. Raises OSError where that fails.
 
-        Nothing is given up before it has arrived: a server that is full says so only when the
-        file is synced or closed, and what was written is gone then. The next try writes the same
-        bytes to the same place, so it is no harm if they were read meanwhile.
+        Bytes are kept until they have certainly arrived: a server that is full says so only when
+        the file is synced or closed, and what was written is lost then. The next try writes the
+        same bytes to the same place, so it does no harm if they were read meanwhile.
         """
         if not self._waiting:
             return False
@@ -135,7 +135,7 @@ class PilotBox(NamedTuple):
         return self.folder / f"inbox-{session}"
 
     def inboxes(self) -> list[tuple[int, Path]]:
-        """Those there are, by session."""
+        """The inboxes that exist, each with the session that writes it."""
         paths = self.folder.glob("inbox-*")
         return sorted((int(path.name.removeprefix("inbox-")), path) for path in paths)
 
@@ -197,7 +197,7 @@ class Heartbeat(NamedTuple):
 
 
 def read_heartbeat(folder: RunFolder) -> Heartbeat:
-    """The last one written; one of session 0 when there has been none."""
+    """The heartbeat that was written last; one of session 0 when there has been none."""
     try:
         session, number, closed = folder.pilot_heartbeat.read_text().split()
         return Heartbeat(int(session), int(number), closed == "closed")

@@ -1,6 +1,6 @@
 """Workers in Ray actors: the driver's end of a pilot per slot. The only module that imports Ray.
 
-An actor that is lost is not restarted by Ray: its worker's death is told, and the next ``start``
+Ray does not restart an actor that is lost: its worker's death is reported, and the next ``start``
 for the slot asks for another actor, wherever there is room. One ``poll`` call is outstanding per
 actor, so a turn costs one call each way, however many tasks it carries.
 """
@@ -334,7 +334,7 @@ class RayExecutor:
 
 
 def reason_of(error: BaseException) -> str:
-    """The sentence in Ray's report that says why, without its tables of ids."""
+    """The sentence of Ray's report that gives the reason, without its tables of ids."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("The actor is dead", "The actor died"))]
     text = told[-1] if told else (lines[-1] if lines else type(error).__name__)

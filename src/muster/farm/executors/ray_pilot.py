@@ -222,7 +222,7 @@ class Pilot:
 
 
 def muster_version() -> str:
-    """Of the package that is installed here; both ends must have the same."""
+    """The version of Muster that is installed here; both ends must have the same."""
     try:
         return importlib.metadata.version("muster-gpu")
     except importlib.metadata.PackageNotFoundError:
@@ -256,7 +256,7 @@ def _is_same_code(home: str, digests: Mapping[str, str]) -> bool:
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's content; empty when it cannot be read."""
+    """A hash of a file's content; empty when it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -283,10 +283,10 @@ def moved_path(path: str, roots: Sequence[str], code: Path) -> str:
 
 
 class FilesForDriver:
-    """What of a worker's files is sent to the driver, and when.
+    """Sends a worker's files to the driver, which has every file of a result before the result.
 
-    Before a result its part of the log, its attempt's folder and a map's chunk; a checkpoint when
-    it is new. So the driver has every file of a result before it hears of the result.
+    A result's part of the log, its attempt's folder and a map's chunk go first; a checkpoint goes
+    when it is new.
 
     ``folder``: what the worker writes to, which the driver does not see.
     """
@@ -301,7 +301,7 @@ class FilesForDriver:
         self._columns = (0, 0)
 
     def hand_over(self, header: list[Any]) -> None:
-        """Take note of a command's frame: which tasks the worker has from now."""
+        """Note from a command's frame which tasks the worker has from now on."""
         if header[0] == "start":
             self._worker_id = header[1]
         elif header[0] == wire.TASK:
@@ -309,13 +309,13 @@ class FilesForDriver:
             self._held[task_id] = (key, token)
 
     def arrived(self, place: str) -> None:
-        """A file came from the driver, which need not get it back."""
+        """Note a file that came from the driver, which need not get it back."""
         if place.startswith("checkpoints/"):
             key = Path(place).stem
             self._checkpoints[key] = _version(self._folder.checkpoint(key))
 
     def before(self, event: Event) -> Iterator[bytes]:
-        """What has to be there before this event is heard."""
+        """The frames that the driver must have before it gets this event."""
         match event:
             case Results(_, finished):
                 yield from self._log(max((item.log_end for item in finished), default=0))
@@ -332,7 +332,7 @@ class FilesForDriver:
                 self._held.clear()
 
     def new_checkpoints(self) -> Iterator[bytes]:
-        """Those that tasks have written since the last call, the newest of each."""
+        """The frames of checkpoints written since the last call, only the newest of each task."""
         for task_id, (key, _) in list(self._held.items()):
             yield from self._checkpoint(key, task_id)
 
@@ -386,7 +386,7 @@ class FilesForDriver:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """Differs when a file was replaced; (0, 0) when there is none."""
+    """A value that changes when the file is replaced; (0, 0) when there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -56,7 +56,7 @@ class CodeToSend:
         return bool(self._files) or any(target.kind == "command" for target in self._targets)
 
     def pack(self) -> bytes:
-        """SetupError when it is too much."""
+        """All frames of the code. Raises SetupError when it is too large to be sent."""
         return b"".join(
             pack_code(Path(root), f"{CODE}/{number}", LIMIT_BYTES)
             for number, root in enumerate(self.roots)
@@ -96,7 +96,7 @@ class MapToSend:
 
     @property
     def stages(self) -> list[TargetSpec]:
-        """Where the code of the stages is, said as of targets."""
+        """The targets in which the code of the stages is."""
         return [
             TargetSpec(
                 name=stage["attribute"],
@@ -153,7 +153,11 @@ def _moved_stage(stage: Mapping[str, Any], roots: Sequence[str], code: Path) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverView:
-    """``log_base``: where the pilot's log begins in ours. ``places``: its folders, and ours."""
+    """Rewrites what a pilot says of its own log and folders to those of the driver.
+
+    ``log_base``: the byte of the driver's log where the pilot's begins. ``places``: pairs of a
+    folder of the pilot and the driver's.
+    """
 
     log_base: int
     places: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""An executor that runs elsewhere: commands travel to it as frames, events come back as frames.
+"""For an executor that runs elsewhere: commands travel to it as frames, events come back as frames.
 
 Whatever carries the frames (files on a shared folder, a Ray actor), both ends use this module. A
 pilot at the other end holds a real executor, so that starting and ending workers exist once.

@@ -248,7 +248,7 @@ class SlurmExecutor:
         return []
 
     def _note_cancelled(self, slot: ClusterSlot, job: str) -> None:
-        """Said in the journal now, and on the screen when another job is asked for."""
+        """Write it to the journal now; the screen shows it once another job is asked for."""
         slot.cancelled = f"job {job} was cancelled with scancel; {_HOW_TO_END}"
         journal = Journal(self._folder.events, SystemClock())
         journal.write("job_cancelled", text=slot.cancelled)

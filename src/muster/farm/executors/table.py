@@ -20,7 +20,7 @@ EXECUTORS: dict[str, str] = {
     "slurm": "muster.farm.executors.slurm:SlurmExecutor",
     "ray": "muster.farm.executors.ray:RayExecutor",
 }
-#: Whose workers are on machines that an engine hands out: no device of this machine is taken.
+#: Executors whose workers run on machines that an engine hands out; they take no device here.
 CLUSTERS = ("slurm", "ray")
 
 

@@ -1,8 +1,8 @@
 """A ledger on a local disk, with everything that is acknowledged in the run folder as well.
 
-Whatever dies when, also the whole host with its disk: a run that goes on from the run folder has
-every result that was acknowledged. A run may go on on another host and come back; a ledger that
-has been overtaken is replaced by the run folder's, and never the other way round.
+Whatever dies at whatever moment, even the whole host with its disk, a run that goes on from the run
+folder has every result that was acknowledged. A run may be resumed on another host and come back; a
+local ledger that has been overtaken is replaced by the run folder's, and never the other way round.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class AwayLedger(Ledger):
         self._changes_shipped = self._db.total_changes
 
     def _refuse_another_coordinators(self) -> None:
-        """Where the lock of the run folder does not hold between hosts, this does."""
+        """Raise where another host goes on with this run; the folder's lock may not hold there."""
         home = self._shipper.home
         if not home.exists():
             return
@@ -293,7 +293,7 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
 
 
 def _end_again(ledger: Ledger, task: Task, line: Ended) -> None:
-    """By its key: a task that a division has made may have had another number."""
+    """Record an attempt by its task's key: a task made by a division may have another number."""
     finished = line.record.finished._replace(task_id=task.task_id)
     record = line.record._replace(task_id=task.task_id, finished=finished)
     ledger.retoken([task._replace(token=record.token)])

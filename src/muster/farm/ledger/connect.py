@@ -119,9 +119,9 @@ def put_in_place(beside: Path, path: Path) -> None:
 
 
 def fold_log(path: Path) -> None:
-    """Bring the log of a database that a killed writer has left into the file itself.
+    """Merge the log that a killed writer has left into the database file.
 
-    Before the file is replaced: the log would be read as that of the new one.
+    This comes before the file is replaced: the log would be read as that of the new one.
     """
     if not Path(f"{path}-wal").exists():
         return
@@ -146,7 +146,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def add_worker_code(database: sqlite3.Connection) -> None:
-    """To a ledger that was made without it; does nothing where it is."""
+    """Add the column to a ledger that was made without it; do nothing where it is."""
     if not has_worker_code(database):
         database.execute(WORKER_CODE)
 
@@ -200,7 +200,7 @@ def _check_version(database: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def explained(path: Path, doing: str) -> Iterator[None]:
-    """SQLite's errors as ours: what happened, and what can be done."""
+    """Raise SQLite's errors as LedgerError that says what happened and what can be done."""
     try:
         yield
     except MusterError:

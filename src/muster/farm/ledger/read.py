@@ -117,11 +117,11 @@ class LedgerReader:
         return bool(self._all(sql))
 
     def num_codes(self) -> int:
-        """By how many codes the attempts were made; an unknown one, of an older muster, is one."""
+        """How many versions of the code made the attempts; all unknown ones count as one."""
         if not has_worker_code(self._db):
             return 1
         sql = "SELECT count(DISTINCT coalesce(code, '')) FROM workers"
-        if self._all(sql)[0][0] < 2:  # nearly always, and told without a look at all attempts
+        if self._all(sql)[0][0] < 2:  # nearly always so, and known without reading all attempts
             return 1
         did_something = " WHERE worker_id IN (SELECT worker_id FROM attempts)"
         return int(self._all(sql + did_something)[0][0])

@@ -76,7 +76,7 @@ class Shipper:
         self._pending: list[bytes] = []
 
     def note(self, line: Line) -> None:
-        """To be shipped with the next commit."""
+        """Keep a line that is shipped with the next commit."""
         self._pending.append(_encode(_write(line)))
 
     @property
@@ -103,7 +103,7 @@ class Shipper:
         self._pending.clear()
 
     def forget(self) -> None:
-        """The transaction was rolled back."""
+        """Drop what was noted: the transaction was rolled back."""
         self._pending.clear()
 
     def snapshot(self, database: sqlite3.Connection) -> None:

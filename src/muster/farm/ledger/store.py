@@ -144,8 +144,10 @@ class Ledger:
             return self._db.total_changes - before
 
     def divide(self, task: Task, payload: bytes, given: Sequence[tuple[bytes, bytes]]) -> int:
-        """A running task does less than it was claimed for, its key stays; the rest, as keys and
-        payloads, become tasks of their own. Returns how many of these are new.
+        """Make a running task smaller and insert the rest of it as new tasks.
+
+        The task keeps its key and gets ``payload``; ``given`` are (key, payload) of the new tasks.
+        Returns how many of them were not known.
         """
         with explained(self.path, "write"):
             self._db.execute(
@@ -154,7 +156,7 @@ class Ledger:
             return self.add_tasks(NewTask(key, task.target_id, text) for key, text in given)
 
     def recover(self, *, kept: Collection[tuple[int, int]] = ()) -> int:
-        """After a coordinator's death: its claims are void; returns how many there were.
+        """Void the claims of a coordinator that has died; returns how many there were.
 
         ``kept``: task and token of claims whose holders go on without it.
         """
@@ -189,7 +191,7 @@ class Ledger:
     def record_waiting(
         self, records: Sequence[AttemptRecord], values: Sequence[tuple[bytes | None, str | None]]
     ) -> None:
-        """Results that came when no coordinator was there; their claims are ``still_claimed``."""
+        """Record results that came while there was no coordinator; their claims must still hold."""
         with explained(self.path, "write"):
             self._claim_again([(r.task_id, r.token) for r in records])
         if records:
@@ -232,11 +234,11 @@ class Ledger:
         return [Task(*row) for row in rows]
 
     def retoken(self, tasks: Iterable[Task]) -> None:
-        """Claims that are handed out anew after their holder vanished."""
+        """Write the new tokens of claims that are handed out again after their holder vanished."""
         self._set_claims(tasks, CLAIMED)
 
     def release(self, tasks: Iterable[Task]) -> None:
-        """Claims that are given back because the run stops."""
+        """Make claimed tasks ready again because the run stops."""
         self._set_claims(tasks, READY)
 
     def _set_claims(self, tasks: Iterable[Task], state: int) -> None:

@@ -84,7 +84,7 @@ _ENVIRONMENT: dict[str, str] = {}
 
 
 def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
-    """The worker's, and the task in ``MUSTER_…``: for programs that take no arguments of ours."""
+    """The worker's environment, with the task in ``MUSTER_…`` for programs without arguments."""
     if not _ENVIRONMENT:
         _ENVIRONMENT.update(child_environment({}))
     values = {

@@ -1,4 +1,4 @@
-"""What a task may ask of muster while it runs."""
+"""The context: what a task may ask of Muster while it runs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class MadeRoom(BaseException):
 
 
 class Context:
-    """Passed to a function that has a parameter named ``ctx``.
+    """What Muster passes to a function that has a parameter named ``ctx``.
 
     Attributes
-        device: ``"cuda:0"`` or ``"cpu"``: a worker sees just the device of its slot.
+        device: ``"cuda:0"`` or ``"cpu"``; a worker sees only the device of its slot.
         seed: the task's seed, or ``None`` when the sweep has none.
-        run, task, attempt: names for logs; the attempt counts from 1.
-        tries: how many earlier attempts failed by the task's own fault.
+        run, task, attempt: the run's name, the start of the task's key, and the number of this
+            attempt from 1, as they stand in logs.
+        tries: how many earlier attempts failed through the task's own fault.
         params: the task's parameters.
     """
 
@@ -68,7 +69,7 @@ class Context:
         self._line = line
         self._reported_s = 0.0
         self._is_retiring = False
-        #: Of the processes of a command, for its row.
+        #: The most memory that the processes of a command had, in MiB, for its row.
         self.command_peak_mib: float | None = None
 
     @property
@@ -85,13 +86,13 @@ class Context:
         return path
 
     def drop_empty_folder(self) -> None:
-        """Have no files after all, if nothing was written."""
+        """Remove the folder if nothing was written to it."""
         with suppress(OSError):
             self.folder.rmdir()
             self._has_files = False
 
     def sync_files(self) -> None:
-        """What was written is on the disk before the result can be accepted."""
+        """Write the attempt's files through to the disk, before its result can be accepted."""
         if self._has_files:
             sync_tree(self._run_folder.attempt(self._key, self._token))
 
@@ -102,13 +103,13 @@ class Context:
 
     @property
     def logger(self) -> logging.Logger:
-        """Writes to the task's log with run, task, attempt and process id in every line."""
+        """A logger for the task's log, with run, task, attempt and process id in every line."""
         return task_logger(self.run, self.task, self.attempt)
 
     def report(self, progress: float | str | None = None, message: object = "") -> None:
         """Show progress on the live display: a share from 0 to 1, a message, or both.
 
-        Cheap: at most five a second are sent. Nothing of it is stored.
+        It is cheap: at most five reports a second are sent, the others are dropped. None is stored.
         """
         now = time.monotonic()
         if now - self._reported_s < _REPORT_EVERY_S:
@@ -128,7 +129,7 @@ class Context:
 
     @property
     def key(self) -> str:
-        """Names the task in the ledger and in file names."""
+        """The task's key, which names it in the ledger and in file names."""
         return self._key
 
     @property
@@ -137,20 +138,23 @@ class Context:
         return self._line.wanted(self._task_id)
 
     def divide(self, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
-        """Go on with ``kept`` only and make tasks of ``given`` (nothing: too little to share).
+        """Go on with the parameters ``kept`` and make a new task of each item of ``given``.
 
-        The ledger holds either the whole task or all of its pieces, whoever is killed when.
+        ``given`` is empty when too little is left to share. Whichever process is killed at whatever
+        moment, the ledger holds either the whole task or all of its pieces.
         """
         self._line.divide(self._task_id, self._token, kept, given)
 
     def measure(self, text: str, numbers: Mapping[str, float]) -> None:
-        """A line for the display and sums since the worker started, such as records; ``left`` is
-        what this task has before it. Also the sign of life of a divisible task.
+        """Send a line for the display, and sums since the worker started, such as of records.
+
+        ``left`` in ``numbers`` is how much of this task remains. For a divisible task each call is
+        also the sign of life that ``--timeout`` waits for.
         """
         self._line.progress(self._task_id, text, numbers)
 
     def retire(self) -> None:
-        """After this task a fresh process takes this worker's place."""
+        """Have a fresh process take this worker's place after this task."""
         self._is_retiring = True
 
     @property
@@ -159,26 +163,24 @@ class Context:
 
     @property
     def has_own_process(self) -> bool:
-        """Whether this process is a worker and nothing else: it may end itself."""
+        """Whether this process is a worker and nothing else, so that it may end itself."""
         return self._line.has_own_process
 
     @property
     def should_stop(self) -> bool:
-        """Whether this worker's place will soon be taken: its job is being preempted or at its
-        time limit (SLURM). Call ``checkpoint`` then, at once: the task goes on elsewhere.
+        """Whether this worker will soon lose its place: on SLURM its job is being preempted or is
+        near its time limit. Call ``checkpoint`` at once then; the task goes on elsewhere.
         """
         return self._line.should_stop()
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save ``state`` so that a later attempt can go on from it; atomic, newest wins.
+        """Replace the saved state by ``state`` atomically, so that a later attempt can go on.
 
-        When ``should_stop`` is true it does not come back: the attempt ends here and a later one
-        goes on from ``restore``. A task that saves now and then needs to do nothing else.
+        When ``should_stop`` is true this call does not return: the attempt ends here, and a later
+        one goes on from ``restore``. A task that calls this now and then needs to do nothing else.
 
-        Values may be anything a result may be, and tensors (saved with ``torch.save`` and read
-        back with ``weights_only=True``).
-
-        Raises TargetError for a value that is neither.
+        Values may be anything that a result may hold, and tensors, which are saved with
+        ``torch.save`` and read back with ``weights_only=True``. Raises TargetError for others.
         """
         path = self._run_folder.checkpoint(self._key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,11 @@ class Context:
             raise MadeRoom
 
     def restore(self) -> dict[str, Any] | None:
-        """The state last saved by an attempt of this task, or ``None`` when there is none."""
+        """The state that an attempt of this task saved last, or ``None`` when there is none.
+
+        Tensors come back on the CPU. Raises RuntimeError when the state holds tensors and torch has
+        not been imported.
+        """
         path = self._run_folder.checkpoint(self._key)
         try:
             data = path.read_bytes()

@@ -23,7 +23,7 @@ Message = tuple[list[Any], bytes]
 
 
 class Inbox:
-    """Orders in the order they came; ``take`` blocks. Also the worker's only sender."""
+    """The orders of a worker, first come, first served; it is also the worker's only sender."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -94,7 +94,7 @@ class Inbox:
             self._arrived.notify()
 
     def _revoke(self) -> None:
-        """Hand back what has not begun: it is still in the queue, so it cannot begin any more."""
+        """Hand back the tasks that have not begun; they leave the queue, so they cannot begin."""
         returned: list[int] = []
         with self._arrived:
             for _ in range(len(self._orders)):
@@ -107,7 +107,7 @@ class Inbox:
 
 
 def end_with_coordinator() -> None:
-    """Nobody listens any more: end this worker and everything in its process group, now."""
+    """End this worker and everything in its process group, now that its coordinator is gone."""
     if sys.platform != "win32" and os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(70)

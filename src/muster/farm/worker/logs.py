@@ -18,7 +18,7 @@ _TAIL_FOR_TRACE = 4 << 10
 
 
 class TaskLog:
-    """Knows where in the log (file descriptor 1) the output of the running task begins."""
+    """Marks where in the log (file descriptor 1) the output of the running task begins."""
 
     def __init__(self, path: Path | None) -> None:
         """``path``: the file behind descriptor 1, or None in the coordinator's own process,
@@ -50,7 +50,7 @@ class TaskLog:
         return end
 
     def say(self, line: str) -> None:
-        """A line of our own, whatever the task has done to its output."""
+        """Write a line of Muster's own, whatever the task has done to its output."""
         self._restore()
         os.write(self._kept[1] if self._kept else 1, f"{line}\n".encode("utf-8", "replace"))
 

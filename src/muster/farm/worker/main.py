@@ -84,15 +84,15 @@ def _serve(inbox: Inbox, performer: Performer) -> None:
 
 
 def _leave() -> int:
-    """The exit code. A thread the user's code left or a broken device must not keep us here."""
+    """End with an exit code at once: no thread of the user's and no broken device may delay it."""
     faulthandler.dump_traceback_later(_LEAVE_S, exit=True)
     return 0
 
 
 def _leave_signals_to_the_pilot() -> None:
-    """SLURM may send its warning to all processes of a job; the pilot passes it on in its time.
+    """Ignore SLURM's warning, which may reach all processes of a job: the pilot passes it on.
 
-    Handlers and not "ignore": what a task starts has the usual behaviour again.
+    These are handlers, because programs that a task starts would inherit "ignore".
     """
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)

@@ -18,17 +18,17 @@ _SELF = Path("/proc/self")
 
 
 def begin_peak() -> None:
-    """What is asked for next is the peak from here on, where the kernel can forget the last one."""
+    """Start a new peak from here on, where the kernel can forget the last one."""
     with suppress(OSError):
         (_SELF / "clear_refs").write_text("5")
 
 
 def peak_mib() -> tuple[float | None, bool]:
-    """The peak in MiB, and whether it is of the device's memory: of that where CUDA is in use,
-    else of this process's resident set.
+    """The peak since ``begin_peak`` in MiB, and whether it is memory of the device.
 
-    Since ``begin_peak``; without Linux's ``/proc/self/clear_refs`` of the whole process so far,
-    which is an upper bound. ``None`` where neither is known.
+    Where CUDA is in use it is the device's memory, else this process's resident set. Without
+    Linux's ``/proc/self/clear_refs`` it is the peak of the whole process so far, an upper bound.
+    It is ``None`` where neither is known.
     """
     if is_in_use():
         torch = sys.modules["torch"]
@@ -45,10 +45,10 @@ def peak_mib() -> tuple[float | None, bool]:
 
 
 def wait_for(pid: int) -> tuple[int, float | None]:
-    """Reap a child: its wait status, and the peak resident memory of it and all below it in MiB.
+    """Wait for a child; returns its wait status and the peak resident memory of its tree in MiB.
 
-    The tree is looked at every half a second, early on more often; pages that its processes share
-    count in each. Where there is no /proc it is the largest single process.
+    The tree is measured every half a second, and more often early on; pages that its processes
+    share count in each. Where there is no /proc it is the peak of the largest single process.
     """
     sampled = 0.0
     if hasattr(os, "pidfd_open") and _SELF.exists():
@@ -76,7 +76,7 @@ def _watch(pid: int) -> float:
 
 
 def _tree_mib(pid: int) -> float:
-    """The sum over the tree now, or what its largest process had at its peak."""
+    """The tree's resident MiB now, or the peak of its largest process where that is more."""
     total = largest = 0.0
     for member in _tree(pid):
         now, highest = _resident_mib(str(member))
@@ -96,7 +96,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def _resident_mib(process: str) -> tuple[float, float]:
-    """Now, and at the peak; 0 where it is not known."""
+    """Resident MiB of a process now and at its peak; 0 where that is not known."""
     values = {}
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():

@@ -69,7 +69,7 @@ class _Failure:
     is_poisoned: bool = False
 
     def of(self, finished: Finished) -> Finished:
-        """The record of a task that has failed so."""
+        """The record of a task that has failed in this way."""
         return finished._replace(
             outcome=self.outcome,
             value=b"{}",
@@ -158,7 +158,7 @@ class Performer:
         finished: list[Finished] = []
         calls = [list(orders)]
         while calls:
-            # By now nothing is left of a call that failed: its frames would hold its tensors.
+            # The error of a call that failed is gone by now: its frames would keep its tensors.
             call = calls.pop()
             ended, has_raised = self._call(call)
             if has_raised and len(call) > 1 and not ended[0].poisoned:
@@ -169,7 +169,7 @@ class Performer:
         return finished
 
     def _call(self, orders: Sequence[Order]) -> tuple[list[Finished], bool]:
-        """What became of each task, and whether the call as a whole raised."""
+        """Call the target once; returns how each task ended, and whether the call itself raised."""
         loaded = self._targets[orders[0].target_id]
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
@@ -215,7 +215,7 @@ class Performer:
 
     def _explain(self, error: BaseException) -> _Failure:
         if isinstance(error, MadeRoom):
-            said = "it saved its state to make room for another job"
+            said = "it saved its state because its worker is about to be stopped"
             return _Failure(Outcome.PREEMPTED, said, is_poisoned=True)
         if isinstance(error, TargetError):
             return _Failure(Outcome.BAD_RESULT, str(error))
@@ -241,8 +241,10 @@ class Performer:
         return _Failure(outcome, message, _user_trace(error), None, is_poisoned)
 
     def _ask_device(self, failure: _Failure | None) -> _Failure | None:
-        """The task's failure, or None, after a look at the device: what went wrong there and was
-        told nobody is this task's fault, not that of the next one.
+        """Look at the device after a task; returns the task's failure, or None.
+
+        A CUDA error may show only at a later call. Asking here charges it to this task, and not to
+        the next one.
         """
         if fault := hidden_fault():
             if failure is not None:
@@ -260,7 +262,7 @@ class Performer:
         return failure
 
     def _end(self) -> int:
-        """Where the task's output ends; the next one finds folder and output as this one did."""
+        """Restore the folder and the output for the next task; returns where this one's ends."""
         self._place.restore()
         return self._log.end()
 
@@ -295,7 +297,7 @@ def _load(spec: TargetSpec) -> _Loaded:
 
 
 def _store(returned: object, context: Context, log: TaskLog) -> bytes:
-    """The encoded fields; what has no column, or as a whole no fields, is kept in a file."""
+    """Encode what a task returned; a value that becomes no column is kept in a file."""
 
     def keep(name: str, value: object) -> str:
         file = keep_beside(context.folder, name, value)
@@ -338,7 +340,7 @@ def _seed_everything(key: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error, whose ``__str__`` may itself raise."""
+    """The type and the text of an error, whose ``__str__`` may itself raise."""
     try:
         text = str(error)
     except Exception as inner:
