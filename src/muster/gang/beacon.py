@@ -1,4 +1,4 @@
-"""A rank's heartbeat: where it is, once a second, to the gang's store.
+"""A rank's heartbeat: once a second it tells the gang's store where the rank is.
 
 A training loop that knows muster sets ``BEACON.step`` and ``BEACON.phase`` itself; these are plain
 attributes and cost nothing. For any other program the thread looks at the Python stack of the main
@@ -76,11 +76,11 @@ _GPU_WAITS = {
 
 
 class Beacon:
-    """``step`` -1 and empty texts mean: not said, so look yourself.
+    """Where a rank's program is, as it says itself; -1 and empty texts where it does not say.
 
     ``phase``: setup, data, compiling, forward, backward, optimizer, evaluation, checkpoint, finish;
-    ``collective``: the name of the one that is waited for, "" outside; ``own_done`` answers what
-    ``Heartbeat.own_done`` means.
+    ``collective``: the name of the one that is waited for, "" outside; ``own_done`` returns what
+    ``Heartbeat.own_done`` holds.
     """
 
     __slots__ = ("collective", "own_done", "phase", "step")
@@ -164,7 +164,7 @@ class HeartbeatSender:
         main = frames.get(self._main or 0)
         phase, collective = read_place(main)
         distributed, cuda = _loaded("torch.distributed"), _loaded("torch.cuda")
-        # Asked only then: while a CUDA graph is captured, no thread may ask for events.
+        # Asked only now: while a CUDA graph is captured, no thread may ask for events.
         on_gpu = cuda is not None and cuda.is_initialized() and waits_for_gpu(main)
         is_ready = bool(distributed is not None and distributed.is_initialized())
         return Heartbeat(
@@ -238,7 +238,7 @@ def _begin_of(instruction: dis.Instruction) -> tuple[int | None, int | None] | N
 
 
 def is_compiling(frame: FrameType | None) -> bool:
-    """Whether torch.compile is at work in this stack; running what it made is something else."""
+    """Whether torch.compile is compiling in this stack; running compiled code does not count."""
     while frame is not None:
         path, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
         if path.endswith("torch/_dynamo/convert_frame.py"):
@@ -258,7 +258,7 @@ _LIBRARY = os.path.dirname(threading.__file__).replace("\\", "/") + "/"  # noqa:
 
 
 class _Steps:
-    """Counts the steps of every optimizer; the most steps that one has made is the step."""
+    """Counts the steps of every optimizer; the largest count is the program's step."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -303,7 +303,7 @@ def _num_collectives(distributed: Any) -> int:
 def family_cpu_s(pid: int | None = None) -> float | None:
     """Processor time of a process and its living descendants (data-loader workers).
 
-    Without ``pid`` of this one. None where that cannot be seen: it has ended, or no Linux.
+    Without ``pid`` it is this process. None where the process has ended, or this is not Linux.
     """
     if sys.platform != "linux":
         if pid is not None:

@@ -1,4 +1,4 @@
-"""Why a gang ended: how each rank ended in, the culprit and at most ten lines out. Pure.
+"""Why a gang ended: from how each rank ended to the culprit and at most ten lines of report. Pure.
 
 When one rank fails, the others fail a moment later because their connections close, and some of
 them are faster to say so. The culprit is the first rank whose end does not look like that.
@@ -88,8 +88,10 @@ def find_culprit(ends: Sequence[RankEnd]) -> RankEnd | None:
 
 
 def _waited_for(failed: Sequence[RankEnd]) -> list[RankEnd]:
-    """The ranks that worked on, or waited too, until muster stopped them, where all others had
-    given up."""
+    """The ranks that muster had to stop, where all the others had given up waiting.
+
+    They were at work, or waited too and had not given up yet.
+    """
     late = [end for end in failed if end.was_stopped and consequence(end) == "stopped"]
     rest = [end for end in failed if end not in late]
     has_own = any(consequence(end) is None for end in rest)
@@ -146,19 +148,22 @@ def consequence(end: RankEnd) -> str | None:
 
 
 def _gave_up(end: RankEnd) -> bool:
-    """NCCL's watchdog has aborted this rank, which had waited in vain. What a rank raises may have
-    timed out for reasons of its own: a data loader's worker, a program that it runs."""
+    """Whether NCCL's watchdog has aborted this rank, which had waited in vain.
+
+    A timeout that a rank raises itself does not count: it may be of its data loader's worker, or of
+    a program that it runs.
+    """
     is_aborted = end.error is None and end.code == -signal.SIGABRT
     return is_aborted and any(map(_GAVE_UP.search, end.tail))
 
 
 def _telling(tail: Sequence[str]) -> Sequence[str]:
-    """The lines that say most: NCCL's own word, which stacks follow, or the last ones."""
+    """The lines that say most: NCCL's own message, which stacks follow, or else the last lines."""
     return [line for line in tail if _GAVE_UP.search(line)][:1] or tail[-_TAIL_LINES:]
 
 
 def _guilt(end: RankEnd) -> tuple[int, float, int]:
-    """Own failures before consequences before those muster stopped, then by time."""
+    """A sort key: a rank's own failure first, then a consequence, then one that muster stopped."""
     # Not by time first: a rank whose connection closes can be quicker to say so than the rank that
     # closed it is to write down its traceback.
     why = consequence(end)

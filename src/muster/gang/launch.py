@@ -50,7 +50,7 @@ from muster.gang.blame import (
 from muster.gang.spec import Entry, GangSpec
 
 _TURN_S = 0.05
-#: As many as a process prints that is aborted: every thread's stack, in Python and in C.
+#: As many lines as an aborted process prints: every thread's stack, in Python and in C.
 _TAIL_LINES = 400
 #: Beyond its grace, what a supervisor may take to end itself and its ranks.
 _SUPERVISOR_S = 10.0
@@ -61,9 +61,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class GangEnding:
-    """How it went. ``report``: at most ten lines, empty when all is well.
+    """How a gang ended. ``report``: at most ten lines, none when all is well.
 
-    ``stopped_by``: the signal that ended it, "" for none; ``stall``: what the watchdog said.
+    ``stopped_by``: the name of the signal that ended it, "" for none; ``stall``: what the watchdog
+    said.
     """
 
     exit_code: int
@@ -256,7 +257,7 @@ class _Launch:
         return start if isinstance(start, int) else None
 
     def _tell_of_checkpoint(self) -> None:
-        """The ranks write them; here is who listens."""
+        """Log a checkpoint that the ranks have written."""
         newest = self._newest_checkpoint() if EVENTS.isEnabledFor(logging.DEBUG) else ""
         if newest and newest != self._checkpoint:
             self._checkpoint = newest
@@ -270,7 +271,7 @@ class _Launch:
 
     def _obey_signals(self) -> None:
         if not self._stopped_by and self._is_cancelled():
-            self._say("somebody asks for an end (muster cancel)")
+            self._say("muster cancel asks the run to end")
             self._requests.note(signal.SIGINT, None)
         for number in self._requests.take():
             process = self._handle.process
@@ -367,7 +368,10 @@ class _Launch:
         )
 
     def _code_of_stop(self) -> int:
-        """A training goes on when it is started again; of other programs only what says so."""
+        """The exit code of a stopped gang: 75 if the same command goes on from where it stopped.
+
+        A training does; another program only if it says so.
+        """
         recorded = self._recorded_ending()
         has_ended = self._done.get("state") == "succeeded" and recorded != "requeue"
         if recorded == "finished" or has_ended:  # before it heard of the signal
@@ -376,7 +380,7 @@ class _Launch:
         return stop_code(self._stopped_by) if can_go_on else EXIT_INTERRUPTED
 
     def _recorded_ending(self) -> str:
-        """What the ranks have written down about the ending; "" for nothing."""
+        """The ending that the ranks have recorded; "" for none."""
         with contextlib.suppress(MusterError):
             if self._spec.folder.ending_json.exists():
                 record = read_json(self._spec.folder.ending_json, "ending.json")

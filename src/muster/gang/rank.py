@@ -39,7 +39,7 @@ _REPLACED_MAIN: list[ModuleType] = []
 
 
 def stack_signal() -> int | None:
-    """What makes a rank write its stacks; a real-time signal, which no program uses by chance."""
+    """The signal that makes a rank write its stacks: a real-time one, which hardly anybody uses."""
     first = getattr(signal, "SIGRTMIN", None)
     return None if first is None else int(first) + 11
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def become_and_leave(argv: list[str]) -> NoReturn:
-    """The same in a process that was forked for it and has seen to its parent already.
+    """Be a rank, in a process that was forked for it and already ends with its parent.
 
     It ends as forked processes of multiprocessing do, with its threads joined and its exit
     functions called: taking down all that was imported would last as long as importing it.
@@ -168,7 +168,7 @@ def _is_zip(path: str) -> bool:
 
 
 def _give_account(error: BaseException, folder: RunFolder, topology: Topology) -> None:
-    """The traceback to the log, as Python shows it, and the record for the launcher's report."""
+    """Write the traceback to the log, as Python shows it, and the record for the report."""
     now_s = time.time()
     trace = _without_ours(error)
     frames = traceback.format_list(traceback.extract_tb(trace))

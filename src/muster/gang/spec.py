@@ -49,7 +49,7 @@ class GangSpec:
 
     Attributes
         num_ranks: on this node; every node has as many.
-        slot: what every rank is placed on; one on a GPU never computes on the CPU instead.
+        slot: the kind of device under every rank; one on a GPU never computes on the CPU instead.
         visible_devices: CUDA_VISIBLE_DEVICES of every rank, where LOCAL_RANK picks; "" hides all
             GPUs, None leaves the variable as it is.
         restart_on: what ``max_restarts`` is for; a crash is a death by a signal, or a stall.
@@ -84,7 +84,7 @@ class GangSpec:
 
     @property
     def first_rank(self) -> int:
-        """The global rank of this node's first, when all nodes are there."""
+        """The global rank of this node's first rank, when all nodes take part."""
         return self.node_rank * self.num_ranks
 
     def to_line(self) -> bytes:

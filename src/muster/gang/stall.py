@@ -99,13 +99,15 @@ class Heartbeat:
 
     @property
     def waits(self) -> bool:
-        """In a collective, in backward, where DDP and FSDP hide theirs, or for a GPU that waits."""
+        """Whether it waits: in a collective, in backward (where DDP and FSDP have theirs), or for
+        a GPU that waits itself.
+        """
         may_wait = self.on_gpu and self.phase not in (*_PATIENT, *_ALONE)
         return self.surely_waits or (may_wait and self.own_done is not False)
 
     @property
     def surely_waits(self) -> bool:
-        """It is known to be where ranks wait for each other."""
+        """Whether the rank is known to wait for other ranks."""
         if self.collective:
             return True
         if self.phase == "backward":
@@ -120,7 +122,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``text`` says who is where; ``is_final``: the gang is to be ended, otherwise a remark."""
+    """``text`` says which rank is where. The gang is ended if ``is_final``, else it is a remark."""
 
     culprits: tuple[int, ...]
     text: str
@@ -173,13 +175,13 @@ class Watch:
             seen.pop(0)
 
     def forget(self, rank: int) -> None:
-        """This rank has ended: its silence means nothing."""
+        """Judge this rank no more: it has ended, so its silence means nothing."""
         if rank in self._ranks:
             old = self._ranks[rank]
             old.last = Heartbeat(rank=rank, count=old.last.count, has_ended=True)
 
     def judge(self, now_s: float) -> Verdict | None:
-        """What there is to say now; a remark is made once per standstill."""
+        """Return a verdict if there is one to give now; a remark is made once per standstill."""
         gap_s = 0.0 if self._judged_s is None else now_s - self._judged_s
         self._judged_s = now_s
         if gap_s > _GAP_S:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from muster.base.errors import UsageError
 
-#: What a rank is placed on; the launcher knows it from the driver, before torch has looked.
+#: The kind of device under a rank; the launcher knows it from the driver, before torch has looked.
 SlotKind = Literal["cuda", "cpu"]
 SLOT = "MUSTER_SLOT"
 
@@ -129,7 +129,7 @@ def _of_slurm(env: Mapping[str, str]) -> Topology:
 
 
 class Meeting(NamedTuple):
-    """Where several nodes meet and which of them this is, None for what nobody has said."""
+    """Where several nodes meet, and which of them this is; None for what is not set."""
 
     node_rank: int | None = None
     master_addr: str | None = None
@@ -164,7 +164,7 @@ def _slot(text: str | None) -> SlotKind | None:
 
 
 def set_default(name: str, value: str) -> None:
-    """For a library that reads its settings from the environment; what is set already stays."""
+    """Set a variable for a library that reads it from the environment, unless it is set already."""
     os.environ.setdefault(name, value)
 
 
@@ -188,7 +188,7 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def _port_of_job(env: Mapping[str, str]) -> int:
-    """All ranks must come to the same port without talking: it follows from the job and step."""
+    """A port that all ranks compute alike without talking: it follows from the job and step."""
     job = int(env.get("SLURM_JOB_ID", "0") or 0)
     step = int(env["SLURM_STEP_ID"]) if env["SLURM_STEP_ID"].isdigit() else 0
     return 20000 + (job * 7 + step) % 20000

@@ -9,9 +9,9 @@ checkpoints/
   latest.json         the last one that was completed
   best.json           the best one so far, with its value
 
-A step waits for the copy of the tensors into host memory that is kept for it, and for nothing
-else: a thread writes. Guaranteed: a folder called ``step-…`` was complete and synced when it got
-its name. Not guaranteed: that it is still intact, so ``newest_intact`` reads it before it is used.
+A step waits only until the tensors are copied into host memory that is kept for them; a thread
+writes. Guaranteed: a folder called ``step-…`` was complete and synced when it got its name. Not
+guaranteed: that it is still intact, so ``newest_intact`` reads it before it is used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from muster.rank.checkpoint_files import (
 
 
 class Staging:
-    """Buffers by name, pinned where the source is on a GPU, made once and reused."""
+    """Host buffers for tensors, by name: made once, reused, and pinned for those of a GPU."""
 
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -58,7 +58,7 @@ class Staging:
         self._can_pin = True
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make and touch the buffers, so that the first copy costs no more than the others."""
+        """Allocate and touch the buffers, so that the first copy costs no more than the others."""
         for name, tensor in tensors.items():
             self._buffer(name, tensor)
 
@@ -110,8 +110,7 @@ class Staging:
         )
 
     def cpu_mesh(self, mesh: DeviceMesh) -> DeviceMesh:
-        """The same ranks on the CPU; one for all tensors and saves, since each is agreed over the
-        ranks when it is made."""
+        """A mesh of the same ranks on the CPU. It is made once: the ranks must make it together."""
         if mesh.device_type == "cpu":
             return mesh
         if mesh not in self._cpu_meshes:
@@ -132,7 +131,7 @@ _ASIDE = ".aside-"
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One state of a training. ``extra``: JSON values. ``best``: the monitored value, if best."""
+    """A state of a training. ``extra``: JSON values. ``best``: the metric, if it is the best."""
 
     step: int
     tensors: Tensors
@@ -260,8 +259,11 @@ class CheckpointWriter:
         self._forget_old(snapshot.step)
 
     def _forget_old(self, newest: int) -> None:
-        """Keep the last ones up to ``newest``. Later ones are damaged, or they would have been
-        gone on from; they do not count, and are replaced when the training gets there."""
+        """Remove all but the last checkpoints up to ``newest``.
+
+        Later ones are damaged, or the training would have resumed from them. They do not count, and
+        are replaced when the training gets there.
+        """
         best = best_step(self.folder)
         steps = [step for step in find_steps(self.folder) if step <= newest]
         for step in steps[self._keep :]:
@@ -270,7 +272,7 @@ class CheckpointWriter:
 
 
 def put_back(folder: Path) -> None:
-    """Give back the name of a checkpoint whose replacement was killed between two renames."""
+    """Restore the name of a checkpoint whose replacement was killed between two renames."""
     for aside in folder.glob(f"{_ASIDE}*"):
         final = folder / aside.name[len(_ASIDE) :]
         if final.exists():
@@ -280,7 +282,7 @@ def put_back(folder: Path) -> None:
 
 
 def agree_on_best(folder: Path, step: int | None, value: float | None) -> None:
-    """Let the record of the best checkpoint say what the training that goes on takes for best.
+    """Make the record of the best checkpoint agree with the training that goes on.
 
     A kill between a checkpoint's rename and that record leaves it one behind.
     """
@@ -337,7 +339,7 @@ def find_damage(checkpoint: Path) -> str | None:
         return str(error).splitlines()[0]
     for name, entry in wanted.items():
         if not _is_entry(name, entry):
-            return f"{MANIFEST} says something else of {name!r} than its size and checksum"
+            return f"{MANIFEST} does not give a size and a checksum for {name!r}"
         (size, checksum), path = entry, checkpoint / name
         try:
             if path.stat().st_size != size:

@@ -103,7 +103,7 @@ def read_shapes(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def read_tensors(
     checkpoint: Path, tensors: Mapping[str, Tensor], *, process_group: dist.ProcessGroup | None
 ) -> None:
-    """Fill ``tensors`` in place; sharded ones take their part, whatever the shards were.
+    """Fill ``tensors`` in place; sharded ones take their part, however they were sharded before.
 
     ``process_group``: None when every rank reads everything by itself.
     """
@@ -123,7 +123,7 @@ def expect_single_process() -> None:
 
 
 class _MetadataReader(pickle.Unpickler):
-    """Reads an index, and refuses every name that an index has no business with."""
+    """Reads an index, and refuses every name that an index does not need."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -147,7 +147,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything the optimizer remembers, by the parameter it is about."""
+    """The tensors of the optimizer's state, by parameter and entry."""
     names = _names(model)
     return {
         f"{_OPTIMIZER}{names[parameter]}/{entry}": value
@@ -160,7 +160,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def optimizer_scalars(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, dict[str, Any]]:
-    """What the optimizer remembers that is not a tensor."""
+    """The optimizer's state that is not a tensor, by parameter and entry."""
     names = _names(model)
     found = {
         names[parameter]: {

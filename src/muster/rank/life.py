@@ -77,7 +77,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Called once, before the first step of this start."""
+        """Prepare; it is called once, before the first step of this start."""
 
     @abstractmethod
     def status(self) -> Status:
@@ -85,8 +85,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def step(self, stop: StopFlag, interval: Interval) -> Decision | None:
-        """Train one step, and agree on what follows. None: it is to be made again, in smaller
-        parts, because memory ran out on some rank."""
+        """Train one step, and agree on what follows.
+
+        None: the step must be made again, in smaller parts, because memory ran out on some rank.
+        """
 
     @abstractmethod
     def evaluate(self) -> bool:
@@ -102,7 +104,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def headlines(self, results: Results) -> Iterable[str]:
-        """What a person is shown of them."""
+        """Lines that show a person the results."""
 
     @abstractmethod
     def explain(self, error: BaseException) -> MusterError:
@@ -110,14 +112,15 @@ class Trainer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Called once, whatever has happened."""
+        """Free what is held; it is called once, whatever has happened."""
 
 
 class Status(NamedTuple):
     """Where a training is after a step.
 
     ``step`` names checkpoints and lines of the record, ``updates`` is what --checkpoint-steps
-    counts. ``total_steps``: None where the end is not given in steps; ``over``: why it is over.
+    counts. ``total_steps``: None where the end is not given in steps. ``over``: why the training is
+    over, None while it is not.
     """
 
     step: int
@@ -188,7 +191,7 @@ def live(
     ):
         say = say if gang.is_first else _silent
         BEACON.phase = "setup"
-        if gang.is_first:  # it is of a start before this one
+        if gang.is_first:  # an earlier start has written it
             folder.ending_json.unlink(missing_ok=True)
         start = Start(
             gang=gang,
@@ -325,7 +328,7 @@ def load_best(
 
 @contextmanager
 def memory_explained(explain: Callable[[BaseException], MusterError]) -> Iterator[None]:
-    """Memory that runs out inside, as the error that ``explain`` makes of it."""
+    """Raise the error that ``explain`` makes of memory that runs out inside."""
     try:
         yield
     except Exception as error:
@@ -345,11 +348,11 @@ class Ending(NamedTuple):
 
 
 class StartAgain(MusterError):
-    """Not an end: the launcher starts the gang again."""
+    """The training is not over: the launcher starts the gang again."""
 
 
 class NonFinite(MusterError):
-    """What is learnt, or what it is learnt from, is infinite or not a number."""
+    """A loss, a parameter or an input is infinite or not a number."""
 
     exit_code = EXIT_SOME_FAILED
 
@@ -363,7 +366,7 @@ def is_improvement(value: float, best: float | None, *, higher_is_better: bool) 
 
 @contextmanager
 def refusals_told(folder: RunFolder) -> Iterator[None]:
-    """A user's mistake goes to where the launcher finds it, without a traceback."""
+    """Write a user's mistake to where the launcher finds it, without a traceback."""
     try:
         yield
     except MusterError as error:

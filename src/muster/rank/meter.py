@@ -1,4 +1,4 @@
-"""What training costs: the time of a step and where it goes, memory, operations (MFU).
+"""What training costs: the time of a step and its parts, memory, and operations (MFU).
 
 MFU = FLOPs of forward and backward per sample x samples/s / peak FLOP/s of all cards (Chowdhery et
 al. 2022, "PaLM", appendix B). What is computed again for activation checkpointing does not count.
@@ -65,7 +65,7 @@ class Meter:
         self.step.data_wait_s = self.step.communication_s = 0.0
 
     def end_step(self, samples: int) -> None:
-        """A step has been made; ``step.seconds`` is what the host took for it."""
+        """Count a step; ``step.seconds`` is what the host took for it."""
         step = self.step
         self._seen += 1
         step.seconds = self._count_time() - self._began
@@ -76,14 +76,14 @@ class Meter:
             tally.communication_s += step.communication_s
 
     def pause(self) -> None:
-        """What comes now, until the next step or checkpoint, is not counted."""
+        """Stop the clock until the next step or checkpoint."""
         if self._counted_until is not None:
             self._count_time()
             self._counted_until = None
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside a checkpoint is made, as far as training waits for it: its time counts."""
+        """Count the time inside, in which training waits for a checkpoint."""
         began = self._start_clock()
         yield
         seconds = self._count_time() - began
@@ -142,7 +142,7 @@ def remember_micro_batch(path: Path, micro_batch: int, global_batch: int, num_ra
 
 
 def remembered_micro_batch(path: Path) -> int | None:
-    """The micro-batch an earlier start of this run had to go down to, if any."""
+    """The smaller micro-batch that an earlier start of this run found to fit, if any."""
     with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, OverflowError):
         return int(json.loads(path.read_bytes())["micro_batch"])
     return None
@@ -150,7 +150,8 @@ def remembered_micro_batch(path: Path) -> int | None:
 
 class Flops(NamedTuple):
     """``per_sample``: floating-point operations of forward and backward; ``peak``: per second,
-    None where it is not known."""
+    None where it is not known.
+    """
 
     per_sample: float
     peak: float | None
@@ -182,7 +183,7 @@ def count_flops(model: nn.Module, run: Callable[[], object]) -> int | None:
 
 @contextmanager
 def kept_bytes(model: nn.Module) -> Iterator[list[int]]:
-    """Inside: the bytes of every tensor that autograd keeps for the backward, each once.
+    """List the bytes of every tensor that autograd keeps for the backward inside, each once.
 
     Parameters are left out; what they take is known. A view counts as the whole it is a view of.
     """
@@ -203,5 +204,5 @@ def kept_bytes(model: nn.Module) -> Iterator[list[int]]:
 
 
 def card_name(device: torch.device) -> str:
-    """The name its driver gives a device; "" for a CPU."""
+    """The name that the driver gives a device; "" for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -1,4 +1,4 @@
-"""Which numbers a model computes in: what was asked for, and what is really in force."""
+"""Which floating-point types a model computes in: what was asked for, and what is in force."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _WEAKER = ("bf16", "fp16", "fp32")
 
 
 def agree_on_precision(wanted: str, gang: Gang) -> Precision:
-    """What ``wanted`` means for all ranks: gradients of two precisions must not be added up.
+    """The one precision of all ranks, because gradients of two must not be added up.
 
-    Automatically it is what the weakest device can do. Raises UsageError on every rank where a
-    device of any of them cannot do what was asked for.
+    "auto" is the best that the weakest device can do. Raises UsageError on every rank where the
+    device of any rank cannot do what was asked for.
     """
     if wanted != "auto":
         raise_together(gang.council, _refusal(wanted, gang.device, gang.rank))
@@ -68,7 +68,7 @@ def resolve_precision(wanted: str, device: torch.device) -> Precision:
 
 
 def use_tf32(is_on: bool) -> None:
-    """Whether products of fp32 may round their inputs to 10 bits on an NVIDIA GPU."""
+    """Set whether products of fp32 may round their inputs to 10 bits on an NVIDIA GPU."""
     # torch 2.9 to 2.11 warn of these names, but the new ones break torch.compile there, which
     # reads the old ones and refuses a mixture.
     with warnings.catch_warnings():
@@ -79,7 +79,7 @@ def use_tf32(is_on: bool) -> None:
 
 def _in_force(name: str, why: str, device: torch.device) -> Precision:
     if device.type == "cuda":
-        use_tf32(name != "fp32")  # fp32 means what it says
+        use_tf32(name != "fp32")  # fp32 is not rounded to TF32
     kind: Any = name
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
     return Precision(name=kind, why=why, device_type=device.type, dtype=dtype)

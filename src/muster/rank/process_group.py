@@ -26,7 +26,7 @@ _COLLECTIVE = "an agreement"
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """What the watchdog is told while this rank waits for the others."""
+    """Tell the watchdog that this rank waits for the others inside."""
     BEACON.collective = _COLLECTIVE
     try:
         yield
@@ -55,9 +55,9 @@ class Council:
     """The ranks' control channel. With one rank every call answers at once.
 
     The group is gloo even where gradients travel over NCCL, so that nothing here waits for a
-    GPU. Its timeout is long, because rank 0 may work alone for a while (a large checkpoint, the
-    task's last word): a rank that has died is noticed by its connection, and one that hangs by
-    the watchdog, which knows who is busy saving.
+    GPU. Its timeout is long, because rank 0 may work alone for a while (on a large checkpoint, or
+    in the task's ``finish``): a rank that has died is noticed by its connection, and one that hangs
+    by the watchdog, which knows which rank is busy saving.
     """
 
     def __init__(self, rank: int, num_ranks: int, timeout_s: float = 3 * 3600.0) -> None:
@@ -128,7 +128,7 @@ _TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """One rank's view. ``devices`` are all devices of this process: several only in dp mode."""
+    """One rank's view of its gang. ``devices`` are all of this process: several only in dp mode."""
 
     rank: int
     local_rank: int

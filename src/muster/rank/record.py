@@ -1,4 +1,4 @@
-"""What rank 0 writes down while training: metrics.jsonl, TensorBoard, the state of affairs."""
+"""What rank 0 writes while training: metrics.jsonl, TensorBoard files and status.json."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StepLine(NamedTuple):
 
 
 def _words(line: StepLine) -> str:
-    """One line of JSON. Formatted by hand, which takes a quarter of the time; it is every step."""
+    """One line of JSON, formatted by hand: that takes a quarter of the time, at every step."""
     norm = line.grad_norm
     if norm is None:
         return _WITHOUT_NORM % line[:-1]
@@ -73,9 +73,9 @@ class Record:
         self.has_tensorboard = self._board is not None
 
     def step(self, values: StepLine) -> None:
-        """A line for one optimizer step; TensorBoard gets at most four a second.
+        """Record one optimizer step; TensorBoard gets at most four a second.
 
-        Lines are put into words about once a second: many in a row cost far less than one by one.
+        Lines are formatted about once a second: many in a row cost far less than one by one.
         """
         self._lines.append(values)
         now = time.monotonic()
@@ -94,7 +94,7 @@ class Record:
             self._say("note       TensorBoard gets at most 4 steps a second; metrics.jsonl has all")
 
     def line(self, kind: str, values: dict[str, Any]) -> None:
-        """A line of its own, with a ``step`` among its values, that is seldom: an evaluation."""
+        """Record something seldom, such as an evaluation; a ``step`` must be among its values."""
         self._write_steps()
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")
         if self._board is not None:
@@ -102,7 +102,7 @@ class Record:
         self.flush()
 
     def status(self, values: dict[str, Any]) -> None:
-        """The state of affairs, for whoever watches; a full disk does not stop a training."""
+        """Write where the training is, for `muster status`; a full disk does not stop it."""
         beside = self._status.with_suffix(".new")
         with suppress(OSError):
             beside.write_text(json.dumps(values))  # not synced: it is worth nothing after a crash

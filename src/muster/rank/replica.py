@@ -49,7 +49,7 @@ class Replica(ABC):
 
     @property
     def evaluated(self) -> nn.Module:
-        """What is called to evaluate: the bare model, unless a rank has only a part of it."""
+        """The model to evaluate: the bare one, unless this rank has only a part of it."""
         return self.wrapped if self.is_sharded else self.bare
 
     @property
@@ -59,27 +59,30 @@ class Replica(ABC):
 
     @abstractmethod
     def synchronised(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Around forward *and* backward of a micro-batch; only the last one synchronises."""
+        """A context for the forward *and* the backward of a micro-batch; only the last one
+        synchronises.
+        """
 
     def begin_window(self) -> None:  # noqa: B027
-        """Before the first micro-batch of an optimizer step."""
+        """Prepare for an optimizer step; call it before the first micro-batch."""
 
     def release_others(self) -> None:  # noqa: B027
-        """After a failure in this rank's backward: take part in what the others wait for."""
+        """Join the collectives that the others wait in, after this rank's backward has failed."""
 
     def renew(self) -> None:  # noqa: B027
-        """After ``release_others`` on any rank: forget the step that was cut short."""
+        """Forget the step that was cut short, after ``release_others`` on any rank."""
 
     def settle(self) -> None:  # noqa: B027
         """Bring parameters and buffers into the form that is evaluated and saved."""
 
     def communication_started_s(self) -> float | None:
-        """When the last collective of the last backward began (perf_counter)."""
+        """When the last collective of the last backward began, in seconds of ``perf_counter``."""
         return None
 
     def compute_s(self) -> float | None:
-        """What the last window took on this rank's GPU until its gradients were there, waiting
-        for nobody; waits for the GPU. None where that is not known."""
+        """Seconds that the last optimizer step took on this rank's GPU until it had its gradients,
+        without any wait for other ranks. The call waits for the GPU. None where it is not known.
+        """
         return None
 
     def num_collectives(self) -> int | None:
@@ -113,7 +116,7 @@ class DataParallelReplica(Replica):
 
 
 class _Autocasting(nn.Module):
-    """The precision is a property of a thread, and DataParallel starts one per GPU."""
+    """Sets the precision in each call: autocast is per thread, and DataParallel starts threads."""
 
     def __init__(self, inner: nn.Module, precision: Precision) -> None:
         super().__init__()
@@ -287,7 +290,8 @@ def make_replica(
     name: str, model: nn.Module, gang: Gang, precision: Precision, *, has_unused: bool
 ) -> Replica:
     """``model`` as ``name`` spreads it. For fsdp it may be on the CPU still: no GPU need ever
-    hold all of it."""
+    hold all of it.
+    """
     makers: dict[str, Callable[[], Replica]] = {
         "single": lambda: SingleReplica(model, gang),
         "dp": lambda: DataParallelReplica(model, gang, precision),

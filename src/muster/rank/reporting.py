@@ -24,8 +24,8 @@ _STATUS_EVERY_S = 0.5
 class Reporter:
     """Every rank has one and calls it at the same places; only rank 0's speaks and writes.
 
-    ``record``: where rank 0 writes, None on the others. ``fraction``: how much of the whole
-    training is behind.
+    ``record``: where rank 0 writes, None on the others. ``fraction``: the part of the training that
+    is done, from 0 to 1.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Reporter:
         picture: Callable[[], dict[str, Any]],
         words: Callable[[], list[str]],
     ) -> None:
-        """Where the training is, from time to time: for whoever watches, and as a line."""
+        """Say where the training is, from time to time: for `muster status`, and as a line."""
         if self.record is None:
             return
         now = time.monotonic()
@@ -90,7 +90,7 @@ def write_results(
     results: Results,
     draw: Callable[[Sequence[dict[str, Any]]], None],
 ) -> Results:
-    """The results with what all trainings have in theirs; rank 0 writes them and draws curves."""
+    """Add what all trainings report to ``results``; rank 0 writes them and draws curves."""
     memory = gang.council.gather(peak_memory_mib(gang.device))
     whole = {
         **results,

@@ -64,7 +64,7 @@ def seed_all(seed: int, device: torch.device) -> None:
 
 
 def use_deterministic() -> None:
-    """Only deterministic kernels from here on; cuBLAS adds in one order when it is told so."""
+    """Allow only deterministic kernels from here on; cuBLAS needs a variable for that."""
     set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 

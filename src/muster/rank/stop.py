@@ -1,4 +1,4 @@
-"""What a rank is asked for: to stop, by a signal, and to save, by the clock or the step.
+"""When a rank is asked to stop, by a signal, and to save, by the clock or the step.
 
 Both only set a flag here. The ranks agree on the step at which they stop or save together; a second
 signal ends a rank at once.
@@ -68,7 +68,7 @@ class Interval:
         self._due_s = math.inf if self._seconds is None else time.monotonic() + self._seconds
 
     def is_due(self) -> bool:
-        """By the clock; only ever true on rank 0, whose clock counts for all."""
+        """Whether the time has come; it is only ever true on rank 0, whose clock counts for all."""
         return time.monotonic() >= self._due_s
 
     def is_due_at(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""What keeps replicas the same: gradients, buffers, and the proof that it worked."""
+"""What keeps replicas the same: shared gradients and buffers, and a check that they are equal."""
 
 # No postponed annotations here: DistributedDataParallel reads those of its hook as objects.
 
@@ -28,12 +28,14 @@ class Marks:
         self._events: deque[tuple[Any, bool]] = deque(maxlen=12)  # a host is few steps ahead
 
     def add(self, event: Any, *, is_own: bool) -> None:
-        """``is_own``: it follows the rank's own work, otherwise a step begins with it."""
+        """Add an event: if ``is_own`` it follows the rank's own work, else it begins a step."""
         self._events.append((event, is_own))
 
     def own_done(self) -> bool | None:
-        """Of a GPU that stands: whether it waits for others; None where all is done. May be asked
-        by another thread."""
+        """Whether a GPU that makes no progress waits for other ranks; None where all work is done.
+
+        Any thread may ask.
+        """
         for event, is_own in list(self._events):
             if not event.query():
                 return not is_own
@@ -63,7 +65,7 @@ class GradientSync:
         BEACON.own_done = self.own_done
 
     def begin_window(self, device: torch.device) -> None:
-        """Before the first forward of an optimizer step."""
+        """Mark the begin of an optimizer step; call it before the first forward."""
         self.num_started = 0
         if device.type == "cuda":
             # Blocking: a host that waits leaves its core to the data loader and does not look busy.
@@ -73,7 +75,7 @@ class GradientSync:
             self._marks.add(self._events[0], is_own=False)
 
     def compute_s(self) -> float | None:
-        """From there until this rank's last gradients; None on a CPU."""
+        """Seconds from ``begin_window`` to this rank's last gradients; None on a CPU."""
         if self._events is None:
             return None
         self._events[1].synchronize()
@@ -116,7 +118,7 @@ class GradientSync:
         return future
 
     def begin(self) -> None:
-        """Before a backward that synchronises."""
+        """Prepare for a backward that synchronises."""
         self.num_started = 0
 
     def finish_empty(self) -> None:

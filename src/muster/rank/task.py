@@ -41,10 +41,11 @@ def find_class(target: str, base: type[T], hint: str) -> type[T]:
 
 
 def make(kind: type[T], target: str, config: str | None, values: Mapping[str, Any]) -> T:
-    """A task with its own settings.
+    """Make a task from its own settings.
 
     ``config``: the class of a recipe's settings, ``module:Class``, which is the only argument of
-    its task. Without it the task is a dataclass, or takes nothing.
+    its task. Without it the task is a dataclass, or takes nothing. Raises TargetError or UsageError
+    for settings that do not fit.
     """
     plain: Any = kind
     try:
@@ -88,13 +89,13 @@ def check_code(
         say(f"note       going on with changed code: {', '.join(files)}")
 
 
-#: May be the fault of the few samples or of the untrained model, and say nothing of the end.
+#: Errors whose cause may be the few samples or the untrained model: they may not come at the end.
 _OPEN = (ValueError, ArithmeticError, IndexError, AssertionError)
 
 
 @contextmanager
 def tried(hook: Callable[..., Any], *, is_sure: bool = False) -> Iterator[None]:
-    """An exception of ``hook``, a method, as TargetError with its name, file and line.
+    """Raise an exception of the method ``hook`` as TargetError with its name, file and line.
 
     Raises NotTried instead where few samples may be its only cause, unless ``is_sure``.
     """
@@ -133,7 +134,7 @@ def rehearsing(task: Any) -> Iterator[None]:
 
 
 def raise_together(council: Council, error: MusterError | None) -> None:
-    """An error on every rank where there is one on any, so that none goes on alone."""
+    """Raise on every rank where there is an error on any, so that none goes on alone."""
     messages = [each for each in council.gather(None if error is None else str(error)) if each]
     if error is not None:
         raise error

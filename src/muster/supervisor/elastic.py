@@ -35,9 +35,9 @@ from muster.supervisor.forkserver import Child, ForkServer
 from muster.supervisor.rendezvous import interface_towards
 from muster.supervisor.watchdog import Watchdog, dump_stacks
 
-#: How long the others may take to notice that one has failed, before they are told to end.
+#: Seconds that the others have to notice that one has failed, before they are told to end.
 _NOTICE_S = 0.5
-#: How long ranks that are told to end because another failed may take.
+#: Seconds that ranks may take which are told to end because another has failed.
 _AFTER_FAILURE_S = 5.0
 _AFTER_STALL_S = 1.0
 _POLL_S = 0.01
@@ -183,7 +183,7 @@ class Supervisor(SimpleElasticAgent):
     def _environment(
         self, group: WorkerGroup, local_rank: int, rank: int, restart: int
     ) -> dict[str, str]:
-        """What torchrun sets, with our devices and threads."""
+        """A rank's environment: what torchrun sets, with our devices and threads."""
         spec, workers = group.spec, group.workers
         threads = str(self._spec.threads_per_rank)
         values = {
@@ -216,7 +216,7 @@ class Supervisor(SimpleElasticAgent):
         return child_environment(values)
 
     def _defaults(self, said: Mapping[str, str]) -> dict[str, str]:
-        """What the user has not said in the environment."""
+        """Our defaults for variables that the user's environment has ``said`` nothing of."""
         spec, values = self._spec, dict[str, str]()
         if spec.slot != "cpu":
             values |= flight_recorder(said, spec.folder)
@@ -230,9 +230,9 @@ class Supervisor(SimpleElasticAgent):
         return [rank for rank in self._ranks if rank.code is None]
 
     def _may_help(self) -> bool:
-        """Whether a restart may: a rank was killed, here or on another node.
+        """Whether a restart may help: a rank was killed, here or on another node.
 
-        An exception of our own would only come again.
+        An exception that a rank raised here would only be raised again.
         """
         failed = [rank for rank in self._ranks if rank.code and not rank.was_stopped]
         if any((rank.code or 0) < 0 for rank in failed):

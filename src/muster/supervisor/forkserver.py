@@ -31,8 +31,8 @@ _LEFT_TO_RANKS = tuple(
 )
 #: Imported once here instead of once by every rank.
 _PRELOADED = ("torch.distributed", "torch.nn.parallel", "torch.utils.data")
-#: The first optimizer loads it, which takes as long as torch itself. An entry is a training; of a
-#: script that is not known. With cores for all, ranks load it at once and need not wait for it.
+#: The first optimizer loads it, which takes as long as torch itself. An entry is a training and
+#: needs it; a script may not. With a core for each, ranks load it side by side and nobody waits.
 _LATER = "torch._dynamo"
 
 
@@ -78,7 +78,7 @@ class ForkServer:
                 raise ConnectionError("The process that ranks are forked from has died.")
 
     def poll(self) -> None:
-        """Take in the ends of ranks; all are gone when the process they came from is."""
+        """Take in how ranks ended; all have, once the process that they were forked from has."""
         for message in self._lines.receive(block=False):
             self._note(message)
         if self._lines.is_closed:
@@ -158,9 +158,9 @@ def _prepare(entry: str | None, modules: list[str]) -> str:
 
 
 def _spoils_forks(torch: Any) -> bool:
-    """Whether a forked process could not use CUDA any more, as a first one finds.
+    """Whether forked processes could not use CUDA any more; a forked child tries it.
 
-    It is so after torch has only counted GPUs, which here looks as if nothing had happened.
+    So it is even after torch has only counted GPUs, of which this process shows no trace.
     """
     pid = os.fork()
     if pid == 0:
@@ -200,7 +200,7 @@ def _report_ends(connection: socket.socket, children: set[int]) -> None:
 
 
 def _answer(connection: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the supervisor has gone, and so shall we
+    with contextlib.suppress(OSError):  # the supervisor is gone, and this process ends with it
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 

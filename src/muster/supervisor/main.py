@@ -26,7 +26,7 @@ from muster.base.reaper import die_with_parent
 from muster.base.signals import ENDING, WARNING, handled
 from muster.gang.spec import Entry, GangSpec, Script
 
-#: torch's own default for the ranks of several nodes to come together.
+#: Seconds for the nodes of a gang to come together; torch's own default.
 _JOIN_S = 900.0
 #: What the supervisor and its fork server need of torch, imported once for both.
 _IMPORTS = ("torch", "torch.distributed.elastic.agent.server.api", "muster.supervisor.elastic")
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     launcher_pid = int(argv[0])
     die_with_parent(launcher_pid)
     events = _Events()
-    gc.disable()  # what is imported stays: looking through it again and again costs a tenth
+    gc.disable()  # what is imported stays: the collector would spend a tenth of the time on it
     for name in _IMPORTS:
         importlib.import_module(name)
     gc.freeze()
@@ -180,7 +180,7 @@ class _Events:
                 while data:
                     data = data[os.write(self._pipe, data) :]
             except BrokenPipeError:
-                return  # the launcher is gone, and so shall we be
+                return  # the launcher is gone, and this process ends with it
 
     def close(self) -> None:
         os.close(self._pipe)
@@ -197,7 +197,7 @@ def _log_to(path: Path) -> None:
 
 
 def _end_with_launcher() -> None:
-    """Where the kernel does not do it: end when the launcher's end of the pipe closes."""
+    """End when the launcher's end of the pipe closes, where the kernel does not see to it."""
     while os.read(0, 4096):
         continue
     os.kill(os.getpid(), signal.SIGTERM)

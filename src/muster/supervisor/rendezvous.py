@@ -49,7 +49,7 @@ class GangRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks use the supervisor's store and open none themselves."""
+        """True: ranks use the supervisor's store and open none themselves."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -107,7 +107,7 @@ class GangRendezvous(RendezvousHandler):
         return self._meeting is not None and bool(self._meeting.check([self._closed_key]))
 
     def set_closed(self) -> None:
-        """This node has given up: the others need not wait for it."""
+        """Say that this node has given up, so that the others do not wait for it."""
         if self._meeting is not None:
             self._meeting.set(self._closed_key, "1")
 
@@ -116,7 +116,7 @@ class GangRendezvous(RendezvousHandler):
         return f"{self._run_id}/closed"
 
     def num_nodes_waiting(self) -> int:
-        """Nodes that have failed and wait for us in the next round."""
+        """How many nodes have failed and wait for this one in the next round."""
         if self._meeting is None:
             return 0
         return int(self._meeting.add(f"{self._run_id}/joined/{self._round + 1}", 0))
@@ -159,7 +159,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_towards(host: str, port: int) -> str | None:
-    """The interface with the address that packets to ``host`` leave from; None if unknown.
+    """The network interface that packets to ``host`` leave from; None if it is not known.
 
     Sends nothing. On the host itself it is the interface that has the address. Linux and IPv4
     only: elsewhere the user names it with GLOO_SOCKET_IFNAME.

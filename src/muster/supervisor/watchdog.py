@@ -89,7 +89,7 @@ class Watchdog:
                     self.verdict = Verdict(culprits=(), text=text)
 
     def _tell_cpu(self, store: TCPStore) -> None:
-        """What our ranks have used: one whose interpreter is held cannot say so itself."""
+        """Report the CPU time of our ranks: one whose interpreter is held cannot do so itself."""
         for rank, pid in self._pids.items():
             used_s = family_cpu_s(pid)
             if used_s is not None:
