@@ -158,7 +158,11 @@ def test_a_script_that_was_only_printed_starts_no_other_run(
 
         def start(script: str, place: str = folder, which: tuple[str, ...] = which) -> str:
             of = script.rpartition("--of-script ")[2].split()[0].strip("'")
-            return muster_main("resume", place, *which, "--dry-run", "--of-script", of).stderr
+            words = (place, *which, "--dry-run", "--of-script", of)
+            alone = muster_main("resume", *words).stderr
+            # What is added behind the words of the script does not hide them.
+            assert muster_main("resume", *words, "--allow-changed-code").stderr == alone
+            return alone
 
         assert "This script was made for another run than" in start(printed.stdout)
         assert "made for another" not in start((tmp_path / "job.sh").read_text())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from muster.api.array import read_array
 from muster.api.earlier_work import array_of
@@ -20,6 +20,7 @@ from muster.api.plans import go_to, stored_options, stored_workload
 from muster.api.runs import Run, open_first_stage, open_run
 from muster.api.slurm_gang import NodeStart
 from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.base.flags import Flag
 from muster.cli import output
 from muster.cli.commands import map as map_command
 from muster.cli.commands import run as run_command
@@ -50,6 +51,8 @@ class _JobFlags:
 
     element: int | None = None
     """Run this element of an array; its job has this flag."""
+    of_script: Annotated[str, Flag(metavar="DIGEST")] = ""
+    """What the script was made for that says this: it starts nothing else."""
 
 
 _RESUME = """Continue a run where it stopped; failed tasks stay failed.
@@ -82,16 +85,10 @@ _COMMANDS: Mapping[Kind, Callable[..., int]] = {
 
 
 def main(argv: list[str]) -> int:
-    argv, of = _of_script(argv)
     run, extra = _run_in(argv)
     if run is not None and run.stored.kind in _COMMANDS:
-        return _resume_other(run, extra, of)
-    return _go_on(argv, extra, "resume", _RESUME, of)
-
-
-def _of_script(argv: list[str]) -> tuple[list[str], str]:
-    """The words without the last two of a script, and what these say: see `job_digest`."""
-    return (argv[:-2], argv[-1]) if argv[-2:-1] == ["--of-script"] else (argv, "")
+        return _resume_other(run, extra)
+    return _go_on(argv, extra, "resume", _RESUME)
 
 
 def retry(argv: list[str]) -> int:
@@ -117,7 +114,7 @@ def _named(word: str) -> Run | None:
     return None
 
 
-def _resume_other(run: Run, extra: list[str], of: str) -> int:
+def _resume_other(run: Run, extra: list[str]) -> int:
     """A map, a training or a program: the command that made it is given again."""
     stored, path = run.stored, run.folder.whole.absolute()
     command = _COMMANDS[stored.kind]
@@ -128,8 +125,8 @@ def _resume_other(run: Run, extra: list[str], of: str) -> int:
         )
     if not stored.is_program:
         go_to(stored.cwd)
-    before, typed = _both(stored, extra)
-    _check_script(run.folder, of, job_digest(before), stored.argv)
+    before, typed, job = _both(stored, extra)
+    _check_script(run.folder, job.of_script, job_digest(before), stored.argv)
     if stored.is_gang and "node_rank" in typed.given("options"):
         if before.place.on == "slurm":
             go_to(stored.cwd)
@@ -187,7 +184,7 @@ def _on_node(
     return _merged(path, before, typed), NodeStart(place, argv)
 
 
-def _go_on(argv: list[str], extra: list[str], command: str, description: str, of: str = "") -> int:
+def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
     own = Part(of=SweepOptions, without=("run_dir", "name"))  # the run has its folder
     groups: dict[str, Any] = {"place": RunPlace, "options": own, "shown": ShownFlags}
     groups |= {"again": _RetryFlags} if command == "retry" else {"job": _JobFlags}
@@ -210,11 +207,12 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str, of
         if not any(counts[state] for state in reopens):
             return _nothing_to_retry(run, counts)
     elif element is not None:
-        return _run_element(*element, parsed, of)
+        return _run_element(*element, parsed)
     stored, path = run.stored, run.folder.whole.absolute()
     go_to(stored.cwd)
     if stored.argv:
-        words = _merged(path, *_both(stored, extra), ONE_TIME)
+        before, typed, _ = _both(stored, extra)
+        words = _merged(path, before, typed, ONE_TIME)
         return sweep.main(words, reopens=reopens)
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
     options = _options(parsed, stored_options(run))
@@ -250,7 +248,7 @@ def _refuse_array(run: Run, command: str) -> None:
         )
 
 
-def _run_element(folder: RunFolder, number: int, parsed: Parsed, of: str) -> int:
+def _run_element(folder: RunFolder, number: int, parsed: Parsed) -> int:
     from muster.cli.array import digest_of_array, element_of
 
     array = read_array(folder)
@@ -266,7 +264,8 @@ def _run_element(folder: RunFolder, number: int, parsed: Parsed, of: str) -> int
         )
     folder = RunFolder(folder.path.absolute())
     go_to(array.cwd)
-    _check_script(folder, of, digest_of_array(sweep.flags_of_sweep(array.argv[2:])), array.argv)
+    digest = digest_of_array(sweep.flags_of_sweep(array.argv[2:]))
+    _check_script(folder, parsed.job.of_script, digest, array.argv)
     workload, options = element_of(array, folder, number)
     return sweep.run_and_sum_up(workload, _options(parsed, options), (), parsed.shown)
 
@@ -280,18 +279,21 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
     return 0
 
 
-def _both(stored: RunRecord, extra: list[str]) -> tuple[Parsed, Parsed]:
-    """What the stored command says, and what is typed now."""
+def _both(stored: RunRecord, extra: list[str]) -> tuple[Parsed, Parsed, _JobFlags]:
+    """What the stored command says, what is typed now, and what a job says."""
     from muster.cli.main import read_command
 
     before = read_command(with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv)))
-    extra = [word for word in extra if word.replace("_", "-") != "--cancelled"]
-    typed = parse_groups(before.groups, extra, before.command, "")
+    again = {"again": _RetryFlags, "job": Part(of=_JobFlags, only=("of_script",))}
+    both = parse_groups({**before.groups, **again}, extra, before.command, "")
+    typed = dataclasses.replace(
+        both, said=tuple(one for one in both.said if one.option.group in before.groups)
+    )
     if any(said.option.path[-1] == "run_dir" for said in typed.said):
         raise UsageError(
             "--run-dir has no effect: a run goes on in its own folder.", hint="leave it out."
         )
-    return before, typed
+    return before, typed, both.job
 
 
 def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> list[str]:
