@@ -1,4 +1,4 @@
-"""The global batch is the contract: how it is cut over ranks and micro-batches. Pure."""
+"""How the global batch, which stays the same, is cut over ranks and micro-batches. Pure."""
 
 from __future__ import annotations
 

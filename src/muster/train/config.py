@@ -84,7 +84,7 @@ class TrainConfig:
     """Write TensorBoard files when the tensorboard package is installed."""
 
     def __post_init__(self) -> None:
-        """Raises UsageError for values that cannot be meant, before anything is started."""
+        """Raise UsageError for values that make no sense, before anything is started."""
         check_ranges(self, positive=_POSITIVE, not_negative=_NOT_NEGATIVE)
         if isinstance(self.num_workers, int) and self.num_workers < 0:
             raise UsageError(f"--num-workers must be 0 or more, or auto, not {self.num_workers}.")
@@ -94,8 +94,11 @@ class TrainConfig:
             )
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide what is learnt. The others (devices, strategy, loaders, how
-        long, how often something is written) may change from start to start of one run."""
+        """The settings that decide what is learnt.
+
+        The others (devices, strategy, loaders, how long, how often something is written) may change
+        from start to start of one run.
+        """
         names = _DECISIVE if self.global_batch else (*_DECISIVE, *_OF_THE_BATCH)
         return {name: getattr(self, name) for name in names}
 
@@ -112,7 +115,7 @@ class TrainConfig:
 
 
 def _follows_batch(given: Mapping[str, Any]) -> bool:
-    """Whether the rate is asked to; UsageError where one that is never scaled is given as well."""
+    """Whether flags are given of a rate that is scaled. Raises UsageError where --lr is as well."""
     names = [name for name in ("base_lr", "lr_scaling") if name in given]
     if names and given.get("lr") is not None:
         listed = " and ".join(f"--{flag_of(name)} {given[name]}" for name in names)
@@ -140,7 +143,7 @@ _DECISIVE = (
     "global_batch", "lr", "base_lr", "lr_scaling", "weight_decay", "schedule", "min_lr",
     "warmup_epochs", "max_grad_norm", "seed", "model_seed", "sync_batchnorm", "precision",
 )  # fmt: skip
-#: These as well where they, with the number of devices, make the global batch.
+#: These decide as well, where the global batch follows from them and the number of devices.
 _OF_THE_BATCH = ("batch_size", "grad_accum_steps")
 _POSITIVE = ("batch_size", "global_batch", "grad_accum_steps", "lr", "base_lr", "epochs",
              "max_steps", "max_grad_norm", "patience", "keep", "log_every")  # fmt: skip

@@ -89,7 +89,7 @@ def _for_one_process(plan: BatchPlan) -> BatchPlan:
 
 
 def _kept(before: Contract, now: Contract, config: TrainConfig) -> Contract:
-    """The contract a run began with; PlanMismatchError when it is asked to be another one."""
+    """The contract that a run began with. Raises PlanMismatchError where ``now`` differs."""
     differences = []
     if before.num_samples != now.num_samples:
         differences.append(f"{before.num_samples} training samples, now {now.num_samples}")

@@ -1,5 +1,6 @@
 """What goes wrong in a training, named with its numbers; and cutting the global batch anew while
-training, after an out-of-memory or to balance."""
+training, after an out-of-memory or to balance.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def _first_bad(model: torch.nn.Module) -> str:
 
 
 def no_room_error(device: torch.device, error: BaseException) -> MusterError:
-    """The model itself, or two samples through it, do not fit."""
+    """The error for a model that does not fit into memory with a batch of two samples."""
     memory = memory_sentence(device)
     return MusterError(
         f"The model and a batch of two samples do not fit into memory: "
@@ -84,7 +85,7 @@ def no_room_error(device: torch.device, error: BaseException) -> MusterError:
 
 
 def out_of_memory_error(run: Training, error: BaseException | None) -> MusterError:
-    """Not even one sample fits."""
+    """The error for memory that does not hold even one sample."""
     memory = memory_sentence(run.gang.device)
     reason = str(error).splitlines()[0] if error is not None else "another rank ran out of memory"
     return MusterError(
@@ -98,7 +99,7 @@ _MEASURED_STEPS = 10
 
 
 def shrink(run: Training, window: Window, shortage: BaseException | None) -> None:
-    """Some rank ran out of memory: all halve the micro-batch and go back to the step's start.
+    """Halve every rank's micro-batch, as one ran out of memory, and go back to the step's start.
 
     The global batch, the order of the samples and the learning rate stay what they were. Raises
     MusterError, on every rank, when not even one sample fits.
@@ -124,7 +125,7 @@ def shrink(run: Training, window: Window, shortage: BaseException | None) -> Non
 
 
 def rebalance(run: Training) -> None:
-    """With ``--balance auto``: after some steps, shares in proportion to measured speed."""
+    """With ``--balance auto``, set the shares in proportion to measured speed after some steps."""
     if run.config.balance != "auto" or run.gang.num_ranks == 1 or run.is_balanced:
         return
     tally, step = run.meter.total, run.meter.step

@@ -23,8 +23,11 @@ from muster.train.task import Columns, Task
 
 
 class Evaluator:
-    """Scores one data set. Each rank takes one stretch of it; the columns are put together in
-    the data set's order on every rank, so that all of them reach the same metrics."""
+    """Scores one data set, of which each rank takes one stretch.
+
+    The columns are put together in the data set's order on every rank, so that all ranks come to
+    the same metrics.
+    """
 
     def __init__(
         self,
@@ -84,13 +87,16 @@ class Evaluator:
             return self._summary(columns)
 
     def _summary(self, columns: Columns) -> dict[str, Any]:
-        """Numbers as Python has them: a metric that is a tensor of one element is a number too."""
+        """The task's metrics, with tensors of one element as Python's numbers."""
         found = self._task.summarise(columns)
         return {name: _number(value) for name, value in found.items()}
 
     def _score_in_memory(self, model: nn.Module, is_sharded: bool) -> list[dict[str, Tensor]]:
-        """As ``_score_all``, with half the batch after an out-of-memory: scores are per sample,
-        so it changes nothing. No rank waits for another here, unless the model is sharded."""
+        """Score as ``_score_all`` does, with half the batch after an out-of-memory.
+
+        Scores are per sample, so that changes none of them. No rank waits for another here, unless
+        the model is sharded.
+        """
         while True:
             try:
                 return self._score_all(model, is_sharded)
@@ -114,17 +120,17 @@ class Evaluator:
         return parts
 
     def _repeat(self, model: nn.Module, times: int) -> None:
-        """Call a sharded model as often as the other ranks do; what comes out is dropped."""
+        """Call a sharded model as often as the other ranks do, and drop the results."""
         for _ in range(times):
             with self._precision.autocast():
                 self._task.score(model, to_device(self._spare(), self._gang.device))
 
     def _spare(self) -> Any:
-        """A batch of one sample: the first that is not left out."""
+        """A batch of one sample: the first item that is not None."""
         return self._first(1).data
 
     def _first(self, most: int) -> Batch:
-        """The first samples from the first one on that is not left out."""
+        """A batch of the first samples, beginning at the first item that is not None."""
         fetcher = self._fetcher()
         for index in range(self._num_samples):
             indices = list(range(index, min(index + most, self._num_samples)))

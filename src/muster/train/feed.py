@@ -32,7 +32,7 @@ Collate = Callable[[Sequence[Any]], Any]
 
 
 class Order(NamedTuple):
-    """One micro-batch to fetch. ``start``: its first sample's place in the epoch."""
+    """A micro-batch to fetch. ``start``: the place of its first sample in the epoch."""
 
     epoch: int
     start: int
@@ -40,7 +40,7 @@ class Order(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """``data`` is None when no sample is left in it, of ``size`` samples."""
+    """A collated micro-batch of ``size`` samples; ``data`` is None when there are none."""
 
     data: Any
     size: int
@@ -109,8 +109,10 @@ def draws_random_numbers(dataset: Dataset[Any], num_samples: int) -> bool:
 
 
 def is_repeatable(dataset: Dataset[Any], num_samples: int) -> bool:
-    """Whether an item is the same again with the same seeds: not so where the data set holds a
-    generator of its own, which nobody here can seed."""
+    """Whether an item is the same again with the same seeds.
+
+    It is not where the data set holds a generator of its own, which cannot be seeded from here.
+    """
     with Untouched():
         for index in sorted({0, num_samples - 1}):
             seed_sample(index)
@@ -122,7 +124,7 @@ def is_repeatable(dataset: Dataset[Any], num_samples: int) -> bool:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """For what holds numbers; anything else is taken for the same."""
+    """Whether two items hold the same numbers; items without numbers count as the same."""
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(_is_same(first[k], second[k]) for k in first)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
@@ -237,8 +239,11 @@ class Feed:
 
 
 def _in_a_row(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """On a CPU nothing has to move; a few batches are fetched in a row, which keeps the code for
-    that and the model's own in the processor's caches (on small models about a tenth of a step)."""
+    """Fetch a few batches in a row. On a CPU no batch has to be copied to a device.
+
+    So the code for fetching and that of the model stay in the processor's caches, which saves about
+    a tenth of a step on small models.
+    """
     while some := list(islice(batches, _IN_A_ROW)):
         yield from some
 
@@ -246,7 +251,7 @@ def _in_a_row(batches: Iterator[Batch]) -> Iterator[Batch]:
 def _copied_ahead(
     device: torch.device, side: torch.cuda.Stream, batches: Iterator[Batch]
 ) -> Iterator[Batch]:
-    """Copies the next batch on the stream ``side`` while the current one is worked on."""
+    """Copy the next batch on the stream ``side`` while the current one is worked on."""
 
     def handed(batch: Batch, is_there: torch.cuda.Event) -> Batch:
         current = torch.cuda.current_stream(device)
@@ -301,7 +306,7 @@ def to_device(data: Any, device: torch.device) -> Any:
 
 
 def _pinned(data: torch.Tensor) -> torch.Tensor:
-    """Of memory that a GPU copies from by itself; from any other the host would wait for it."""
+    """A copy in pinned memory, from which a GPU copies by itself while the host goes on."""
     try:
         return data.pin_memory()  # itself where a data loader has done it
     except RuntimeError:  # no more can be pinned
@@ -321,13 +326,13 @@ def _record(data: Any, stream: torch.cuda.Stream) -> None:
 
 
 def open_dataset(task: Task, split: Split, seed: int) -> Dataset[Any] | None:
-    """The data set of a split; what is drawn to make it is the same on all ranks and starts."""
+    """Make the data set of a split; random numbers for it are the same on all ranks and starts."""
     seed_everything(mix(seed, DATA, *split.encode()))
     return task.dataset(split)
 
 
 def check_dataset(dataset: Any, split: str, task_name: str) -> int:
-    """The number of samples; TargetError where it is empty or not a map-style data set."""
+    """The number of samples. Raises TargetError for an empty or not map-style data set."""
     try:
         count = len(dataset)
         _ = type(dataset).__getitem__

@@ -1,4 +1,4 @@
-"""How many loader processes pay, measured on the first batches."""
+"""How many loader processes to start: the fastest number, measured on the first batches."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class ModelTrainer(Trainer):
         return Decision(verdict.stop, verdict.save)
 
     def evaluate(self) -> bool:
-        """On the validation data, on every rank; True when it is the best so far."""
+        """Evaluate on the validation data, on every rank; True when it is the best so far."""
         self._settle()
         run, progress, replica = self.run, self.run.progress, self.run.work.replica
         run.meter.pause()
@@ -143,7 +143,7 @@ class ModelTrainer(Trainer):
             _save(self.run, is_best=is_best)
 
     def _settle(self) -> None:
-        """Wait for the steps that a GPU is still at, as part of them, and take in their losses."""
+        """Wait until the GPU has finished its steps, as a part of them, and read their losses."""
         rest = self._trail.flush()  # as many on every rank
         if rest:
             sums = [number for known in rest for number in (known.total, known.weight)]
@@ -165,10 +165,11 @@ class ModelTrainer(Trainer):
         return headlines(results)
 
     def explain(self, error: BaseException) -> MusterError:
-        """All ranks start anew with half the micro-batch, where they cannot recover together.
+        """The error for memory that ran out: `StartAgain`, unless the micro-batch is one sample.
 
-        That is so for a sharded model, whose collectives cannot be finished by a rank that has
-        lost its activations. The launcher starts the gang again, from the last checkpoint.
+        All ranks start again, with half the micro-batch, where they cannot recover together. So it
+        is for a sharded model, whose collectives cannot be finished by a rank that has lost its
+        activations. The launcher starts the gang again, from the last checkpoint.
         """
         run = self.run
         smaller = run.plan.halved()
@@ -203,7 +204,7 @@ class _Verdict(NamedTuple):
 def _agree(
     run: Training, sums: Sums, trail: LossTrail, *, wants_stop: bool, wants_save: bool
 ) -> _Verdict:
-    """One small sum over the ranks per step. Nobody acts on what only it knows."""
+    """Agree on a step by one small sum over the ranks: no rank acts on what it alone knows."""
     is_short = sums.shortage is not None
     known = trail.push(run.progress.attempts, run.progress.epoch, sums.loss, sums.weight)
     values = (

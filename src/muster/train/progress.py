@@ -58,9 +58,9 @@ class _Waiting(NamedTuple):
 
 
 class LossTrail:
-    """Takes sums as tensors and gives them as numbers: at once on a CPU, two steps later on a GPU.
+    """Takes sums as tensors and returns numbers: at once on a CPU, two steps later on a GPU.
 
-    By then the copy is there, so that nothing waits. ``flush`` gives the rest.
+    By then the copy has arrived, so that nothing waits. ``flush`` returns the rest.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -168,7 +168,8 @@ class Limits:
         if self.max_steps is not None and progress.step >= self.max_steps:
             return f"--max-steps {self.max_steps}"
         if self.patience is not None and progress.num_bad >= self.patience:
-            return f"no improvement in {progress.num_bad} evaluations"
+            many = f"{progress.num_bad} evaluation{'s' * (progress.num_bad != 1)}"
+            return f"no improvement in {many}"
         return None
 
     def wants_evaluation(self, progress: Progress) -> bool:

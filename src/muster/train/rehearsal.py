@@ -1,8 +1,7 @@
-"""Before the first step: a few samples through everything, to the task's last word, leaving no
-trace.
+"""The rehearsal before the first step: a few samples go through all that a task does, to its end.
 
-What is wrong with a task shows here with names, instead of after hours, as a hang or as a silent
-drift.
+It leaves no trace. A mistake in a task shows here with names, instead of after hours, as a hang or
+as a silent drift.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def find_example(
     device: torch.device,
     size: int = 2,
 ) -> Batch:
-    """A batch of ``size`` samples (fewer, if there are no more), others on every rank."""
+    """A batch of ``size`` samples, or fewer if there are no more; every rank gets others."""
     found: list[Any] = []
     with Untouched():
         for offset in range(min(num_samples, _LOOK_AT)):
@@ -73,8 +72,10 @@ def find_unused(task: Task, model: nn.Module, example: Batch, precision: Precisi
 
 
 def find_flops(task: Task, model: nn.Module, example: Batch, precision: Precision) -> float | None:
-    """Floating-point operations of forward and backward per sample of ``example``, where they can
-    be counted. Leaves no trace."""
+    """Floating-point operations of forward and backward per sample of ``example``. Leaves no trace.
+
+    None where they cannot be counted.
+    """
     with _traceless(model):
         run = partial(_forward_backward, task, model, example, precision)
         total = count_flops(model, run)
@@ -117,10 +118,11 @@ def _check_depends(task: Task, losses: torch.Tensor) -> None:
 
 
 def rehearse(work: Work, council: Council) -> None:
-    """Synchronised forwards and backwards of the example, after wrapping or wrapping again.
+    """Run synchronised forwards and backwards of the example, each time the model is wrapped.
 
     Two of them, because DistributedDataParallel lays out its buckets anew after the first.
-    Raises MusterError when gradients were not synchronised: the wrapper was gone around.
+    Raises MusterError when gradients were not synchronised, because the loss does not call the
+    wrapper.
     """
     replica = work.replica
     for _ in range(2):
@@ -155,8 +157,9 @@ def rehearse(work: Work, council: Council) -> None:
 def rehearse_end(
     work: Work, evaluators: Mapping[str, Evaluator], gang: Gang, say: Callable[[str], None]
 ) -> None:
-    """Call once, on little, what is otherwise called after an epoch or at the end: ``score``,
-    ``summarise``, what is monitored, and ``finish`` with a copy of the model.
+    """Call once, on few samples, what is otherwise called after an epoch or at the end.
+
+    That is ``score``, ``summarise``, the monitored metric, and ``finish`` with a copy of the model.
 
     Raises TargetError, on every rank, where one of them fails.
     """
@@ -220,7 +223,7 @@ def _copy_on_cpu(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def _not_compiled(model: nn.Module) -> Iterator[None]:
-    """Without torch.compile, which would specialise on the few samples."""
+    """Switch torch.compile off inside: it would specialise on the few samples."""
     compiled = model._compiled_call_impl
     model._compiled_call_impl = None
     try:

@@ -25,8 +25,10 @@ class StepLines:
         self._open: dict[int, tuple[StepLine, Arriving | None]] = {}
 
     def add(self, run: Training, lr_factor: float, norm: Any) -> None:
-        """The attempt that has just been applied. One that was skipped (fp16) gets no line: its
-        number belongs to the next one."""
+        """Add the attempt that has just been applied.
+
+        One that was skipped (fp16) gets no line: its number belongs to the next one.
+        """
         progress = run.progress
         if self._record is None or progress.step % run.config.log_every:
             return
@@ -59,7 +61,7 @@ def opening(run: Training) -> str:
 
 
 def picture(run: Training) -> dict[str, Any]:
-    """Where the training is, for whoever watches it."""
+    """Where the training is, as `muster status` shows it."""
     progress, tally = run.progress, run.meter.total
     return {
         "kind": "train",
@@ -77,7 +79,7 @@ def picture(run: Training) -> dict[str, Any]:
 
 
 def words(run: Training) -> list[str]:
-    """The parts of a line that says the same of the steps since the last such line."""
+    """The parts of the line that tells how the steps since the last such line went."""
     progress, tally = run.progress, run.meter.take_recent()
     parts = [f"step {progress.step}/{run.limits.total_steps}"]
     parts += [] if progress.last_loss is None else [f"loss {progress.last_loss:.4f}"]
@@ -94,8 +96,8 @@ def words(run: Training) -> list[str]:
 def sum_up(run: Training, why: str) -> Results:
     """Evaluate the reported model on every split and write the results; the same on every rank.
 
-    That is the best or, where the task says so, the last, which the model is already. The best
-    checkpoint has the names of the bare model, so it is read into that, whatever the strategy was.
+    That is the best model or, where the task says so, the last. A checkpoint has the names of the
+    bare model, so the best is read into that, whatever the strategy was.
     """
     task, progress, replica, chosen = run.work.task, run.progress, run.work.replica, None
     if task.reported == "best":
@@ -134,7 +136,8 @@ def sum_up(run: Training, why: str) -> Results:
         },
         "evaluations": progress.evaluations,
     }
-    title = f"{run.folder.name} · {run.strategy}, {run.gang.num_ranks} rank(s)"
+    ranks = f"{run.gang.num_ranks} rank{'s' * (run.gang.num_ranks != 1)}"
+    title = f"{run.folder.name} · {run.strategy}, {ranks}"
     draw = partial(draw_curves, run.folder.curves, monitor=task.monitor, title=title)
     results = write_results(run.gang, run.folder, results, draw)
     _finish(run, chosen)
@@ -142,7 +145,7 @@ def sum_up(run: Training, why: str) -> Results:
 
 
 def headlines(results: Mapping[str, Any]) -> Iterator[str]:
-    """What a person is shown of the results."""
+    """Lines that show a person the results."""
     if results["reported"] == "last":
         yield "model      the last one, not the best by the validation data"
     for split, metrics in results["metrics"].items():
@@ -155,7 +158,7 @@ def headlines(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _finish(run: Training, chosen: int | None) -> None:
-    """The task's own last word, on rank 0, while the others wait."""
+    """Call the task's ``finish`` on rank 0, while the others wait."""
     if run.gang.is_first:
         run.folder.model.mkdir(exist_ok=True)
         task, device = run.work.task, run.gang.device

@@ -1,4 +1,4 @@
-"""Everything that is decided before the first step, said as it is decided."""
+"""Everything that is decided before the first step; each decision is printed as it is made."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Training:
 
     @property
     def fraction(self) -> float:
-        """How much of the training is behind."""
+        """The part of the training that is done, from 0 to 1."""
         return self.progress.step / self.limits.total_steps
 
     def communication(self, tally: Tally) -> float | None:
@@ -104,10 +104,10 @@ class Training:
 
 
 def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
-    """Data, model, strategy, optimizer; then the state of the last intact checkpoint, if any.
+    """Make data, model, strategy and optimizer; then load the last intact checkpoint, if any.
 
-    Raises UsageError and TargetError for what cannot be meant, on every rank, and MusterError
-    where the ranks would not do the same.
+    Raises UsageError and TargetError, on every rank, for settings and tasks that make no sense, and
+    MusterError where the ranks would not do the same.
     """
     gang, folder, say = start.gang, start.folder, start.say
     name = type(task).__name__
@@ -145,7 +145,10 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     unused = sorted({name for names in council.gather(own) for name in names})
     if unused and gang.num_ranks > 1:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
-        say(f"note       the loss does not use {shown}; searching for such at every step (slower)")
+        say(
+            f"note       the loss does not use {shown}; torch looks for such parameters at every "
+            "step, which is slower"
+        )
     flops = None if is_sharded else _flops(task, model, example, precision, gang, config)
     kept = None
     if config.count_work and not is_sharded:
@@ -278,7 +281,7 @@ def _say_batchnorm(
 def _say_randomness(
     model: nn.Module, dataset: Dataset[Any], num_samples: int, gang: Gang, say: Say
 ) -> None:
-    """What makes a result depend on the number of ranks beyond rounding, where there is any."""
+    """Say what makes a result depend on the number of ranks beyond rounding, if anything does."""
     if gang.num_ranks > 1 and any(map(_drops, model.modules())):
         say(
             f"note       dropout draws a mask per rank: losses differ from those of another number "

@@ -22,7 +22,7 @@ from muster.train.task import Loss, Task
 
 
 class Sums(NamedTuple):
-    """What one rank's micro-batches came to. ``loss`` and ``weight`` are sums."""
+    """The results of one rank's micro-batches. ``loss`` and ``weight`` are sums."""
 
     loss: Tensor | float
     weight: float
@@ -43,13 +43,13 @@ class Work:
     _scales: dict[Any, Tensor] = field(default_factory=dict)
 
     def scale_by(self, scale: float) -> None:
-        """What each term of the loss counts for in ``backward``."""
+        """Set the factor of each term of the loss in ``backward``."""
         if scale != self._scale:
             self._scale = scale
             self._scales.clear()
 
     def backward(self, losses: Tensor) -> None:
-        """Gradients of scale x sum of ``losses``, added to those that are there.
+        """Add the gradients of scale x sum of ``losses`` to those that are there.
 
         The scale enters as the gradient of the losses, which saves the two operations (and their
         backwards) that adding and multiplying would take.
@@ -66,7 +66,7 @@ class Work:
 
 
 def accumulate(work: Work, feed: Feed, window: Window, meter: Meter, seed: int = 0) -> Sums:
-    """Forward and backward of every micro-batch; gradients are synchronised in the last one.
+    """Run forward and backward of every micro-batch; gradients are synchronised in the last one.
 
     The gradient is that of (sum of losses) / (planned samples of the global batch), added over
     the ranks. When memory runs out, this rank still takes part in the collectives that the
@@ -121,7 +121,7 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
 
 
 def _stand_in(work: Work, *, is_last: bool) -> None:
-    """Take part in the others' collectives without a sample of one's own: weight 0."""
+    """Take part in the others' collectives with a batch of weight 0, for want of own samples."""
     replica = work.replica
     meets = is_last or replica.is_sharded or replica.meets_in_forward
     if replica.gang.num_ranks == 1 or not meets:
@@ -135,7 +135,7 @@ def _stand_in(work: Work, *, is_last: bool) -> None:
 
 
 def check_loss(loss: Any, count: int, task: Task) -> tuple[Tensor, float]:
-    """A task's loss as terms to add up, scalar or [n], and how many terms they stand for.
+    """A task's loss as terms to add up, scalar or [n], and the number of terms they stand for.
 
     Raises TargetError where it is neither of the two forms.
     """

@@ -1,4 +1,4 @@
-"""What to learn: the only thing a user has to write."""
+"""The task of a training, the only thing that a user has to write: what is learnt, from what."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Columns = dict[str, Tensor]
 
 
 class Loss(NamedTuple):
-    """A sum of losses and what it is a sum over, where that is not the number of samples.
+    """A sum of losses over something else than samples, such as tokens.
 
-    ``total``: scalar tensor, the sum; ``weight``: how many terms it has (tokens, say).
+    ``total``: the sum, a scalar tensor with gradients; ``weight``: the number of its terms.
     """
 
     total: Tensor
@@ -30,14 +30,14 @@ class Loss(NamedTuple):
 class Task(ABC):
     """Model, data, loss and scores. A subclass that is a dataclass gets its fields as flags.
 
-    The four abstract methods are needed; the rest has the usual meaning unless overridden.
-    ``model`` in ``loss`` and ``score`` is the wrapped model: call it, and nothing inside it, or
-    gradients are not synchronised (which is found on step 1).
+    The four abstract methods are needed; the others have usual defaults. ``model`` in ``loss`` and
+    ``score`` is the wrapped model: call it, and nothing inside it, or gradients are not
+    synchronised (the rehearsal before step 1 finds that and ends the training).
     """
 
     #: Settings of ``TrainConfig`` that suit this task; flags of the command line win.
     defaults: ClassVar[Mapping[str, Any]] = {}
-    #: Whether items of the training data are random; None: found out by looking at three of them.
+    #: Whether items of the training data are random; None: Muster looks at three of them.
     random_items: ClassVar[bool | None] = None
     #: The metric that decides about the best model and patience, and which way is better.
     monitor: ClassVar[str] = "loss"
@@ -46,12 +46,12 @@ class Task(ABC):
     #: or the last, and then the validation data chooses at most when to stop (patience).
     reported: Literal["best", "last"] = "best"
     #: True while ``score``, ``summarise`` and ``finish`` are called once before the first step, to
-    #: find their mistakes: whoever takes long or sends something away does less, or nothing, then.
+    #: find their mistakes: a method that takes long or sends something away should do less then.
     rehearsing: bool = False
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model, on the CPU. Called with the model seed set, the same on all ranks."""
+        """Make a new model, on the CPU. It is called with the same seed set on all ranks."""
 
     @abstractmethod
     def dataset(self, split: Split) -> Dataset[Any] | None:
@@ -63,44 +63,50 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor | Loss:
-        """The loss of each sample of ``batch``, shape [n], or a sum with its weight."""
+        """The loss of each of the n samples of ``batch``, of shape [n], or a `Loss`.
+
+        ``batch`` is what ``collate`` made, on the rank's device.
+        """
 
     @abstractmethod
     def score(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Values per sample, each of shape [n, …], from which ``summarise`` makes metrics."""
+        """Values per sample by name, of shape [n, …], from which ``summarise`` makes metrics."""
 
     def summarise(self, columns: Columns) -> Mapping[str, Any]:
         """Metrics of a data set from the columns of *all* its samples, in its order.
 
-        Numbers may be monitored; other JSON values (a confusion matrix) only go to the results.
+        ``columns``: tensors of shape [num_samples, …] by the names of ``score``. By default each
+        metric is the mean of a column. Numbers may be monitored; other JSON values (a confusion
+        matrix) only go to the results.
         """
         return {name: float(values.double().mean()) for name, values in columns.items()}
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Samples to a batch."""
+        """Make a batch of samples, which are items of the data set; torch's default otherwise."""
         return default_collate(list(samples))
 
     def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """The optimizer; its learning rates follow the schedule in proportion."""
+        """Make the optimizer, AdamW by default; its rates follow the schedule in proportion."""
         parameters = list(model.parameters())
         # One kernel for all parameters; on a CPU torch chooses.
         fused = all(each.is_cuda and each.is_floating_point() for each in parameters) or None
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
 
     def finish(self, model: nn.Module, folder: str) -> None:  # noqa: B027
-        """Called on rank 0 at the end with the reported model, unwrapped, on the CPU.
+        """Do what is left at the end: called on rank 0 with the reported model, on the CPU.
 
-        And once before the first step, with a copy of the model and a folder that is thrown away;
-        ``self.rehearsing`` is True then.
+        The model is not wrapped; files go to ``folder``. It is called once before the first step as
+        well, with a copy of the model and a folder that is removed; ``self.rehearsing`` is True
+        then.
         """
 
 
 def find_task_class(target: str) -> type[Task]:
-    """The class that ``target`` names; TargetError when it is no whole Task."""
+    """The class that ``target`` names. Raises TargetError where it is not a complete Task."""
     hint = "write class MyTask(muster.Task) with model, dataset, loss and score."
     return find_class(target, Task, hint)  # type: ignore[type-abstract]
 
 
 def make_task(target: str, config: str | None, values: Mapping[str, Any]) -> Task:
-    """A task with its own settings; see ``rank.task.make``."""
+    """Make a task from its own settings; see ``rank.task.make``."""
     return make(find_task_class(target), target, config, values)

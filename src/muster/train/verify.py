@@ -1,4 +1,4 @@
-"""Does this task train the same on one rank, on several, and with accumulation? Measured on it.
+"""Whether a task trains the same on one rank, on several, and with accumulation, measured on it.
 
 Random layers are silenced first (dropout off, BatchNorm on its running statistics), because they
 make the parts of a batch differ for reasons that are meant.
@@ -37,7 +37,9 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1, to
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """``is_good`` is None for what is only said. ``worst``: where the difference is largest."""
+    """A result of the comparison. ``is_good`` is None for a remark. ``worst``: the parameter whose
+    difference is largest.
+    """
 
     what: str
     is_good: bool | None
@@ -174,7 +176,9 @@ def _remarks(
     ]
     norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS)]
     if norms:
-        text = f"{len(norms)} BatchNorm layers ({norms[0]} …): results depend on the micro-batch"
+        which = f"{len(norms)} BatchNorm layers, such as {norms[0]}"
+        which = which if len(norms) > 1 else f"a BatchNorm layer, {norms[0]}"
+        text = f"{which}: results depend on the micro-batch"
         remarks.append(Finding(what="batch-dependent layers", is_good=None, text=text))
     return remarks
 
@@ -182,7 +186,7 @@ def _remarks(
 def _types_in_force(
     task: Task, model: nn.Module, data: Any, precision: Precision
 ) -> dict[torch.dtype, int]:
-    """How many of the model's matrix products give which type: what is in force, not asked for."""
+    """How many of the model's matrix products return each type, measured and not as asked for."""
     types: dict[torch.dtype, int] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
