@@ -1,4 +1,4 @@
-"""What the ranks agree on after a rollout: one sum, before anyone acts on what only it knows."""
+"""What the ranks agree on after a rollout: one sum, before a rank acts on what it alone knows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
     )
     watched = run.policy.watched({k: v.flatten(0, 1) for k, v in rollout.observation.items()})
     if run.progress.updates == 0:
-        # About which the first sums are taken: far from 0 they would lose their digits.
+        # The first sums are taken about these means: values far from 0 would lose their digits.
         seen = run.policy.normaliser.deltas(watched, valid.flatten()).cpu()
         mean = run.gang.council.add(seen.tolist()).wait()
         run.policy.normaliser.centre(torch.tensor(mean, dtype=torch.float64).to(run.gang.device))
@@ -66,7 +66,7 @@ def agree(run: AgentRun, rollout: Rollout, returns: Returns, *, stop: bool, save
         dtype=torch.float64,
     )
     sums = torch.split(total[2:], [part.numel() for part in parts])
-    # A mean of an extra that is not a number is no reason to stop; what is learnt from is.
+    # An extra that is NaN is no reason to stop; a NaN in what is learnt from is.
     is_finite = bool(torch.isfinite(torch.cat(sums[1:])).all())
     squares = squared_deviations(returns.advantages, valid, sums[1].to(valid.device))
     return Agreed(

@@ -83,7 +83,7 @@ class PpoConfig:
     """Write TensorBoard files when the tensorboard package is installed."""
 
     def __post_init__(self) -> None:
-        """Raises UsageError for values that cannot be meant, before anything is started."""
+        """Raise UsageError for values that make no sense, before anything is started."""
         check_ranges(self, positive=_POSITIVE, not_negative=_NOT_NEGATIVE)
         for name in ("gamma", "gae_lambda"):
             value = getattr(self, name)
@@ -107,8 +107,11 @@ class PpoConfig:
             )
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide what is learnt. The others (how long, how often something is
-        written, how many environments each rank has) may change from start to start of one run."""
+        """The settings that decide what is learnt.
+
+        The others (how long, how often something is written, how many environments each rank has)
+        may change from start to start of one run.
+        """
         names = [field.name for field in dataclasses.fields(self) if field.name not in _FREE]
         return {name: getattr(self, name) for name in names}
 

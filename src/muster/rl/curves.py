@@ -1,4 +1,4 @@
-"""The picture of an agent's training: what it earns, how much it still tries, how it learns."""
+"""The figure of an agent's training: returns, entropy, and how the policy and the value learn."""
 
 from __future__ import annotations
 

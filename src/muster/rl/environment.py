@@ -1,7 +1,7 @@
-"""The seam to environments: many at once, one row of every tensor each.
+"""The protocol of environments: many at once, one row of every tensor each.
 
-What implements it keeps the promises of ``tests/contract/test_environments.py``. Two do: batched
-tensor environments (``BatchedEnv``) and Gymnasium's (``rl.gymnasium_envs``).
+There are two kinds: batched tensor environments (``BatchedEnv``) and Gymnasium's
+(``rl.gymnasium_envs``). ``tests/contract/test_environments.py`` tests what the protocol promises.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class Discrete(NamedTuple):
 
 
 class Continuous(NamedTuple):
-    """``len(low)`` numbers within bounds (infinite where there are none); actions are float32
-    [num_envs, len(low)] and are clipped by the environment, not by the policy."""
+    """``len(low)`` numbers within bounds, which are infinite where there are none.
+
+    Actions are float32 [num_envs, len(low)]; the environment clips them, not the policy.
+    """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -54,9 +56,9 @@ class EnvSpec:
 
     Attributes
         observation: entries by name, ``ACTION_MASK`` among them where there is one.
-        extras: names of the numbers that are told of every finished episode.
+        extras: names of the numbers that are reported of every finished episode.
         min_truncation_steps: an episode that is truncated has at least so many steps. A rollout
-            keeps as few final observations as that allows.
+            reserves memory for as few final observations as that allows.
     """
 
     name: str
@@ -69,8 +71,11 @@ class EnvSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which environments to make. Their random streams are functions of (``seed``, ``first_env``
-    + row, number of the episode), so that they do not depend on how many ranks share the work."""
+    """Which environments to make.
+
+    Their random streams are functions of (``seed``, ``first_env`` + row, number of the episode), so
+    that they do not depend on how many ranks share the work.
+    """
 
     num_envs: int
     first_env: int
@@ -85,14 +90,14 @@ class Outcome(NamedTuple):
         observation: what the next decision is about; where an episode has ended, the first
             observation of the next one (unless the environment needs a step to start: ``valid``).
         reward: float32.
-        terminated: bool; the episode ended in a state from which nothing more can come.
-        truncated: bool; it was cut off, and its value goes on. Never both: terminated wins.
+        terminated: bool; the episode ended in a state after which there is no reward.
+        truncated: bool; the episode was cut off, so the value of its last state counts. Never both:
+            terminated wins.
         starts: bool; ``observation`` is the first one of an episode.
         valid: bool; False where the action was ignored, because the environment used this step to
             start anew. Such a step is not part of any episode.
-        final: the observation after this step and before any reset. Only rows that ended are
-            looked at.
-        extras: numbers by name; only rows that ended are looked at.
+        final: the observation after this step and before any reset. Only rows that ended are read.
+        extras: numbers by name; only rows that ended are read.
     """
 
     observation: Observation
@@ -112,16 +117,18 @@ class VectorEnv(Protocol):
     def spec(self) -> EnvSpec: ...
 
     def reset(self) -> Observation:
-        """Every environment begins an episode: the first of its stream, or the next one where
-        there was one before."""
+        """Begin an episode in every environment and return its first observation.
+
+        It is the first episode of the environment's stream, or the next one.
+        """
         ...
 
     def step(self, actions: Tensor) -> Outcome:
-        """One step of every environment. The tensors returned are never written to again."""
+        """Take one step in every environment; the returned tensors are never written to again."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Enough to go on exactly: tensors with one row per environment.
+        """Return what is needed to go on exactly: tensors with one row per environment.
 
         Further dimensions may differ between ranks; they are padded with zeros at the end when
         rows of several ranks are put together.
@@ -129,10 +136,10 @@ class VectorEnv(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> Observation | None:
-        """Go on where ``state`` was taken, and give the observation it was taken at.
+        """Go on where ``state`` was taken, and return the observation it was taken at.
 
         None where that is impossible (an environment that does not repeat itself): then every
-        environment has to be reset.
+        environment must be reset. Raises UsageError for a state of another number of environments.
         """
         ...
 
@@ -141,7 +148,8 @@ class VectorEnv(Protocol):
 
 class Change(NamedTuple):
     """What a step did, rows [num_envs]; see ``Outcome``. ``terminated`` and ``truncated`` may
-    both be True: terminated wins."""
+    both be True: terminated wins.
+    """
 
     reward: Tensor
     terminated: Tensor
@@ -150,7 +158,7 @@ class Change(NamedTuple):
 
 
 class BatchedEnv(ABC):
-    """A ``VectorEnv`` whose subclass says how rows begin, advance and look.
+    """A ``VectorEnv`` whose subclass says how rows begin, advance and are observed.
 
     A subclass keeps its state in ``self.rows``, a dict of tensors [num_envs, ...], and replaces
     entries rather than writing into them. It never asks whether *any* row has ended: that would
@@ -174,16 +182,18 @@ class BatchedEnv(ABC):
 
     @abstractmethod
     def fresh(self) -> dict[str, Tensor]:
-        """The state in which every environment begins episode ``self.episode``, for all rows;
-        random numbers are functions of (place.seed, self.index, self.episode)."""
+        """Make the state in which every environment begins episode ``self.episode``, for all rows.
+
+        Random numbers must be functions of (place.seed, self.index, self.episode).
+        """
 
     @abstractmethod
     def advance(self, actions: Tensor) -> Change:
-        """One step of every row: replaces entries of ``self.rows``."""
+        """Take one step in every row by replacing entries of ``self.rows``."""
 
     @abstractmethod
     def observe(self) -> Observation:
-        """What is seen of ``self.rows``; new tensors."""
+        """Return what a policy observes of ``self.rows``, as new tensors."""
 
     def reset(self) -> Observation:
         self.episode = self.episode + 1

@@ -1,4 +1,4 @@
-"""Playing episodes to the end without learning from them; once on little before the first step."""
+"""Playing episodes to the end without learning from them, and a short rehearsal of that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from muster.rl.task import AgentTask
 
 #: A player that needs no network: (observation, number of the step) -> actions.
 Rule = Callable[[Observation, int], Tensor]
-#: Steps on an accelerator between two looks at whether all have ended: a look makes the host wait.
+#: Steps on an accelerator between two checks whether all have ended: a check makes the host wait.
 _STEPS_BETWEEN_LOOKS = 32
 
 
@@ -65,11 +65,11 @@ def play(
     first_env: int = 0,
     max_steps: int = 1_000_000,
 ) -> Episodes:
-    """The first episode of each of the first ``num_episodes`` environments.
+    """Play the first episode of each of the first ``num_episodes`` environments.
 
     Exactly one episode per environment: to take whichever end first would favour the short ones.
-    Environments whose episode has ended go on, unseen, until all have. The memory is carried
-    through an episode and empty at its start; the normaliser stands still. ``env`` is reset and
+    Environments whose episode has ended go on, uncounted, until all have. The memory is carried
+    through an episode and empty at its start; the normaliser does not change. ``env`` is reset and
     has at least ``num_episodes`` environments, the first of which has the global number
     ``first_env``; sampled actions depend on (``seed``, global number, step) only. The policy is
     on ``device``; a rule gets observations where the environments are. Raises UsageError where
@@ -105,7 +105,7 @@ def play(
 
 
 def try_steps(policy: Policy, env: VectorEnv, *, device: torch.device, num_steps: int = 3) -> None:
-    """A few steps of ``policy`` in ``env``, for nothing but to see that they work."""
+    """Take a few steps of ``policy`` in ``env``, to see that they work."""
     observation = env.reset()
     home = next(iter(observation.values())).device
     with torch.no_grad(), _evaluating(policy):
@@ -158,7 +158,7 @@ class _PolicyPlayer:
 
 
 class _Tally:
-    """What has come of each episode so far; rows beyond ``num`` are not looked at."""
+    """The sums of each episode so far; rows beyond ``num`` are not counted."""
 
     def __init__(self, spec: EnvSpec, num: int, first: Observation) -> None:
         self._num = num
@@ -232,8 +232,10 @@ def rehearse(
     place_of: Callable[[Split], Place],
     say: Callable[[str], None],
 ) -> None:
-    """A few steps in one environment of each split that is evaluated, the monitored number, and
-    ``finish`` with a copy of the policy. Leaves no trace in the run.
+    """Try what is called later: a few steps of each split that is evaluated, and ``finish``.
+
+    The monitored number is looked up in the result, and ``finish`` gets a copy of the policy.
+    Leaves no trace in the run.
 
     Raises TargetError, on every rank, where one of them fails.
     """

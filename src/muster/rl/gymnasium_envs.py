@@ -37,7 +37,7 @@ def make_gymnasium(
     observe: tuple[int, ...] | None = None,
     env_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> GymnasiumEnvs:
-    """``place.num_envs`` environments ``env_id``, or ``module:env_id`` to import a module first.
+    """Make ``place.num_envs`` environments ``env_id``; ``module:env_id`` imports a module first.
 
     ``vectorization``: sync steps one after another in this process; async has a process for each,
     which pays when a step takes longer than about 0.1 ms; native is the environment's own vector
@@ -116,7 +116,7 @@ def _make(spec: _Spec, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 def _check_one(
     env_id: str, spec: _Spec, kwargs: dict[str, Any], observe: tuple[int, ...] | None
 ) -> None:
-    """One environment tells what is wrong with all of them, before there are processes."""
+    """Make one environment to find what is wrong with all, before processes are started."""
     env = _make(spec, kwargs)
     try:
         Reader.of(env_id, env.observation_space, observe)
@@ -144,7 +144,7 @@ def _time_limit(spec: _Spec, kwargs: dict[str, Any]) -> int:
 
 @contextmanager
 def _told(env_id: str) -> Iterator[None]:
-    """What goes wrong while an environment is made, as one sentence."""
+    """Raise what goes wrong while an environment is made as one sentence."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:

@@ -102,7 +102,8 @@ class VectorEnvFace(gymnasium.vector.VectorEnv[NDArray[np.float32], Any, NDArray
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Raises UsageError for a list of seeds and for a ``reset_mask``: here all environments
-        share one seed, and each begins anew when its episode ends."""
+        share one seed, and each begins anew when its episode ends.
+        """
         if not (seed is None or isinstance(seed, int | np.integer)):
             raise UsageError(f"reset takes one seed for all environments, not {seed!r}.")
         if options and "reset_mask" in options:
@@ -166,12 +167,12 @@ class _Source:
         return self._env.reset()
 
     def step(self, actions: NDArray[Any]) -> Outcome:
-        """Actions as Gymnasium has them, [num_envs, ...]."""
+        """Take one step with actions as Gymnasium has them, [num_envs, ...]."""
         kind = torch.int64 if isinstance(self.spec.actions, Discrete) else torch.float32
         return self._env.step(torch.as_tensor(actions, dtype=kind, device=self._device))
 
     def flat(self, observation: Observation) -> NDArray[np.float32]:
-        """[num_envs, size], a new array."""
+        """The observation as one new array [num_envs, size]."""
         entries = [observation[name] for name in _entries(self.spec)]
         parts = [entry.reshape(self._num_envs, -1).to(torch.float32) for entry in entries]
         return _numpy(torch.cat(parts, dim=1))
@@ -186,7 +187,7 @@ def _entries(spec: EnvSpec) -> list[str]:
 
 
 def _observation_space(spec: EnvSpec) -> gymnasium.Space[Any]:
-    """Bounds as wide as the type: a batched environment does not tell closer ones."""
+    """The observation space; a batched environment states no bounds, so they are the type's."""
     size = sum(math.prod(spec.observation[name].shape) for name in _entries(spec))
     return gymnasium.spaces.Box(-_MAX_FLOAT, _MAX_FLOAT, (size,), np.float32)
 
@@ -208,5 +209,5 @@ def _mask_info(observation: Observation, *, single: bool) -> dict[str, Any]:
 
 
 def _numpy(values: Tensor) -> NDArray[Any]:
-    """A copy: who uses Gymnasium may write into what it is given."""
+    """A copy as an array, because users of Gymnasium may write into what they are given."""
     return np.array(values.detach().cpu().numpy())

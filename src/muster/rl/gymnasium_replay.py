@@ -1,4 +1,4 @@
-"""Going on in the middle of an episode by doing it again: its seed and its actions are kept.
+"""Resuming in the middle of an episode by replaying it: its seed and its actions are kept.
 
 Gymnasium's environments cannot be saved. One that is a function of its seed and of the actions
 comes to the same point when it is started with the seed and given the actions once more.
@@ -41,7 +41,7 @@ class History:
         self.length = np.where(which, 0, self.length)
 
     def state(self) -> dict[str, Tensor]:
-        """``length`` [num_envs]; ``actions`` [num_envs, longest, ...], zeros after the length."""
+        """Tensors ``length`` [num_envs] and ``actions`` [num_envs, longest, ...], padded with 0."""
         longest = int(self.length.max())
         actions = self._actions[:, :longest].copy()
         actions[np.arange(longest) >= self.length[:, None]] = 0
@@ -61,11 +61,10 @@ class History:
     def rounds(self) -> Iterator[Round]:
         """Restarts and steps of all environments at once that bring each to its point.
 
-        All have to be stepped together, but they have different numbers of steps to do. The
-        shorter ones pass the time with their own first steps over and over, which are known to be
-        possible and not to end the episode. Those without any step do action 0 from the start,
-        and restart before each one, and have to once more at the end: whether it ends the
-        episode is not known.
+        All must be stepped together, but they have different numbers of steps to replay. Those with
+        fewer repeat their own first steps in the meantime, which are known to be possible and not
+        to end the episode. Those without any step take action 0 from the start; whether that ends
+        the episode is not known, so they restart before each one and once more at the end.
         """
         longest = int(self.length.max())
         spare = longest - self.length

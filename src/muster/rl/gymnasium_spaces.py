@@ -1,4 +1,4 @@
-"""Gymnasium, or what to install; its spaces as the actions and the flat observation of the seam."""
+"""Gymnasium's import, and its spaces as actions and as the flat observation of ``environment``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Reader:
 
     @staticmethod
     def of(env: str, space: Space, observe: tuple[int, ...] | None) -> Reader:
-        """Raises UsageError for spaces that have no flat form and for ``observe`` outside it."""
+        """Make a reader. Raises UsageError for spaces without a flat form, and for ``observe``
+        outside of it.
+        """
         mask_space = None
         if isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces:
             mask_space = space.spaces[ACTION_MASK]
@@ -75,7 +77,8 @@ class Reader:
 
     def flat(self, batch: Any, num_envs: int) -> Floats:
         """[num_envs, size], a new array; each row as ``gymnasium.spaces.flatten`` orders it.
-        Numbers outside float32 become infinite."""
+        Numbers outside float32 become infinite.
+        """
         with np.errstate(over="ignore"):
             parts = _flat_parts(self.space, batch, num_envs)
             whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -159,7 +162,7 @@ class ActionWriter:
 
     @staticmethod
     def of(env: str, space: Space) -> ActionWriter:
-        """Raises UsageError for spaces that are neither."""
+        """Make a writer. Raises UsageError for a space that is neither discrete nor continuous."""
         spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             return ActionWriter(actions=Discrete(int(space.n)), space=space)
@@ -209,20 +212,21 @@ OBSERVATION = "observation"
 @dataclass(frozen=True)
 class Seen:
     """``flat`` [num_envs, size]; ``mask`` [num_envs, num_actions] or None. Neither is memory of
-    the environments, and neither is written to."""
+    the environments, and neither is written to.
+    """
 
     flat: Floats
     mask: Bools | None
 
     def replaced(self, which: Bools, other: Seen) -> Seen:
-        """``other`` in these rows."""
+        """A copy with the rows ``which`` taken from ``other``."""
         mask = self.mask
         if mask is not None and other.mask is not None:
             mask = np.where(which[:, None], other.mask, mask)
         return Seen(np.where(which[:, None], other.flat, self.flat), mask)
 
     def freed(self, which: Bools) -> Seen:
-        """Every action possible in these rows: nothing is decided there."""
+        """A copy with every action possible in the rows ``which``, where nothing is decided."""
         return self if self.mask is None else Seen(self.flat, self.mask | which[:, None])
 
     def tensors(self, device: torch.device) -> Observation:
@@ -250,7 +254,7 @@ class Look:
         return entries
 
     def read(self, batch: Any, infos: Mapping[str, Any]) -> Seen:
-        """Rows without a mask of their own may do everything."""
+        """Read a batch; in rows without a mask of their own every action is possible."""
         flat = self.reader.flat(batch, self.num_envs)
         if self.has_mask:
             return Seen(flat, self._mask(batch, infos))

@@ -1,4 +1,4 @@
-"""A Gymnasium vector environment behind the seam, whatever its autoreset mode."""
+"""A Gymnasium vector environment as a ``VectorEnv``, whatever its autoreset mode."""
 
 from __future__ import annotations
 
@@ -67,8 +67,10 @@ class GymnasiumEnvs:
         observe: tuple[int, ...] | None = None,
         min_truncation_steps: int = 1,
     ) -> None:
-        """Takes ``envs`` over: they are closed when this raises. They are reset once to see
-        whether they give action masks."""
+        """Take ``envs`` over: they are closed when this raises.
+
+        They are reset once to see whether they return action masks.
+        """
         self._envs = envs
         self._place = place
         self._name = name
@@ -114,7 +116,8 @@ class GymnasiumEnvs:
         vector_env: _VectorEnv, place: Place, *, observe: tuple[int, ...] | None = None
     ) -> GymnasiumEnvs:
         """Environments that the caller has made. Raises UsageError for an unknown autoreset mode
-        and for unsupported spaces."""
+        and for unsupported spaces.
+        """
         spec = vector_env.spec
         name = type(vector_env).__name__ if spec is None else spec.id
         return GymnasiumEnvs(vector_env, place, name=name, observe=observe)
@@ -140,8 +143,11 @@ class GymnasiumEnvs:
             return self._step(given)
 
     def state(self) -> dict[str, Tensor]:
-        """Numbers of the episodes; where they can be repeated also their actions so far and the
-        observation that this has to lead to."""
+        """The numbers of the episodes under way.
+
+        Where they can be repeated it holds their actions so far as well, and the observation that
+        these have to lead to.
+        """
         self._check_begun("state")
         state = {"episode": torch.tensor(self._episode)}
         if self._takes_seeds:
@@ -250,7 +256,7 @@ class GymnasiumEnvs:
         return mixed & 0x7FFFFFFF  # some environments pass it on to 32-bit generators
 
     def _repeated(self) -> Seen | None:
-        """Every row started and stepped up to where the history ends; None if one ends before."""
+        """Replay every row to the end of its history; None if an episode ends before."""
         idle = self._history.length == 0
         if idle.all():
             return self._look.read(*self._begin_all())
@@ -306,7 +312,7 @@ class GymnasiumEnvs:
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
-        """An error inside ends the environments."""
+        """End the environments when an error is raised inside."""
         try:
             yield
         except BaseException as error:

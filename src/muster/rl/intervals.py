@@ -1,4 +1,4 @@
-"""How sure a mean or a median of few episodes is."""
+"""Confidence intervals of a mean or a median of few episodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
     num: int
 
     def record(self) -> dict[str, float | int | None]:
-        """For JSON, which knows no infinity: an end that is not known is None."""
+        """As JSON values: an infinite end, which JSON does not know, is None."""
         ends = {
             name: value if math.isfinite(value) else None
             for name, value in (("low", self.low), ("high", self.high))
@@ -41,10 +41,10 @@ def interval(
 ) -> Interval:
     """The mean with Student's t-interval: mean ± t x s / sqrt(n), n - 1 degrees of freedom.
 
-    One value tells nothing about its spread: its interval is infinite. Values that lie between
-    ``low`` and ``high`` by their nature get an interval that does: between two bounds Wilson's
-    (1927) with the number of yes-or-no trials that would have the variance found (Korn and
-    Graubard 1998); with one bound the t-interval ends there, which loses no coverage.
+    The interval of one value is infinite, because it tells nothing about its spread. Values that
+    always lie between ``low`` and ``high`` get an interval that does: between two bounds Wilson's
+    (1927) with the number of yes-or-no trials that would have the variance found (Korn and Graubard
+    1998); with one bound the t-interval ends there, which loses no coverage.
     """
     sample = _checked(values, confidence)
     mean, num = float(sample.mean()), len(sample)
@@ -80,7 +80,8 @@ def median_interval(
     values: Sequence[float] | torch.Tensor, confidence: float = 0.95, *, seed: int = 0
 ) -> Interval:
     """The median with a bootstrap percentile interval (Efron 1979) of 2,000 resamples, drawn
-    by counters from ``seed``. One value: as in ``interval``."""
+    by counters from ``seed``. One value: as in ``interval``.
+    """
     sample = _checked(values, confidence)
     median = float(sample.quantile(0.5))
     if len(sample) == 1:
@@ -110,7 +111,8 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 def student_within(t: float, degrees: int) -> float:
     """P(\\|T\\| <= t) for a whole number of degrees of freedom (Abramowitz and Stegun 1964,
-    equations 26.7.3 and 26.7.4)."""
+    equations 26.7.3 and 26.7.4).
+    """
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2 == 1

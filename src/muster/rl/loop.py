@@ -201,6 +201,6 @@ def _collect(run: AgentRun) -> Rollout:
 
 
 def _absorb(run: AgentRun, agreed: Agreed) -> None:
-    """Statistics move only here, so that acting and learning have seen the same ones."""
+    """Update the statistics, only here, so that acting and learning have used the same ones."""
     run.policy.normaliser.absorb(agreed.observation_deltas.to(run.gang.device))
     run.return_scale.absorb(agreed.return_deltas.to(run.gang.device))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from muster.base.errors import UsageError
 
-#: Keeps advantages that are all the same from being divided by nothing.
+#: Keeps advantages that are all the same from being divided by 0.
 _EPSILON = 1e-8
 
 
@@ -51,7 +51,7 @@ def ppo_terms(
     clip: float,
     value_clip: float | None = None,
 ) -> PpoTerms:
-    """The terms of one minibatch. All tensors have one shape, whichever; ``valid`` is bool.
+    """The terms of one minibatch. All tensors have the same shape, of any rank; ``valid`` is bool.
 
     ``log_probs``, ``entropies`` and ``values`` are of the policy in training, the old ones of the
     policy that acted. ``value_clip``: the value's error is the larger one of the value and of the
@@ -91,8 +91,8 @@ def total(
     """The loss: the terms combined, divided by ``count``, the valid steps of all ranks together.
 
     The sum of this loss over all ranks and micro-batches is the mean over all those steps. DDP
-    averages gradients, so there the loss is to be multiplied by the number of ranks. 0 for no
-    steps at all.
+    averages gradients, so there the loss must be multiplied by the number of ranks. It is 0 where
+    there is no step at all.
     """
     combined = terms.policy + value_coef * terms.value - entropy_coef * terms.entropy
     if isinstance(count, Tensor):
@@ -213,9 +213,9 @@ def discounted_running(
 ) -> tuple[Tensor, Tensor]:
     """The discounted sum of an episode's rewards so far: R_t = r_t + gamma R_(t-1).
 
-    ``rewards``, ``ended``, ``valid`` [T, N]; ``carry`` [N] is what the last call gave, zeros at
-    first. Begins anew after a step with ``ended``; an invalid step changes nothing. Gives R [T, N],
-    which ``ReturnScale`` keeps statistics of, and the next ``carry``.
+    ``rewards``, ``ended``, ``valid`` [T, N]; ``carry`` [N] is what the last call returned, zeros at
+    first. The sum begins anew after a step with ``ended``; an invalid step changes nothing. Returns
+    R [T, N], which ``ReturnScale`` keeps statistics of, and the next ``carry``.
     """
     earned = rewards.masked_fill(~valid, 0.0)
     ended = ended & valid
@@ -245,6 +245,6 @@ def explained_variance(total: Tensor) -> Tensor:
     """
     count, known, known_squares, missed, missed_squares = total.unbind()
     spread = known_squares - known.square() / count
-    # What rounding leaves of a spread of zero is not a spread.
+    # A variance this small is what rounding leaves of zero.
     spread = torch.where(spread > 1e-13 * known_squares, spread, torch.nan)
     return 1 - (missed_squares - missed.square() / count) / spread

@@ -1,6 +1,6 @@
 """Policies: parameters of a distribution over actions, and a value, with a memory.
 
-``Policy`` is the seam; ``ActorCritic`` and ``RecurrentPolicy`` are networks for it.
+``Policy`` is the interface; ``ActorCritic`` and ``RecurrentPolicy`` are networks for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ State = dict[str, Tensor]
 
 class PolicyOutput(NamedTuple):
     """``parameters``: [..., num_actions] logits (masked actions not yet removed) or [..., 2 x
-    dimensions] mean and log of the standard deviation; ``value``: [...]; both float32 at least."""
+    dimensions] mean and log of the standard deviation; ``value``: [...]; both float32 at least.
+    """
 
     parameters: Tensor
     value: Tensor
@@ -33,8 +34,8 @@ class PolicyOutput(NamedTuple):
 class Policy(nn.Module, ABC):
     """Actor and critic over environments with a memory that is empty when an episode starts.
 
-    ``normaliser`` holds the running statistics of what is observed; the learner updates it
-    between rollouts, and only then: within a rollout and its update it stands still.
+    ``normaliser`` holds the running statistics of what is observed; the learner updates it between
+    rollouts, and only then: within a rollout and its update it does not change.
     """
 
     normaliser: Normaliser
@@ -47,27 +48,32 @@ class Policy(nn.Module, ABC):
     def act(
         self, observation: Observation, state: State, starts: Tensor
     ) -> tuple[PolicyOutput, State]:
-        """One step of every environment.
+        """Decide one step of every environment; returns the output and the memory after it.
 
-        ``starts`` [num_envs] bool: the observation is the first of an episode, so the row's
-        memory is emptied before it is used. Gives the memory after this observation.
+        ``starts`` [num_envs] bool: the observation is the first of an episode, so the row's memory
+        is emptied before it is used.
         """
 
     @abstractmethod
     def forward(
         self, observation: Observation, state: State, starts: Tensor, plan: SequencePlan | None
     ) -> PolicyOutput:
-        """The same over whole sequences: entries [steps, num_envs, ...], ``starts`` [steps,
-        num_envs], ``state`` as it was before the first step. ``plan``: how ``starts`` cuts the
-        sequences, where the caller knows it already."""
+        """Compute what ``act`` does over whole sequences, with gradients.
+
+        Entries are [steps, num_envs, ...], ``starts`` [steps, num_envs], and ``state`` is the
+        memory before the first step. ``plan``: how ``starts`` cuts the sequences, where the caller
+        knows it already.
+        """
 
     def refresh(self, num_envs: int, num_steps: int) -> None:
-        """The weights or the normaliser have changed, and about ``num_envs`` x ``num_steps`` calls
-        of ``act`` follow: whatever does not depend on the environments' state can be computed
-        ahead. Called under no_grad, before the first ``act``."""
+        """Compute ahead what does not depend on the environments' state.
+
+        It is called under no_grad when the weights or the normaliser have changed, before the first
+        ``act``; about ``num_envs`` x ``num_steps`` decisions follow.
+        """
 
     def watched(self, observation: Observation) -> dict[str, Tensor]:
-        """The raw values, [rows, ...] by name, of which the normaliser keeps statistics."""
+        """The raw values of which the normaliser keeps statistics: [rows, ...] by name."""
         return {
             name: values
             for name, values in observation.items()
@@ -167,7 +173,7 @@ def orthogonal_lstm(num_inputs: int, hidden: int) -> nn.LSTM:
 
 
 def mlp(widths: tuple[int, ...], *, last_gain: float | None) -> nn.Sequential:
-    """Linear layers with tanh between them; after the last one too where ``last_gain`` is None."""
+    """Linear layers with tanh between them, and after the last one where ``last_gain`` is None."""
     parts: list[nn.Module] = []
     for place, (inputs, outputs) in enumerate(pairwise(widths)):
         is_last = place == len(widths) - 2
@@ -203,7 +209,7 @@ class RecurrentPolicy(Policy):
         layers: tuple[int, ...] = (64, 64),
         shared_core: bool = False,
     ) -> None:
-        """Raises UsageError where the environments are seen as anything else."""
+        """Make the networks. Raises UsageError where environments are observed in another form."""
         super().__init__()
         width = _observed_width(spec)
         self.normaliser = Normaliser({"observation": (width,)})

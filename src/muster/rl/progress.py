@@ -37,7 +37,7 @@ class Running:
 def count_episodes(
     running: Running, rewards: Tensor, ended: Tensor, valid: Tensor, extras: Mapping[str, Tensor]
 ) -> Tensor:
-    """Sums over the episodes that end in a rollout; all arguments [T, N], ``running`` goes on.
+    """Sums over the episodes that end in a rollout; arguments are [T, N], ``running`` is updated.
 
     Returns float64 [4 + extras]: environments that have not finished any, episodes, sum of
     returns, sum of lengths, then the sum of each extra in the order of their names. Ranks add
@@ -60,9 +60,9 @@ def count_episodes(
 
 
 class Window:
-    """Means over the latest finished episodes, at least ``size`` of them where there are.
+    """Means over the latest finished episodes, at least ``size`` of them once there are so many.
 
-    Nothing is told before every environment has finished one: until then the short ones are
+    There are none before every environment has finished one: until then the short ones are
     over-represented, because they are the first to end.
     """
 
@@ -73,7 +73,7 @@ class Window:
         self._is_open = False
 
     def add(self, sums: Sequence[float]) -> int:
-        """What ``count_episodes`` gave, added over the ranks; returns the number of episodes."""
+        """Add the sums of ``count_episodes`` over all ranks; returns the number of episodes."""
         num_new, *rest = sums
         self._is_open = self._is_open or num_new == 0
         self._kept.append(list(rest))
@@ -164,7 +164,7 @@ class AgentLimits:
         )
 
     def fraction(self, progress: AgentProgress) -> float:
-        """How much of the training is behind, in [0, 1]; schedules follow it."""
+        """The part of the training that is done, in [0, 1]; schedules follow it."""
         parts = [0.0]
         if self.num_steps is not None:
             parts.append(progress.steps / self.num_steps)

@@ -1,4 +1,4 @@
-"""What the training of an agent shows and records, and what it comes to in the end."""
+"""What the training of an agent shows and records on the way, and its results at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def update_values(
     entropy_coef: float,
     seconds: float,
 ) -> dict[str, Any]:
-    """What is recorded of an update that has been made, apart from what is not a number."""
+    """The numbers that are recorded of an update, without those that are NaN."""
     spent = run.clock.take()
     _add_up(run, spent, seconds)
     progress = run.progress
@@ -61,7 +61,7 @@ def update_values(
 
 
 def _add_up(run: AgentRun, spent: dict[str, float], seconds: float) -> None:
-    """Sums for the results; the first update compiles, allocates and connects."""
+    """Add an update to the sums for the results, but not the first, which compiles and connects."""
     if run.progress.updates <= 1:
         return
     steps = float(run.config.rollout_steps * run.num_envs)
@@ -70,8 +70,10 @@ def _add_up(run: AgentRun, spent: dict[str, float], seconds: float) -> None:
 
 
 def picture(run: AgentRun, values: dict[str, Any]) -> dict[str, Any]:
-    """What a watcher sees: steps of a thousandth of the training, since its end may be given
-    in episodes. ``values``: of the last update."""
+    """Where the training is, as `muster status` shows it, with the ``values`` of the last update.
+
+    A step is a thousandth of the training there, since its end may be given in episodes.
+    """
     return {
         "kind": "agent",
         "step": round(1000 * run.fraction),
@@ -86,7 +88,7 @@ def picture(run: AgentRun, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(run: AgentRun, values: dict[str, Any]) -> list[str]:
-    """The parts of a line that says the same."""
+    """The parts of the line that tells how the last update went."""
     parts = [f"step {run.progress.steps:,}", f"{run.progress.episodes:,} episodes"]
     if "return" in values:
         parts.append(f"return {values['return']:.4g}")
@@ -95,8 +97,10 @@ def words(run: AgentRun, values: dict[str, Any]) -> list[str]:
 
 
 def evaluate(run: AgentRun, split: Split) -> dict[str, float]:
-    """Means over ``eval_episodes`` episodes of a split, each rank playing its share; the same
-    numbers on every rank, and the same episodes at every call."""
+    """Means over ``eval_episodes`` episodes of a split, of which each rank plays its share.
+
+    The numbers are the same on every rank, and the episodes the same at every call.
+    """
     gang, wanted = run.gang, run.config.eval_episodes
     per_rank = -(-wanted // gang.num_ranks)
     own = max(0, min(per_rank, wanted - gang.rank * per_rank))
@@ -160,7 +164,8 @@ def sum_up(run: AgentRun, why: str) -> Results:
         "measured": _measured(run),
         "evaluations": progress.evaluations,
     }
-    title = f"{folder.name} · {run.env.spec.name}, {run.gang.num_ranks} rank(s)"
+    ranks = f"{run.gang.num_ranks} rank{'s' * (run.gang.num_ranks != 1)}"
+    title = f"{folder.name} · {run.env.spec.name}, {ranks}"
     draw = partial(draw_curves, folder.curves, monitor=run.task.monitor, title=title)
     results = write_results(run.gang, folder, results, draw)
     run.gang.council.meet()
@@ -168,7 +173,7 @@ def sum_up(run: AgentRun, why: str) -> Results:
 
 
 def headlines(results: Mapping[str, Any]) -> Iterator[str]:
-    """What a person is shown of the results."""
+    """Lines that show a person the results."""
     for split, metrics in results["metrics"].items():
         yield f"{split:<10} {'  '.join(f'{k} {v:.4g}' for k, v in metrics.items())}"
     measured = results["measured"]
@@ -178,7 +183,7 @@ def headlines(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _measured(run: AgentRun) -> Mapping[str, Any]:
-    """The numbers of this start, or of the one before where this one had nothing left to learn."""
+    """The numbers of this start, or of the one before where this one had nothing left to do."""
     seconds = run.measured.get("seconds", 0.0)
     if seconds > 0:
         shares = {f"{phase}_share": run.measured.get(phase, 0.0) / seconds for phase in _PHASES}

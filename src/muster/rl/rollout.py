@@ -24,7 +24,7 @@ from muster.rl.streams import ACTION
 
 
 class PhaseClock:
-    """Seconds per phase since ``take``. On a GPU by events, so that nothing waits for it."""
+    """Seconds per phase since ``take``; on a GPU they are measured by events, without a wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -56,7 +56,7 @@ class PhaseClock:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + spent
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase, and start anew; on a GPU the host waits here."""
+        """Return the seconds by phase and start anew; on a GPU the host waits here."""
         for phase, first, last in self._events:
             last.synchronize()
             spent = first.elapsed_time(last) / 1e3
@@ -76,7 +76,7 @@ class Decision(NamedTuple):
 
 
 class Actor:
-    """A policy that acts: parameters to actions, with random numbers that are given."""
+    """A policy that acts: it turns parameters into actions, with random numbers it is given."""
 
     def __init__(
         self, policy: Policy, spec: EnvSpec, precision: Precision, *, compiled: bool = False
@@ -176,7 +176,7 @@ def collect(
     num_steps: int,
     clock: PhaseClock,
 ) -> Rollout:
-    """``num_steps`` steps of every environment; ``carry`` is brought forward.
+    """Take ``num_steps`` steps of every environment; ``carry`` is updated for the next rollout.
 
     The random numbers of an action are those of (``place.seed``, number of the environment, steps
     it has made).
@@ -245,9 +245,9 @@ class _Columns:
 class Finals:
     """Final observations of truncated episodes, with the memory they are judged with.
 
-    Where the host knows what has ended (a CPU), they are kept as they come. On a GPU it would have
-    to wait for that: there an environment has as many slots as it can be truncated in a rollout,
-    filled by masked writes.
+    On a CPU the host knows which episodes have ended, and the observations are kept as they come.
+    On a GPU it would have to wait for that: there an environment has as many slots as it can be
+    truncated in a rollout, and they are filled by masked writes.
     """
 
     def __init__(self, spec: EnvSpec, num_steps: int, starts: Tensor, *, waits: bool) -> None:
@@ -281,7 +281,7 @@ class Finals:
         self._count = self._count + truncated
 
     def values(self, actor: Actor, like: Tensor) -> Tensor:
-        """V of what was kept, [num_steps, num_envs], 0 elsewhere; the host waits here, once."""
+        """V of the kept observations, [num_steps, num_envs], 0 elsewhere; the host waits once."""
         result = like.new_zeros((self._num_steps, len(self._rows)))
         times, rows, chosen = self._gathered()
         if len(rows) == 0:

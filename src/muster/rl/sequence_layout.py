@@ -106,7 +106,7 @@ class Layout(NamedTuple):
 
 
 def stretches_of(starts: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Begin and end of stretches that start anew nowhere but at their first step."""
+    """Begin and end of the stretches in which starts are only at the first step."""
     cuts = [0, *(np.flatnonzero(starts[1:].any(1)) + 1).tolist(), len(starts)]
     return list(itertools.pairwise(cuts))
 
@@ -125,8 +125,10 @@ def segments_of(starts: NDArray[np.bool_]) -> Segments:
 
 
 def lay_out(segments: Segments, costs: Costs | None, needs_final: bool) -> Layout | None:
-    """The cheapest layout, None where stretches are cheaper; without costs the one that does not
-    pad. With ``needs_final`` calls end where the last segment of a row ends."""
+    """The cheapest layout, or None where stretches are cheaper; without costs one without padding.
+
+    With ``needs_final`` calls end where the last segment of a row ends.
+    """
     lengths, counts = np.unique(segments.length, return_counts=True)
     # How many segments are longer than 0, than lengths[0], ...
     rows_after = np.append(0, counts[::-1].cumsum())[::-1]

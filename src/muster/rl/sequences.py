@@ -72,7 +72,7 @@ def run_lstm(
 def lstm_outputs(
     lstm: nn.LSTM, inputs: Tensor, state: LstmState, starts: Tensor, plan: SequencePlan | None
 ) -> Tensor:
-    """The outputs of ``run_lstm`` alone: with fewer calls, as no final state has to be met."""
+    """The outputs of ``run_lstm`` alone, in fewer calls, as no final state is needed."""
     return _run(lstm, inputs, state, starts, plan, needs_final=False)[0]
 
 

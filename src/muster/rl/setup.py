@@ -1,4 +1,4 @@
-"""Everything that is decided before the first step of an agent, said as it is decided.
+"""Everything that is decided before an agent's first step; it is printed as it is decided.
 
 A checkpoint of an agent also works on another number of ranks. Weights, optimizer and statistics
 are the same on all ranks. What belongs to single environments (their state, the memory, the returns
@@ -83,7 +83,7 @@ class AgentRun:
 
     @property
     def fraction(self) -> float:
-        """How much of the training is behind; schedules follow it."""
+        """The part of the training that is done, in [0, 1]; schedules follow it."""
         return self.limits.fraction(self.progress)
 
 
@@ -103,9 +103,9 @@ def place_of(config: PpoConfig, gang: Gang, split: Split, num_envs: int) -> Plac
 
 
 def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
-    """Environments, policy, optimizer; then the state of the last intact checkpoint, if any.
+    """Make environments, policy and optimizer; then load the last intact checkpoint, if any.
 
-    Raises UsageError for what cannot be meant, on every rank.
+    Raises UsageError, on every rank, for settings that make no sense.
     """
     gang, folder, say = start.gang, start.folder, start.say
     if config.num_steps is None and config.num_episodes is None:
@@ -222,7 +222,7 @@ def _go_on(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any], start: Sta
 
 
 def _restore_environments(run: AgentRun, checkpoint: Path, extra: Mapping[str, Any]) -> str | None:
-    """Bring back what belongs to single environments; else why that is impossible."""
+    """Restore what belongs to single environments; returns why where that is impossible."""
     counts = list(extra["envs_per_rank"])
     if sum(counts) != run.num_envs:
         return f"there were {sum(counts)} environments, now {run.num_envs}"
@@ -243,7 +243,7 @@ def _restore_environments(run: AgentRun, checkpoint: Path, extra: Mapping[str, A
 
 
 def _begin_anew(run: AgentRun) -> None:
-    """New episodes, from streams that no earlier start has used."""
+    """Begin new episodes, from streams that no earlier start has used."""
     run.env.close()
     run.place = dataclasses.replace(run.place, seed=mix(run.place.seed, run.progress.updates))
     run.env = run.task.environments("train", run.place)

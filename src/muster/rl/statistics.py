@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-#: A standard deviation up to this share of the mean, or this small, is rounding: taken as none.
+#: A standard deviation up to this share of the mean, or this small, is rounding and counts as 0.
 _RELATIVE_FLOOR, _ABSOLUTE_FLOOR = 1e-12, 1e-10
 
 
@@ -77,9 +77,9 @@ class Moments(nn.Module):
 class Normaliser(nn.Module):
     """(x - mean) / standard deviation of every entry of an observation, clipped.
 
-    Identity, without clipping, until something was absorbed or when not ``enabled``. It stands
-    still between two calls of ``absorb``, which all ranks make with the same total. An element
-    that has never differed is only centred.
+    It is the identity, without clipping, until something was absorbed or when not ``enabled``. It
+    changes only in ``absorb``, which all ranks call with the same total. An element that has never
+    differed is only centred.
 
     A value that is NaN or infinite (in a valid row) makes the deltas non-finite, on all ranks once
     they are added: check ``torch.isfinite(total).all()`` before ``absorb``, which would spoil the
@@ -121,7 +121,7 @@ class Normaliser(nn.Module):
         )
 
     def centre(self, total: Tensor) -> None:
-        """Before the first ``absorb``: take the following sums about the mean of ``total``.
+        """Take the following sums about the mean of ``total``; call it before the first ``absorb``.
 
         Nothing is counted. Where a mean is more than about 10,000 standard deviations from 0, the
         variance of the first rows has few correct digits without it.
@@ -136,7 +136,7 @@ class Normaliser(nn.Module):
             scale.follow(moments, self.clip)
 
     def renew(self) -> None:
-        """The statistics have been read into the buffers from a checkpoint: follow them."""
+        """Use the statistics that have been read into the buffers from a checkpoint."""
         for _, moments, scale in self._entries():
             scale.follow(moments, self.clip)
 

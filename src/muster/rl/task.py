@@ -1,4 +1,4 @@
-"""What is to be learnt by acting: the only thing a recipe has to write."""
+"""The task of an agent, the only thing that a recipe has to write: what is learnt by acting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.rl.policy import Policy
 
 
 class AgentTask(ABC):
-    """Environments and a policy. Made from its settings on every rank."""
+    """Environments and a policy; every rank makes one from its settings."""
 
     #: Settings of ``PpoConfig`` that suit this task; flags of the command line win.
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -24,48 +24,50 @@ class AgentTask(ABC):
     monitor: ClassVar[str] = "return"
     better: ClassVar[Literal["lower", "higher"]] = "higher"
     #: The splits whose ``eval_episodes`` the best policy plays once more at the end. One that
-    #: ``finish`` plays itself, on other episodes, is left out here: a result is there once.
+    #: ``finish`` plays itself, on other episodes, is left out, so that no result is there twice.
     judged_on: ClassVar[tuple[Split, ...]] = ("val", "test")
     #: True while environments of "val" and "test" and ``finish`` are called once before the first
-    #: step, to find their mistakes: whoever takes long does less, or nothing, then.
+    #: step, to find their mistakes: a method that takes long should do less then.
     rehearsing: bool = False
 
     @abstractmethod
     def environments(self, split: Split, place: Place) -> VectorEnv:
-        """Environments of a split. Seeds of different splits are apart (the caller sees to it)."""
+        """Make the environments of a split; ``place.seed`` differs between splits."""
 
     @abstractmethod
     def policy(self, spec: EnvSpec) -> Policy:
-        """A fresh policy, on the CPU. Called with the model seed set, the same on all ranks."""
+        """Make a new policy, on the CPU. It is called with the same seed set on all ranks."""
 
     def identity(self) -> dict[str, str]:
-        """What decides about the task beside its settings, such as a digest of its data. A training
-        does not go on where this has become something else."""
+        """What decides about the task beside its settings, such as a digest of its data, by name.
+
+        A training is refused where this has changed since it began.
+        """
         return {}
 
     def remarks(self) -> list[str]:
-        """Sentences to show before the start."""
+        """Sentences to show before the first step."""
         return []
 
     def finish(
         self, policy: Policy, device: torch.device, seed: int, folder: Path
     ) -> Mapping[str, Any] | None:
-        """Called on rank 0 at the end with the best policy on ``device``, in evaluation mode.
+        """Do what is left at the end: called on rank 0 with the best policy, in evaluation mode.
 
-        ``folder`` takes figures and tables; what is returned goes to the results as it is, with
-        ``metrics`` (split → numbers by name) beside those of the splits in ``judged_on``. It is
-        called once before the first step as well, with a copy of the policy and a folder that is
-        thrown away; ``self.rehearsing`` is True then.
+        The policy is on ``device``. ``folder`` is for figures and tables; what is returned goes to
+        the results as it is, with ``metrics`` (split → numbers by name) beside those of the splits
+        in ``judged_on``. It is called once before the first step as well, with a copy of the policy
+        and a folder that is removed; ``self.rehearsing`` is True then.
         """
         return {}
 
 
 def find_agent_class(target: str) -> type[AgentTask]:
-    """The class that ``target`` names; TargetError when it is no whole AgentTask."""
+    """The class that ``target`` names. Raises TargetError where it is not a complete AgentTask."""
     hint = "write class MyAgent(muster.agents.AgentTask) with environments and policy."
     return find_class(target, AgentTask, hint)  # type: ignore[type-abstract]
 
 
 def make_agent_task(target: str, config: str | None, values: Mapping[str, Any]) -> AgentTask:
-    """A task with its own settings; see ``rank.task.make``."""
+    """Make a task from its own settings; see ``rank.task.make``."""
     return make(find_agent_class(target), target, config, values)

@@ -1,6 +1,6 @@
 """One update of the policy from a rollout: minibatches of whole sequences, in several passes.
 
-What can go wrong in it, and when there is no room for it, is named here too.
+The errors for values that are no longer numbers, and for memory that runs out, are here too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from muster.rl.setup import AgentRun
 
 
 def end_for_nan(run: AgentRun, what: str, look: str) -> NoReturn:
-    """Raise NonFinite, after the last good checkpoint is whole on all ranks, which come here
-    together. ``what`` is no number; ``look``: what helps, after a lower learning rate."""
+    """Raise NonFinite once the last good checkpoint is whole; all ranks must call it together.
+
+    ``what`` is no number; ``look``: what helps, after a lower learning rate.
+    """
     run.checkpoints.wait()
     run.gang.council.meet()
     raise NonFinite(
@@ -65,8 +67,11 @@ class Experience(NamedTuple):
 
 @dataclass(kw_only=True)
 class Learned:
-    """Means over all valid steps of all ranks and minibatches; the first ratio's distance from 1
-    is 0 but for rounding, or acting and learning have not computed the same."""
+    """Means over all valid steps of all ranks and minibatches.
+
+    The distance of the first ratio from 1 is 0 but for rounding; otherwise acting and learning have
+    not computed the same.
+    """
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
@@ -142,7 +147,7 @@ def _accumulate(
     count: int,
     entropy_coef: float,
 ) -> list[float]:
-    """Gradients of the minibatch ``rows``, added over the ranks; this rank's sums of the terms."""
+    """Add the gradients of minibatch ``rows`` over the ranks; returns this rank's sums of terms."""
     config, pieces = run.config, rows.chunk(run.config.grad_accum_steps)
     # DDP's buckets are the gradients; alone, nothing is cleared and then added to.
     run.optimizer.zero_grad(set_to_none=run.gang.num_ranks == 1)
