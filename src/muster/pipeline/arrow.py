@@ -1,8 +1,8 @@
-"""Rows of Arrow data as records for stages, and the way back: columns that stages left alone.
+"""Rows of Arrow data as records for stages, and back: columns that stages have not changed.
 
 A stage gets plain Python values: bytes, datetime, Decimal, lists, dicts. Python's times end at
 microseconds and the year 9999; a stage sees nanoseconds cut off, and a time beyond as the integer
-that is stored. What it leaves alone is written from the Arrow data, so nothing of that is lost.
+that is stored. A column that stages do not change is written from the Arrow data, without loss.
 """
 
 from __future__ import annotations
@@ -135,10 +135,9 @@ def _in_microseconds(kind: Any) -> Any:
 
 
 def untouched(rows: Sequence[ArrowRow], records: Sequence[dict[str, Any]]) -> list[str]:
-    """The columns of the rows' batch that are in the records, and as they were given to a stage
-    or None, which every type has.
+    """The columns of the rows' batch that all records hold unchanged, or with None.
 
-    ``records``: each made of the row at the same place.
+    ``records``: each made of the row at the same place. None fits, because every type has it.
     """
     if not rows:
         return []

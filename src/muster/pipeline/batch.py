@@ -1,8 +1,7 @@
-"""One batch of rows through the stages that work on batches, how large the next one is, and which
-row has killed a worker. No files, no clock.
+"""Running a batch of rows through stages, choosing its size, and finding a row that kills workers.
 
-A row may become several records or none; what became of each is kept together, and a stage that
-raises is asked again for halves, so that only the record to blame is rejected.
+It uses no files and no clock. A row may become several records or none, which are kept together. A
+stage that raises is called again for halves, so that only the record at fault is rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ID = "id"
 class OutOfMemory(Exception):
     """The device's memory did not hold the batch; the text is that of the first error.
 
-    It has no cause: that one's frames would hold the tensors of the failed call.
+    ``__cause__`` is not set: the frames of the error would keep the tensors of the failed call.
     """
 
 
@@ -57,7 +56,7 @@ class Row:
 class Step:
     """A stage as the worker runs it. ``one``: a function of a record; ``many``: of a batch.
 
-    ``retries``: how often a single record is tried again for which it raised.
+    ``retries``: how often a single record is tried again after the stage raised for it.
     """
 
     name: str
@@ -112,8 +111,9 @@ def _apply_one(
 def _again(
     step: Step, function: Callable[[dict[str, Any]], Any], record: dict[str, Any], failure: Failure
 ) -> Any:
-    """Try the record again; the result, or the last failure. What the stage itself has rejected,
-    which has no trace, is never tried again.
+    """Try the record again; returns the result, or the last failure.
+
+    A record that the stage itself has rejected, which has no trace, is never tried again.
     """
     for _ in range(step.retries):
         if not failure.trace:
@@ -139,7 +139,7 @@ def _call_many(step: Step, records: list[dict[str, Any]]) -> list[Any]:
         has_room = not looks_like_out_of_memory(names_of(error), failure.reason)
     else:
         if not isinstance(made, list | tuple) or len(made) != len(records):
-            # Which entry is of which record nobody knows: guessing one by one would hide that.
+            # Nobody knows which entry belongs to which record; trying one by one would hide that.
             return [Failure(step.name, _wrong_length(step, made, len(records)))] * len(records)
         return [checked(step.name, item) for item in made]
     if not has_room:
@@ -213,8 +213,9 @@ def failure_of(stage: str, error: BaseException) -> Failure:
 
 
 class Pace:
-    """How many rows a cheap function takes at once: a batch lasts about a tenth of a second,
-    few enough that a kill, a time limit or a share costs little, many enough to cost little.
+    """How many rows a cheap function takes at once: a batch lasts about a tenth of a second.
+
+    So a kill, a time limit or sharing loses little work, and the journal gets few entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -231,8 +232,8 @@ class Pace:
 class BatchSize:
     """How many rows go in together: halved by an out-of-memory, doubled again by good batches.
 
-    Never above the start. A size is tried again after 8 good batches, or after twice as many for
-    each time it has failed, up to 1024: one huge record does not make all others wait.
+    It never exceeds the first size. A size is tried again after 8 good batches, or after twice as
+    many for each time it has failed, up to 1024: one huge record does not slow down all others.
     """
 
     def __init__(self, start: int) -> None:
@@ -271,9 +272,11 @@ class Kind(IntEnum):
 
 
 class InProgress(NamedTuple):
-    """What an attempt notes before it works: rows ``start`` to ``stop``, when the task had
-    ``tries``. Of a SINGLE one, the row ``start`` was being worked on. ``failures``: how often that
-    row, or the set-up, had killed its worker before.
+    """What an attempt notes before it works on rows ``start`` to ``stop``.
+
+    ``tries``: the failed attempts of the task by then. With the kind SINGLE it was working on the
+    row ``start`` alone. ``failures``: how often that row, or the set-up, had killed its worker
+    before.
     """
 
     start: int
@@ -287,8 +290,8 @@ class InProgress(NamedTuple):
 class Recovery:
     """How an attempt goes on after one that died by the task's own fault (a try, to the farm).
 
-    Rows ``start`` to ``stop``, which the dead worker had, go one by one. The row at which workers
-    die more often than the retries allow is ``rejected`` instead of tried, and the rest goes on.
+    Rows ``start`` to ``stop``, which the dead worker had, are tried one by one. A row at which
+    workers die more often than the retries allow is ``rejected`` instead, and the rest goes on.
     """
 
     start: int = 0
@@ -310,7 +313,7 @@ class Recovery:
         )
 
     def note(self, start: int, stop: int, tries: int) -> InProgress:
-        """What to write down before rows ``start`` to ``stop`` are worked on."""
+        """The note to write before rows ``start`` to ``stop`` are worked on."""
         if self.is_suspect(start):
             failures = self.failures if start == self.row else 0
             return InProgress(start, self.stop, tries, Kind.SINGLE, failures)
@@ -321,7 +324,7 @@ class Recovery:
 
 
 def recovery(note: InProgress | None, tries: int, retries: int) -> Recovery:
-    """What the note of an earlier attempt means now; nothing if its end was nobody's fault."""
+    """How to go on after an attempt with this note; as from the start if no row was at fault."""
     if note is None or tries <= note.tries or note.kind is Kind.NOTHING:
         return Recovery()
     if note.kind is Kind.STARTING:

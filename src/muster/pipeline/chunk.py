@@ -58,7 +58,7 @@ Numbered = Iterator[tuple[int, dict[str, Any] | BadRow | None]]
 def run_chunk(
     ctx: Any, order: int, first: int, count: int, file: int, place: list[int], start: int, stop: int
 ) -> dict[str, Any]:
-    """Rows ``start`` to ``stop`` of the shard; returns what the ledger keeps of them."""
+    """Process rows ``start`` to ``stop`` of the shard; returns what the ledger keeps of them."""
     worker = worker_of(ctx)
     shard = Shard(order, first, count, file, tuple(place))
     parts = worker.folder.parts_of(order)
@@ -174,7 +174,7 @@ class Chunk:
                 if others:
                     self._share(others, grain=self._worker.batch_size)
                 if time.monotonic() - began < _SET_UP_LIMIT_S:
-                    self._report()  # loading is no hanging, up to a point
+                    self._report()  # loading does not count as hanging, up to a limit
 
         thread = threading.Thread(target=answer, name="muster-sharing", daemon=True)
         thread.start()
@@ -202,8 +202,9 @@ class Chunk:
             yield from self._worker.source.read(self._shard, start, stop)
 
     def _take(self, rows: Numbered, most: int) -> list[Row]:
-        """The next batch, up to a stop that may have come nearer; one row at a time where an
-        earlier attempt has died.
+        """The next batch, up to the chunk's end, which sharing may have moved.
+
+        Where an earlier attempt has died, it is one row at a time.
         """
         began = time.perf_counter()
         most = 1 if self._next < self._recovery.stop else most
@@ -281,7 +282,7 @@ class Chunk:
     # ------------------------------------------------------------------ stages that wait
 
     async def _run_waiting(self, rows: Numbered) -> None:
-        """Keep ``concurrency`` rows in the waiting stages, and store them as they come out."""
+        """Keep ``concurrency`` rows in the waiting stages, and store each when it is done."""
         ready: list[Row] = []
         running: set[asyncio.Task[Row]] = set()
         is_over = False
@@ -333,7 +334,7 @@ class Chunk:
         return row
 
     async def _ask(self, name: str, stage: Any, record: dict[str, Any]) -> Any:
-        """What the stage makes of the record, or why it does not, after all tries."""
+        """The stage's result for the record, or its failure after all tries."""
         for left in range(self._worker.plan.exception_retries, -1, -1):
             try:
                 return checked(name, await stage.process_one(record.copy()))
@@ -351,7 +352,7 @@ class Chunk:
         self._writer.store(batch)
 
     def _check_device(self, failures: Sequence[Failure]) -> None:
-        """What a device does that is gone or broken is no fault of the records: none is stored."""
+        """Raise where the device is gone or broken: no record is at fault, and none is stored."""
         for failure in failures:
             if failure.trace and looks_like_lost_device(failure.reason):  # no stage rejected it so
                 self._blame_nobody()
@@ -360,13 +361,13 @@ class Chunk:
             said = f"{fault}: no kernel runs in this process now."
             if not self._ctx.has_own_process:
                 raise RuntimeError(said)
-            # One of the rows did it; it is found as one is that ends the process itself.
+            # One of the rows broke the device; it is found like a row that ends the process.
             sys.stderr.write(f"{failures[0].trace}\n{said}\n")
             sys.stderr.flush()
             os._exit(1)
 
     def _blame_nobody(self) -> None:
-        """The rows in flight go through a fresh process, and count as not begun."""
+        """Let a fresh process do the rows in flight, which count as not begun."""
         self._journal.begin(InProgress(0, 0, self._ctx.tries, Kind.NOTHING, 0))
 
     # ------------------------------------------------------------------ between batches
@@ -386,8 +387,9 @@ class Chunk:
             self._report()
 
     def _has_moved(self) -> bool:
-        """Whether a row or a token was finished since the last time: only that counts as progress
-        and puts off the time limit.
+        """Whether a row or a token was finished since the last call.
+
+        Only that counts as progress and postpones the time limit.
         """
         seen = (self._worker.num_rows, METER.read())
         before, self._seen = self._seen, seen
@@ -399,7 +401,7 @@ class Chunk:
         return max(self._next, self._journal.end, self._recovery.stop)
 
     def _share(self, others: int, grain: int) -> None:
-        """Keep an even share of the rows to come, of at least two batches, and give the rest."""
+        """Keep an even share of the rows to come, at least two batches, and give the rest away."""
         begin, left = self._free_from, self._stop - self._free_from
         pieces = max(1, min(others + 1, left // (2 * max(1, grain)) + 1))
         width = max(1, math.ceil(left / pieces))

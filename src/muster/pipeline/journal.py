@@ -6,8 +6,7 @@ Guarantees
 - Opening the journal again gives exactly the rows that were added; a torn end is cut off.
 - ``finish`` leaves one file with the rows in input order; calling it again gives the same.
 
-Not guaranteed
-- Two processes at once: the second is refused by a lock while the first lives.
+- One process has it open at a time: a lock refuses a second one while the first lives.
 
 Files beside each other: ``KEY.rows`` and ``KEY.bad`` hold output lines and reject lines as they
 came and ``KEY.idx`` one entry per ``add`` with checksums of both; when the chunk is finished they
@@ -102,7 +101,7 @@ class Journal:
         num_rejects: int = 0,
         num_dropped: int = 0,
     ) -> None:
-        """Rows ``start`` to ``stop`` are done. Raises OSError where the disk does not take it."""
+        """Append rows ``start`` to ``stop``. Raises OSError where the disk does not take them."""
         entry = Entry(
             start, stop, num_rows, num_rejects, num_dropped,
             len(lines), zlib.crc32(lines), len(rejects), zlib.crc32(rejects),
@@ -148,8 +147,8 @@ class Journal:
             yield at, stop
 
     def stored(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The ranges of rows from ``start`` to ``stop`` that are in it and gave neither a record
-        nor a reject somewhere, in order.
+        """The stored ranges from ``start`` to ``stop`` in which some row gave neither a record nor
+        a reject, in order.
         """
         for entry in sorted(self._entries):
             if entry.num_dropped and entry.start < stop and entry.stop > start:
@@ -169,8 +168,8 @@ class Journal:
     def finish(self) -> Totals:
         """Make the chunk's files: synced, in input order, under their final names.
 
-        The indices are not synced: a chunk that the ledger has never needs them again, and one
-        that it has not is cut back to what its index shows.
+        The indices are not synced: a chunk that the ledger has recorded never needs them again, and
+        any other chunk is cut back to what its index shows.
         """
         os.fsync(self._rows)
         os.fsync(self._bad)
@@ -238,7 +237,7 @@ class Journal:
         _copy_pieces(self._bad, bad, self.bad_path)
 
     def _write_final_index(self, ordered: list[Entry]) -> str:
-        """One entry per gapless range, which is one for a whole chunk; the sha256 of its lines."""
+        """Write an entry per gapless range, one for a whole chunk; returns its lines' sha256."""
         packed, digest = b"", hashlib.sha256()
         joined: list[Entry] = []
         for entry in ordered:

@@ -1,4 +1,4 @@
-"""What a stage of ``muster map`` is, and what it may say of a record.
+"""What a stage of ``muster map`` is.
 
 A stage is one of
 - a function of one record (a dict) that returns the new record, None to drop it, or a list of
@@ -33,11 +33,18 @@ from muster.base.target import TargetRef, load_value, parse_target, ref_of
 
 
 class Reject(Exception):
-    """This record cannot be processed; trying again would not help."""
+    """Raise or return it in a stage for a record that cannot be processed.
+
+    The record goes to errors.jsonl with the text as its reason, and is not tried again.
+    """
 
 
 def seed_of(*parts: str | int) -> int:
-    """From 0 to 2**63 - 1, a function of ``parts``: run seed, record, stage, round."""
+    """A seed from 0 to 2**63 - 1 that depends on ``parts`` alone, the same on every machine.
+
+    Parts are whatever a random draw should depend on: a seed of the run, the record's id, the
+    stage, the number of the round.
+    """
     text = "\x1f".join(map(str, parts))
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -51,7 +58,7 @@ class Meter:
         self._lock = threading.Lock()
 
     def add(self, name: str, amount: float) -> None:
-        """``name`` in the plural: ``"tokens"``, ``"prompt_tokens"``, ``"requests"``."""
+        """Add to a sum. ``name`` is in the plural: ``"tokens"``, ``"requests"``."""
         with self._lock:
             self._sums[name] += amount
 

@@ -25,9 +25,10 @@ _DEFAULT_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class MapPlan:
-    """``batch_size`` 0: what the stages ask for. Memory in MiB of resident set; None: no limit.
+    """The plan of a map, as a worker reads it.
 
-    ``keeps_types``: the output has types, so values do not become what JSON has for them.
+    ``batch_size`` 0: what the stages ask for. Memory is in MiB of resident set; None: no limit.
+    ``keeps_types``: the output has types, so values are not converted to those of JSON.
     """
 
     source: Mapping[str, Any]
@@ -72,8 +73,9 @@ class TaskContext(Protocol):
 
 
 class Worker:
-    """One per process and run. ``waiting`` are the stages with ``process_one``; ``before`` and
-    ``after`` the others on both sides of them.
+    """The stages of a run in this process.
+
+    ``waiting`` are the stages with ``process_one``, ``before`` and ``after`` the others.
     """
 
     def __init__(self, folder: RunFolder, plan: MapPlan, device: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows that are done, as lines of the journal: records, and why others were rejected."""
+"""Finished rows as lines of the journal: their records, and the reasons of rejected ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from muster.pipeline.sinks.parts import as_plain, marked, with_header
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.worker import Worker
 
-#: So many records at the start of a worker that all fail say that the stage is broken.
+#: If so many records at the start of a worker all fail, the stage is taken to be broken.
 _BROKEN_AFTER = 100
-#: A chunk of so many is not stored either, when nothing but failures is in it.
+#: A chunk of so many rows or more is not stored either, when all of them have failed.
 _TOO_MANY_HELD = 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
@@ -60,7 +60,7 @@ class RowWriter:
         self._write(written)
 
     def _has_our_ids(self, row: Row) -> bool:
-        """Whether all of its records have the row's number, or a text that begins with it."""
+        """Whether the id of every record is the row's number, or a text that begins with it."""
         if not row.records:
             return True
         own, ids = self._row_of(row.number), [record.get("id") for record in row.records]
@@ -211,8 +211,9 @@ def _packed(group: list[Row]) -> list[Written]:
 def _lines_of(
     row: Row, records: list[dict[str, Any]], *, typed: bool = False
 ) -> tuple[list[bytes], list[int]]:
-    """One by one, and the places of those that were written; what cannot be written becomes a
-    failure of the row.
+    """The lines of records, and the places of those that were written.
+
+    A record that cannot be written becomes a failure of the row.
     """
     lines, good = [], []
     for place, record in enumerate(records):
@@ -226,7 +227,7 @@ def _lines_of(
 
 
 def _line(record: dict[str, Any], *, typed: bool) -> bytes:
-    """Integers of any size as they are, decimals as texts, which keep all of their digits."""
+    """A record as a line: integers of any size as they are, decimals as texts of all digits."""
     default, option = (marked, _TYPED_OPTIONS) if typed else (as_plain, _OPTIONS)
     try:
         return orjson.dumps(record, default=default, option=option)

@@ -27,7 +27,7 @@ class Loaded:
 
 
 def check(spec: EngineSpec) -> None:
-    """Raises UsageError or SetupError for what can be seen without a model."""
+    """Raise UsageError or SetupError for mistakes that show without a model."""
     if not spec.model:
         raise UsageError(
             "No model is named.", hint="write --model with a Hugging Face name or a folder."
@@ -44,7 +44,7 @@ def check(spec: EngineSpec) -> None:
 
 
 def load(spec: EngineSpec, device: str) -> Loaded:
-    """The model on ``device``, ready to answer. Raises SetupError."""
+    """Load the model to ``device``, ready to answer. Raises SetupError where that fails."""
     import torch
 
     if spec.quantize != "none" and not device.startswith("cuda"):
@@ -119,7 +119,9 @@ def _quantization(kind: str) -> Any:
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Those of the model's generation settings, which may name several, and the tokenizer's."""
+    """The end tokens of the model's generation settings, which may name several, and the
+    tokenizer's.
+    """
     named = model.generation_config.eos_token_id
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)
@@ -166,7 +168,7 @@ class StopText:
         self.text = ""
 
     def is_found(self, tokens: Sequence[int]) -> bool:
-        """``tokens``: all so far. True once; ``text`` then ends before the stop text."""
+        """Whether a stop text is in ``tokens``, all so far; ``text`` then ends before it."""
         before = self._decode(tokens[self._context : self._read])
         after = self._decode(tokens[self._context :])
         if after.endswith(_INCOMPLETE):
@@ -182,7 +184,7 @@ class StopText:
 
 @dataclass(eq=False)
 class Answer:
-    """``limit``: the most tokens it may get. ``tokens``: those it got, without the prompt's."""
+    """An answer in progress. ``limit``: its most ``tokens``, which do not count the prompt's."""
 
     prompt: list[int]
     sampling: Sampling
@@ -199,14 +201,14 @@ class Answer:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the tokens; drawn again they are the same."""
+        """Forget the tokens; when they are drawn again they are the same."""
         stops = self.sampling.stop
         self.tokens, self.finish_reason = [], None
         self._stop = StopText(stops, self.decode) if stops else None
 
     @property
     def length(self) -> int:
-        """Tokens with the prompt."""
+        """The number of its tokens with the prompt's."""
         return len(self.prompt) + len(self.tokens)
 
     def take(self, token: int) -> bool:
@@ -245,7 +247,7 @@ def window(lengths: Sequence[int], count: int) -> list[int]:
 
 
 def prepared(request: Request, loaded: Loaded) -> Answer:
-    """Raises RequestError for a prompt without tokens or with too many."""
+    """Tokenize a request. Raises RequestError for a prompt without tokens or with too many."""
     text, adds_special = request.prompt, True
     if text is None:
         text, adds_special = prompt_text(loaded.tokenizer, request.messages)

@@ -3,8 +3,8 @@
 Every token is drawn with one uniform number, a function of (seed, position) alone: the batch, the
 device and the order of requests have no part in it. The token is where the cumulated
 probabilities, in the order of the vocabulary, first exceed that number; rounding of the logits
-therefore changes a token only where the number is that close to a border. One thread uses a
-decoder.
+therefore changes a token only where the number is that close to a border. Only one thread may use
+a decoder.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class GrowingLayer(_theirs.CacheLayerMixin):  # type: ignore[misc]
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Reserve room for these and some more."""
+        """Reserve memory for these columns and some more."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys = _reserved(key_states, key_states.shape[0], _room(key_states.shape[2]))
         self.values = _reserved(value_states, value_states.shape[0], _room(key_states.shape[2]))
@@ -108,7 +108,7 @@ class GrowingLayer(_theirs.CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append; returns all of it."""
+        """Append keys and values; returns all that are in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         begin, end = self.length, self.length + key_states.shape[2]
@@ -121,15 +121,15 @@ class GrowingLayer(_theirs.CacheLayerMixin):  # type: ignore[misc]
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length with the query, and the column at which it begins."""
+        """The length with the query, and the column at which the mask begins."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Columns in use."""
+        """The number of columns in use."""
         return self.length
 
     def get_max_length(self) -> int:
-        """There is no maximum."""
+        """-1: there is no maximum."""
         return -1
 
     def rebuild(self, rows: Tensor, old: int, new: GrowingLayer | None, length: int) -> None:
@@ -226,7 +226,7 @@ class Decoder:
         return active
 
     def drop(self, answer: Answer) -> None:
-        """Nobody waits for this one any more."""
+        """Drop an answer that nobody waits for any more."""
         self._rows = [None if row is answer else row for row in self._rows]
 
     def admit(self, answers: Sequence[Answer]) -> list[Answer]:
@@ -247,7 +247,7 @@ class Decoder:
             return self._take(logits, len(self._rows) - len(answers))
 
     def step(self) -> list[Answer]:
-        """One more token for every row; returns the answers that are complete now."""
+        """Write one more token of every row; returns the answers that are complete now."""
         with torch.inference_mode():
             self._leave()
             tokens = [0 if row is None else row.tokens[-1] for row in self._rows]
@@ -263,7 +263,7 @@ class Decoder:
             return self._take(out.logits[:, -1], 0)
 
     def _read(self, answers: Sequence[Answer], cache: Any) -> tuple[Tensor, Tensor]:
-        """Prompts into ``cache``, padded at the left; the mask and the logits of the last ones."""
+        """Read prompts into ``cache``, padded at the left; returns the mask and the last logits."""
         width = max(len(answer.prompt) for answer in answers)
         gaps = [width - len(answer.prompt) for answer in answers]
         tokens = [[0] * gap + answer.prompt for gap, answer in zip(gaps, answers, strict=True)]
@@ -318,7 +318,7 @@ class Decoder:
         return [place for place, row in enumerate(self._rows) if row is not None]
 
     def _rebuild(self, new: list[Answer], new_cache: Any) -> None:
-        """Rows of complete answers out, ``new`` in, columns that are padding for all away."""
+        """Take complete answers out, put ``new`` in, and drop columns that only hold padding."""
         keep = torch.tensor(self._kept(), dtype=torch.long, device=self._device)
         active = self.active
         # The last token drawn is not in the cache yet; of new ones, none is.
@@ -352,5 +352,5 @@ class Decoder:
 
 
 def compiled(model: Any) -> Any:
-    """The model for one token of every row, compiled for any number of rows and columns."""
+    """Compile the model for one token of every row, and any number of rows and columns."""
     return torch.compile(model, dynamic=True)

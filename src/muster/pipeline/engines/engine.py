@@ -65,7 +65,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """Which engine, which model, how. Equal specs share one engine in a worker.
+    """An engine, its model, and its options. Equal specs share one engine in a worker.
 
     ``batch_size`` is the start for ``transformers``; ``concurrency`` the number of requests in
     flight for ``openai``. 0 means the engine's own default.
@@ -87,7 +87,7 @@ class EngineSpec:
 
 
 class Engine(Protocol):
-    """Made by ``engines.table.open_engine(spec)``; used from one event loop."""
+    """A text generator. ``open_engine(spec)`` makes one; it is used from one event loop."""
 
     #: How many requests it likes to have at once, to be always busy.
     concurrency: int
@@ -96,7 +96,7 @@ class Engine(Protocol):
         """Load the model or reach the server; raises SetupError with what to install or start."""
 
     async def generate(self, request: Request) -> Completion:
-        """Raises RequestError or EngineError."""
+        """Return a completion; raises RequestError or EngineError."""
 
     def stats(self) -> Mapping[str, Any]:
         """Numbers since the start: requests, tokens, batches, batch size now, retries."""
@@ -108,7 +108,7 @@ T = TypeVar("T")
 
 
 class Watchdog:
-    """``timeout_s``: so long without a token or an answer, with requests in flight, is a hang."""
+    """Finds a hang: requests in flight, and no token or answer for ``timeout_s`` seconds."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -116,7 +116,7 @@ class Watchdog:
         self._num_waiting = 0
 
     def progress(self) -> None:
-        """A token or an answer has come. Any thread may say so."""
+        """Note that a token or an answer has come. Any thread may call it."""
         self._last_s = time.monotonic()
 
     async def wait(self, answer: asyncio.Future[T]) -> T:
@@ -169,7 +169,7 @@ _ENTRIES: dict[tuple[EngineSpec, str], _Entry] = {}
 
 
 class Lent:
-    """One user's hold on a shared engine."""
+    """A shared engine as one of its users holds it, until ``close``."""
 
     def __init__(self, key: tuple[EngineSpec, str], engine: Engine) -> None:
         self.engine = engine
@@ -177,7 +177,7 @@ class Lent:
         self._is_open = True
 
     async def close(self) -> None:
-        """Give it back; the last user's ``close`` stops the engine. Twice is the same as once."""
+        """Release the engine; the last user's ``close`` stops it. It may be called again."""
         if not self._is_open:
             return
         self._is_open = False

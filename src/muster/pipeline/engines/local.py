@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from muster.pipeline.engines.decoding import Decoder
 
 _DEFAULT_BATCH = 32
-#: Waiting requests per place in the batch: a choice of lengths, and none to wait for at a join.
+#: Requests to have waiting per place in the batch, so that lengths that fit can be chosen.
 _QUEUE_SHARE = 2
-#: Reading the prompts of new rows costs the others about as much as so many tokens.
+#: Reading the prompts of new rows delays the others by about as much as so many tokens.
 _JOIN_COST = 3
-#: After the first request of a silent time, others that come within this go with it.
+#: Seconds in which other requests join the first one after an idle time.
 _GATHER_S = 0.003
 _STOP_S = 30.0
 _STOP_BROKEN_S = 1.0
@@ -112,7 +112,7 @@ class TransformersEngine:
         return {**self._counts, "batch_size": self._size.now}
 
     async def stop(self) -> None:
-        """Requests in flight are given up. A thread that hangs is left behind."""
+        """Stop; requests in flight fail, and a thread that hangs is left behind."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -233,7 +233,7 @@ class TransformersEngine:
         METER.add("prompt_tokens", prompt_tokens)
 
     def _shrink(self, decoder: Decoder, reason: str) -> None:
-        """All rows wait again, in front of the others, for a batch of half as many."""
+        """Put all rows in front of those that wait, for a batch of half as many rows."""
         rows = list(self._running.values())
         decoder.clear()
         for job in rows:
@@ -250,7 +250,7 @@ class TransformersEngine:
         self._waiting = rows + self._waiting
 
     def _forget(self, decoder: Decoder) -> None:
-        """Nobody waits for a request any more that was cancelled."""
+        """Drop requests that were cancelled: nobody waits for them any more."""
         self._waiting = [job for job in self._waiting if not job.future.cancelled()]
         gone = [answer for answer, job in self._running.items() if job.future.cancelled()]
         for answer in gone:

@@ -1,4 +1,4 @@
-"""How fast requests may go out, and when a failed one goes again. The clock is the caller's."""
+"""How fast requests may be sent, and when a failed one is sent again. The clock is the caller's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from muster.pipeline.stages import METER
 
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
-#: A burst may be so many seconds' worth, on top of the rate.
+#: A burst may hold what the rate allows in so many seconds.
 _BURST_S = 1.0
 
 
@@ -34,7 +34,7 @@ class Bucket:
     """At most ``per_minute`` units in any minute, and a burst of one second's worth (or of one
     unit) more. 0 is no limit.
 
-    Units that are more than a burst are waited for as a whole before they go.
+    More units than a burst have to be waited for as a whole.
     """
 
     per_minute: float
@@ -57,10 +57,11 @@ class Bucket:
 
 
 def back_off_s(failures: int, chance: float, asked_s: float | None) -> float:
-    """The wait after so many failures in a row, 1 or more. ``chance``: from 0 to 1, at random.
+    """Seconds to wait after so many failures in a row, 1 or more. ``chance``: random, from 0 to 1.
 
-    Doubles from half a second up to 30 s, of which a random half to all is taken, so that those
-    who failed together do not come back together. Never shorter than the server has asked for.
+    The wait doubles from half a second up to 30 s, and between half and all of it is taken at
+    random, so that requests that failed together are not repeated together. It is never shorter
+    than the server has asked for.
     """
     longest_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10))
     own_s = longest_s * (0.5 + 0.5 * chance)

@@ -19,8 +19,8 @@ from muster.pipeline.arrow import json_like
 from muster.pipeline.sinks.parts import Batch, Part, as_plain, batches
 from muster.pipeline.sinks.survey import Seen
 
-#: Small, because it is what the peak of memory consists of, and a run of a few thousand records
-#: should not take less than one of millions.
+#: Rows of a row group. It is small, because it decides the peak of memory, which should be the same
+#: for a few thousand records and for millions.
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 100_000
 #: Marks a column of JSON text, so that a reader knows to parse it.
@@ -45,11 +45,11 @@ _DECLARED = re.compile(r"(?P<item>\w+)(?P<list>\[(?P<length>\d+|\*|)\])?")
 
 
 class ParquetEncoder:
-    """Declared columns are of their declared type, those that the stages left alone of the type
-    they had in the input, the others of what `Seen` holds.
+    """Writes Parquet. A column has its declared type, else the input's if no stage changed it.
 
-    Integers among floats become floats, and keys that a struct lacks null. A column of values
-    without a common type is JSON text, and a note names it. A column without any value is text.
+    Every other column has the type that holds all values, as `Seen` knows them. Integers among
+    floats become floats, and keys that a struct lacks become null. A column of values without a
+    common type is JSON text, and a note names it. A column without any value is text.
     ``metadata``: what the schema of the input carried beside its columns.
     """
 
@@ -221,7 +221,7 @@ def _type_of(seen: Seen) -> Any:
 
 @contextmanager
 def _plain_memory() -> Iterator[None]:
-    """Use the system's allocator: Arrow's own keep freed memory, several row groups of it."""
+    """Use the system's allocator inside: Arrow's own keep several row groups of freed memory."""
     before = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     try:

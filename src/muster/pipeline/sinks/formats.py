@@ -1,4 +1,4 @@
-"""The formats of an output: what a path means, and records written and read again.
+"""The formats of an output: what a path means, and how records are written and read again.
 
 CSV has one header for all records, RFC 4180 quoting, and values that are not text as JSON. Parquet
 has modules of its own.
@@ -130,7 +130,9 @@ MAX_CELL_CHARS = (1 << 31) - 1
 
 
 class Encoder(Protocol):
-    """Made with all parts of an output, so that all of its files have the same columns."""
+    """Writes files of one format. It is made with all parts, so that all files have the same
+    columns.
+    """
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -160,7 +162,7 @@ class TextEncoder:
                 file.write(block)
 
     def encoded(self, part: Part) -> Iterator[bytes]:
-        """Without the head."""
+        """The bytes of a part, without a header."""
         columns = self._columns
         if columns is None:
             yield from blocks(part)
@@ -206,7 +208,7 @@ def _cell(value: Any) -> str:
 
 
 def encoder_for(spec: SinkSpec, parts: Sequence[Part]) -> Encoder:
-    """Reads all parts where the format needs to know all columns."""
+    """Make the encoder of an output; it reads all parts where the format must know all columns."""
     if spec.format == "jsonl":
         return TextEncoder()
     if spec.format == "csv":

@@ -40,7 +40,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def write_parts(
     shards: Sequence[Sequence[Part]], encoder: Encoder, place: Path, format: Format
 ) -> int:
-    """``part-00000.jsonl`` … and the manifest in ``place``, synced; the bytes of the parts."""
+    """Write ``part-00000.jsonl`` … and the manifest to ``place``, synced; returns their bytes."""
     files: list[dict[str, Any]] = []
     for number, shard in enumerate(shards):
         path = place / f"part-{number:05d}.{format}"
@@ -102,7 +102,7 @@ def _check_only_ours(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders; in one step where the system can, else with a moment without ``old``."""
+    """Swap two folders: in one step where the system can, else ``old`` is missing for a moment."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         names = os.fsencode(new), os.fsencode(old)
@@ -201,7 +201,7 @@ def repeated_ids(parts: Sequence[Part]) -> str | None:
 
 
 def _ids(parts: Iterable[Part]) -> Iterator[str]:
-    """Of every record its id as JSON; empty where it has none."""
+    """The id of every record as JSON; empty where a record has none."""
     for batch in batches(parts):
         there = None if batch.carried is None else batch.carried.batch
         if there is not None and "id" in there.schema.names:
@@ -240,7 +240,7 @@ def sweep(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """OSErrors as SetupErrors that speak of the output."""
+    """Raise OSErrors inside as SetupErrors that name the output."""
     try:
         yield
     except OSError as error:

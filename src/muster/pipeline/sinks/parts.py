@@ -172,7 +172,7 @@ def error_blocks(part: Part) -> Iterator[bytes]:
 
 
 def _size_of(record: dict[str, Any]) -> int:
-    """About how many values a record has: lists and texts are what can be long."""
+    """About how many values a record holds, counting items of lists and characters of texts."""
     return sum(
         1 + (len(value) >> 4 if type(value) is str else len(value))
         if isinstance(value, str | list | dict)
@@ -229,7 +229,7 @@ def read_line(record: dict[str, Any]) -> tuple[dict[str, Any], Carried | None]:
 
 
 def marked(value: Any) -> Any:
-    """For orjson: what it does not know, as an object that `read_line` makes the same again."""
+    """For orjson: a value that it does not know, as an object that `read_line` turns back."""
     if _is_no_time(value):
         return None
     for kind, name, encode, _ in _KINDS:
@@ -239,7 +239,7 @@ def marked(value: Any) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """For orjson: what it does not know, in the form that JSON and CSV have for it.
+    """For orjson: a value that it does not know, in the form that JSON and CSV have for it.
 
     Bytes are base64 text, decimals texts with all their digits, durations seconds, and tensors and
     arrays lists.

@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.pipeline.sinks.parts import Batch, Part, batches
 
-#: Beyond, a float no longer holds every integer.
+#: Beyond this a float no longer holds every integer.
 _EXACT_IN_FLOAT = 1 << 53
 _MAX_INT64 = (1 << 63) - 1
 #: A struct with more fields is a mapping with data for keys, and would make a column of each.
@@ -166,7 +166,7 @@ def survey(parts: Iterable[Part], declared: Iterable[str] = ()) -> dict[str, See
 
 
 def _join(seen: Seen) -> bool:
-    """One field for all files, where they differ in nulls only; whether there is one."""
+    """Make one field of those of all files, which may differ in nulls; whether that is possible."""
     import pyarrow as pa
 
     try:

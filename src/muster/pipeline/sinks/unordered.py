@@ -23,7 +23,7 @@ from muster.pipeline.sinks.parts import Part, by_shard
 
 
 class Appender:
-    """Appends finished parts to ``NAME.partial``; `finish` gives it its name.
+    """Appends finished parts to ``NAME.partial``, which `finish` renames to ``NAME``.
 
     Guarantees: after kill -9 at any moment a new Appender has every part for which `add` returned,
     once, and nothing else. Not guaranteed: two Appenders of one output at a time. The parts' files
@@ -49,7 +49,7 @@ class Appender:
             self._recover()
 
     def has(self, part: Part) -> bool:
-        """SetupError when those rows are there with other contents, from another run."""
+        """Whether a part is in it. Raises SetupError where its rows are of another run."""
         if self._sha256.get(part[:3], part.sha256) != part.sha256:
             raise self._foreign()
         return part[:3] in self._sha256
@@ -120,7 +120,7 @@ class Appender:
     # ------------------------------------------------------------------ contents
 
     def _rewrite_csv(self, path: Path) -> None:
-        """All rows as long as the last ones."""
+        """Make all rows as long as the last ones."""
         csv.field_size_limit(MAX_CELL_CHARS)
         sweep(path)
         width = len(self._columns)

@@ -53,7 +53,7 @@ class Parquet:
             return parquet.schema_arrow
 
     def _cursor(self, file: DataFile, group: int) -> _Cursor:
-        """The one that is open, if it stands in this group: chunks come in order mostly."""
+        """The open cursor if it is in this group, as chunks mostly come in order; or a new one."""
         key = str(file.path)
         found = self._open.get(key)
         if found is None or found.group != group:

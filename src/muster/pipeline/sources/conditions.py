@@ -71,7 +71,7 @@ class Condition:
         return pair is not None and bool(pair[0] == pair[1])
 
     def _pair(self, found: Any, value: Value) -> tuple[Any, Any] | None:
-        """Both in one type, or None where they cannot be compared."""
+        """Both values in one type, or None where they cannot be compared."""
         if isinstance(found, bool):
             return None
         if isinstance(found, int | float | decimal.Decimal):
@@ -93,7 +93,9 @@ def matches(conditions: Iterable[Condition], record: Mapping[str, Any]) -> bool:
 def parse_conditions(
     texts: Iterable[str], columns: Iterable[str], *, reads_numbers: bool = False
 ) -> tuple[Condition, ...]:
-    """UsageError for a condition that cannot be read, UnknownNameError for an unknown column."""
+    """Read conditions. Raises UsageError for one that is malformed, UnknownNameError for an unknown
+    column.
+    """
     known = list(columns)
     parsed = tuple(_parse(text, reads_numbers) for text in texts)
     for condition in parsed:

@@ -18,7 +18,7 @@ HASHED_WHOLE = 64 << 20
 
 
 def identity(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description less what may differ for the same input: times, and where it was unpacked."""
+    """A description without what may differ for the same input: times, and unpacked files."""
     files = [
         {key: value for key, value in file.items() if key not in ("mtime_ns", "unpacked")}
         for file in description["files"]
@@ -134,7 +134,7 @@ def find_files(text: str) -> list[Found]:
 
 
 def check_start(path: Path, name: str, kind: str) -> None:
-    """UsageError where the first bytes belie the suffix; cheap and before any work."""
+    """Raise UsageError where the first bytes contradict the suffix, before any work."""
     with path.open("rb") as stream:
         start = stream.read(4096)
     is_what = next((what for magic, what in _MAGIC.items() if start.startswith(magic)), "")
@@ -201,7 +201,7 @@ def _known(path: Path) -> Found:
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    """``part-10`` comes behind ``part-9``."""
+    """A sort key by which ``part-10`` comes after ``part-9``."""
     parts = re.split(r"(\d+)", text)
     return [
         (0, int(part), part) if part.isdigit() and part.isascii() else (1, 0, part)

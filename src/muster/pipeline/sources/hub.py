@@ -24,12 +24,12 @@ from muster.pipeline.sources.unpack import spool_stream
 _LIMIT_S = 3.0
 _PAUSE_S = 1.0
 _CONSTANTS = "huggingface_hub.constants"
-#: What says that there is no way to the hub, by any HTTP library; others are answers or hiccups.
+#: Names of errors that mean, in any HTTP library, that the hub cannot be reached at all.
 _NO_WAY = {"ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "SSLError"}
 
 
 def is_hub_reachable() -> bool:
-    """Whether the hub answers. True without its package, because who needs that says so."""
+    """Whether the hub answers. True without its package: what needs that reports it itself."""
     try:
         # Names, because the package is optional and its types change from version to version.
         constants: Any = importlib.import_module(_CONSTANTS)
@@ -47,7 +47,7 @@ def is_hub_reachable() -> bool:
 def use_cache_if_unreachable() -> None:
     """Without a connection, let this process take what is in the cache and nothing else.
 
-    The libraries try each file six times otherwise, half a minute long and with a line each.
+    The libraries would try each file six times otherwise, for half a minute, with a line each.
     """
     if not is_hub_reachable():
         constants: Any = importlib.import_module(_CONSTANTS)

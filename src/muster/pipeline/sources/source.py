@@ -53,14 +53,16 @@ class BadRow:
     reason: str
 
 
-#: A line without anything in it: a row by its place in the file, and no record.
+#: A blank line: it counts as a row of the file and holds no record.
 BLANK = BadRow("", "a blank line")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which rows, in which order. ``skip`` and ``limit`` count rows of the source (of its shuffled
-    order when ``shuffle_seed`` is given); ``where`` then drops those that do not match.
+    """Which rows are read, and in which order.
+
+    ``skip`` and ``limit`` count rows of the source (of its shuffled order when ``shuffle_seed`` is
+    given); ``where`` then drops those that do not match.
 
     ``where``: conditions ``column OP value`` with OP one of == != < <= > >= in; all must hold.
     """
@@ -144,7 +146,7 @@ class CutIndex:
         self.num_rows = 0 if is_empty else int(self._rows[-1, 1] + self._rows[-1, 2])
 
     def pieces(self, seed: int | None) -> Iterator[Piece]:
-        """In the order of the input, or in one that the seed decides."""
+        """The pieces in the order of the input, or in one that the seed decides."""
         size = len(self._rows)
         return self._pieces(range(size) if seed is None else permutation(size, seed))
 
@@ -247,8 +249,9 @@ class Source:
         return None if schema is None or not self._files else schema(self._files[0])
 
     def shards(self, rows_per_shard: int | None) -> Iterator[Shard]:
-        """Pieces of ``rows_per_shard`` rows, or of a 64th of the selected rows, from 256 to 10,000;
-        of 32 MiB at most. The first call scans the input, up to the last row of ``limit``.
+        """Shards of ``rows_per_shard`` rows, by default a 64th of the selected rows but 256 to
+        10,000, and of 32 MiB at most. The first call scans the input, up to the last row of
+        ``limit``.
         """
         if self.folder is not None:
             yield from shards_of(self._index(self.folder, rows_per_shard), self.selection)
@@ -275,7 +278,7 @@ class Source:
         return self._matching(enumerate(rows, start))
 
     def row_of(self, shard: Shard) -> Callable[[int], int]:
-        """From a row of the shard to the row of the input that it is, both from 0."""
+        """A function from a row of the shard to its row of the input, both from 0."""
         _, _, count, begin = shard.place
         if self.selection.shuffle_seed is None:
             return lambda number: shard.first + number

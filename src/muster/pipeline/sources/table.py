@@ -29,7 +29,7 @@ def open_input(
     options: InputOptions = _NO_OPTIONS,
     folder: Path = Path("input"),
 ) -> Source:
-    """A path, folder, glob, ``hf:NAME`` or an iterable of records, looked at but not yet scanned.
+    """Open a path, folder, glob, ``hf:NAME`` or iterable of records, without scanning it.
 
     ``folder`` keeps the index and what has to be unpacked; a second start finds both there.
     Raises UsageError (UnknownNameError for a column of ``where``) and SetupError.

@@ -19,7 +19,7 @@ from muster.pipeline.sources.source import BLANK, MAX_SHARD_BYTES, BadRow, Cut, 
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _FIRST_RECORDS = 1000
-#: All digits become "0", so that a number of 19 digits or more is a plain substring.
+#: Turns all digits to "0", so that a number of 19 digits or more is found as a plain substring.
 _DIGITS = bytes(48 if 48 <= code <= 57 else 0 for code in range(256))
 _LONG_NUMBER = b"0" * 19
 
@@ -128,7 +128,7 @@ def _blocks_of_lines(stream: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def _read_slowly(line: bytes, name: str, number: int) -> Row:
-    """What orjson did not take, or not exactly; says what is wrong with a bad line."""
+    """Read a line that orjson refuses or reads inexactly; says what is wrong with a bad one."""
     if not line.strip():
         return BLANK
     where = f"{name}, line {number:,}"

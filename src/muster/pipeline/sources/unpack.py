@@ -17,7 +17,7 @@ from muster.base.errors import MissingPackageError, UsageError
 from muster.pipeline.sources.files import Found, fingerprint
 
 _BLOCK = 1 << 20
-#: Small, because a block is unpacked as a whole, and may be a thousand times larger then.
+#: Packed bytes read at a time: few, because they may be a thousand times as many when unpacked.
 _PACKED_BLOCK = 1 << 15
 
 
@@ -42,7 +42,7 @@ def unpack(found: Found, folder: Path) -> Path:
 
 
 def text_encoding(name: str) -> str | None:
-    """The encoding's own name; None for UTF-8, which needs no copy. UsageError: there is none."""
+    """The encoding's own name; None for UTF-8, which needs no copy. UsageError if it is unknown."""
     try:
         found = codecs.lookup(name)
         "".encode(name)  # those that are no encodings of text refuse
@@ -90,7 +90,7 @@ def recode(path: Path, name: str, folder: Path, encoding: str) -> Path:
 
 
 def spool(records: Iterable[Any], folder: Path, most: int | None) -> Path:
-    """At most ``most`` records as JSON lines; the file's name is its content."""
+    """Write at most ``most`` records as JSON lines; the file is named by a hash of its content."""
     folder.mkdir(parents=True, exist_ok=True)
     working = folder / "records.jsonl"
     digest = hashlib.blake2b(digest_size=8)
@@ -126,7 +126,7 @@ def spool_stream(
 
 
 def json_line(record: Any, what: str) -> bytes:
-    """UsageError for what is no record, or holds what JSON cannot (bytes, images)."""
+    """A record as a JSON line. Raises UsageError for no record, or no JSON (bytes, images)."""
     import orjson
 
     if not isinstance(record, Mapping):
@@ -144,7 +144,7 @@ def json_line(record: Any, what: str) -> bytes:
 
 
 def _keep_whole_lines(path: Path) -> int:
-    """Cut off a line that was not finished; the number of lines that were."""
+    """Cut off a line that was not finished; returns the number of whole lines."""
     if not path.exists():
         return 0
     count = size = end = 0
