@@ -23,6 +23,7 @@ PURPOSES = {
     "cli": "parse, call, show",
     "api": "the public calls",
     "farm": "independent tasks",
+    "search": "what to try next",
     "train": "one model",
     "rl": "one agent",
     "pipeline": "records in stages",

@@ -1,0 +1,77 @@
+"""Which trials are the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from muster.search.records import Standing
+from muster.search.spec import SearchSpec
+from muster.search.trials import Trial
+
+
+def standing_of(spec: SearchSpec, trial: Trial) -> Standing | None:
+    """The trial as it stands; None where it failed or an objective has no number."""
+    if trial.state == "failed":
+        return None
+    values = tuple(trial.value_of(objective.name) for objective in spec.objectives)
+    if any(math.isnan(value) for value in values):
+        return None
+    return Standing(
+        trial=trial.number,
+        params=trial.params,
+        values=values,
+        spread=tuple(trial.spread_of(objective.name) for objective in spec.objectives),
+        seeds=len(trial.tasks),
+        step=trial.step,
+        state="paused" if trial.state == "waiting" else trial.state,
+    )
+
+
+def is_feasible(spec: SearchSpec, trial: Trial) -> bool:
+    return all(limit.violation(trial.value_of(limit.name)) <= 0 for limit in spec.constraints)
+
+
+def rank_trials(spec: SearchSpec, trials: Sequence[Trial]) -> list[Standing]:
+    """All trials that count, the best first: those that finished before the others, then by how
+    many beat them in every objective, then by value, then by number."""
+    found = [
+        (standing, _costs(spec, standing))
+        for trial in trials
+        if is_feasible(spec, trial) and (standing := standing_of(spec, trial)) is not None
+    ]
+    fronts = _fronts([costs for _, costs in found]) if len(spec.objectives) > 1 else None
+    order = sorted(
+        range(len(found)),
+        key=lambda at: (
+            found[at][0].state != "done",
+            fronts[at] if fronts else 0,
+            found[at][1],
+            found[at][0].trial,
+        ),
+    )
+    return [found[at][0] for at in order]
+
+
+def pareto_front(spec: SearchSpec, trials: Sequence[Trial]) -> list[Standing]:
+    """The finished trials that no finished one beats in every objective, by number."""
+    done = [s for s in rank_trials(spec, trials) if s.state == "done"]
+    fronts = _fronts([_costs(spec, standing) for standing in done])
+    front = [standing for standing, beaten in zip(done, fronts, strict=True) if beaten == 0]
+    return sorted(front, key=lambda standing: standing.trial)
+
+
+def _costs(spec: SearchSpec, standing: Standing) -> tuple[float, ...]:
+    """The values, turned so that less is better."""
+    pairs = zip(standing.values, spec.objectives, strict=True)
+    return tuple(-value if objective.maximize else value for value, objective in pairs)
+
+
+def _fronts(costs: list[tuple[float, ...]]) -> list[int]:
+    """How many others beat each: not worse anywhere, and better somewhere."""
+    return [
+        sum(
+            other != own and all(o <= c for o, c in zip(other, own, strict=True)) for other in costs
+        )
+        for own in costs
+    ]

@@ -1,0 +1,129 @@
+"""What a search and its caller tell each other; all of it is kept in the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A task to run: setting ``params`` of trial ``trial`` with one of its seeds.
+
+    ``seed`` is None where the search has no seeds. ``by`` says where the setting comes from: a
+    sampler's name, ``try`` for a first guess, ``copy`` for one of PBT, ``given`` for a task that
+    was there before the search. ``parent`` is the trial whose newest checkpoint this one goes on
+    from, None for a start from nothing.
+    """
+
+    trial: int
+    seed: int | None
+    params: Mapping[str, Any]
+    by: str = "random"
+    parent: int | None = None
+
+    @property
+    def task_params(self) -> dict[str, Any]:
+        """The parameters of the task, those it would have in a grid: with ``seed`` last."""
+        return dict(self.params) if self.seed is None else {**self.params, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One logged number: metric ``name`` was ``value`` at ``step``."""
+
+    name: str
+    step: float
+    value: float
+
+
+EndState = Literal["done", "failed", "cancelled", "stopped", "paused"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a task ended. ``done`` has its result's numbers in ``values``, ``stopped`` and
+    ``paused``, which the search asked for, may have none: the last points are taken then."""
+
+    state: EndState
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+DecisionKind = Literal["stop", "pause", "promote", "copy"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done with the tasks of ``trial``: with that of ``seed``, or with all (None).
+
+    ========  ==============================================================================
+    stop      end it for good; its last metrics are its result
+    pause     end it at its next checkpoint; it may be promoted later
+    promote   it goes on: a paused task is opened again, one that still runs is left alone
+    copy      end it for good; a proposal follows that goes on from ``source``'s checkpoint
+    ========  ==============================================================================
+
+    ``rung`` is the step at which it was decided; ``evidence`` holds the numbers that decided.
+    """
+
+    kind: DecisionKind
+    trial: int
+    seed: int | None = None
+    rung: float | None = None
+    source: int | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Record of a report: these points came from this task."""
+
+    trial: int
+    seed: int | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Record of a report: this task has ended."""
+
+    trial: int
+    seed: int | None
+    ending: Ending
+
+
+Record = Proposal | Heard | Ended | Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a run has used so far, as its caller measured it."""
+
+    seconds: float = 0.0
+    gpu_hours: float = 0.0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A trial as it stands: the means of its objectives over its seeds."""
+
+    trial: int
+    params: Mapping[str, Any]
+    values: tuple[float, ...]
+    spread: tuple[float | None, ...]
+    """The standard deviation over the seeds of each objective, None for one seed."""
+    seeds: int
+    """How many seeds the means are of."""
+    step: float | None
+    """The last step it logged, None where it logged none."""
+    state: Literal["done", "stopped", "paused", "running"]
+
+
+def is_better(value: float, other: float, maximize: bool) -> bool:
+    """Whether ``value`` beats ``other``; a NaN beats nothing, and everything beats it."""
+    if math.isnan(value) or math.isnan(other):
+        return math.isnan(other) and not math.isnan(value)
+    return value > other if maximize else value < other

@@ -1,0 +1,273 @@
+"""A search as a value: it is asked for tasks, hears what they log, and says which end early.
+
+It reads no clock, does no input or output, and draws only with seeds made of the search's seed and
+a number. So the same calls in the same order give the same answers, and `Search.replay` makes the
+search of any moment from what the ledger has recorded until then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from muster.search.draws import random_for
+from muster.search.ranking import rank_trials
+from muster.search.records import (
+    Decision,
+    Ended,
+    Ending,
+    Heard,
+    Point,
+    Proposal,
+    Record,
+    Spent,
+    Standing,
+)
+from muster.search.samplers import Sampler, make_sampler
+from muster.search.spec import SearchSpec
+from muster.search.stopping.rule import Rule
+from muster.search.stopping.table import make_rule
+from muster.search.trials import TaskTrace, Trial
+
+#: So often another setting is drawn in place of one that there is already.
+_REDRAWS = 200
+#: Spaces up to this size are gone through for a setting that is left.
+_MAX_LISTED = 100_000
+
+
+class Search:
+    """The state of one search.
+
+    `ask`, `heard` and `ended` are called in one order, that of the ledger; each is recorded
+    together with its answer before the answer is acted on.
+    """
+
+    def __init__(self, spec: SearchSpec) -> None:
+        self.spec = spec
+        self.trials: list[Trial] = []
+        self._rule: Rule = make_rule(spec)
+        self._sampler: Sampler = make_sampler(spec)
+        self._queue: deque[Proposal] = deque()
+        self._copies: deque[Decision] = deque()
+        self._known: dict[str, int] = {}
+        self._asked = 0  # trials that count against the budget
+        self._watched = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
+
+    @classmethod
+    def replay(cls, spec: SearchSpec, records: Iterable[Record]) -> Search:
+        """The search that had these proposals and reports, in the order of the ledger.
+
+        Decisions are made again, so those among the records are passed over. ``spec`` may have
+        another budget than before.
+        """
+        search = cls(spec)
+        for record in records:
+            match record:
+                case Proposal():
+                    search._recall(record)
+                case Heard(trial, seed, points):
+                    search.heard(trial, seed, points)
+                case Ended(trial, seed, ending):
+                    search.ended(trial, seed, ending)
+        return search
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def ask(self, count: int, spent: Spent = Spent()) -> list[Proposal]:  # noqa: B008 - frozen
+        """Up to ``count`` tasks to run next; fewer where the budget or the space is used up, or
+        where nothing can be said before more results come."""
+        proposals: list[Proposal] = []
+        while len(proposals) < count and not self.is_spent(spent):
+            if not self._queue and not self._begin_next():
+                break
+            proposals.append(self._queue.popleft())
+        return proposals
+
+    def is_spent(self, spent: Spent) -> bool:
+        """Whether the time, the GPU hours or the money are used up: nothing is begun then."""
+        budget = self.spec.budget
+        limits = (
+            (spent.seconds, budget.seconds),
+            (spent.gpu_hours, budget.gpu_hours),
+            (spent.cost, budget.cost),
+        )
+        return any(limit is not None and used >= limit for used, limit in limits)
+
+    def is_exhausted(self, spent: Spent = Spent()) -> bool:  # noqa: B008 - frozen
+        """Whether `ask` would give nothing any more, unless a report changes that."""
+        if self.is_spent(spent):
+            return True
+        if self._queue or self._copies:
+            return False
+        return self._is_full() or self._is_space_used()
+
+    def is_wanted(self, trial: int) -> bool:
+        """Whether the tasks of this trial should run, as far as they have not ended."""
+        return self.trials[trial].state == "running"
+
+    def best(self, count: int = 1) -> list[Standing]:
+        """The best trials, the best first; of several objectives those that nothing beats first.
+
+        Trials that finished come before those that ended early. A trial that breaks a constraint,
+        failed, or has no number is not among them.
+        """
+        return rank_trials(self.spec, self.trials)[:count]
+
+    # --- reports --------------------------------------------------------------------------------
+
+    def heard(self, trial: int, seed: int | None, points: Sequence[Point]) -> list[Decision]:
+        """What to do after a task logged these points. Points at a step that was heard before are
+        passed over: a resumed attempt may log them again."""
+        found = self.trials[trial]
+        task = found.tasks[seed]
+        goal = self.spec.objectives[0]
+        decisions: list[Decision] = []
+        for point in points:
+            if point.name == goal.name:
+                if task.step is None or point.step > task.step:
+                    task.take(point, goal.maximize)
+                    decisions += self._reach(found, seed, task)
+            elif point.name in self._watched:
+                task.last[point.name] = point.value
+        return decisions
+
+    def ended(self, trial: int, seed: int | None, ending: Ending) -> list[Decision]:
+        """What to do after a task ended. A task that was run again ends again."""
+        found = self.trials[trial]
+        found.tasks[seed].end(ending)
+        states = {task.state for task in found.tasks.values()}
+        if ending.state in ("failed", "cancelled"):
+            # A mean over the seeds that did not fail would flatter the setting.
+            found.state = "failed"
+            self._sampler.tell(found)
+            return self._obey(self._rule.left(found))
+        if states == {"done"}:
+            found.state = "done"
+            self._sampler.tell(found)
+            return self._obey(self._rule.finished(found))
+        return self._settle([found]) if ending.state == "done" else []
+
+    def _reach(self, trial: Trial, seed: int | None, task: TaskTrace) -> list[Decision]:
+        """Note the marks that the task has come to, and decide those all tasks have come to."""
+        name = self.spec.objectives[0].name
+        assert task.step is not None
+        while (mark := self._rule.mark(trial, len(task.reports))) is not None and task.step >= mark:
+            task.reports.append(task.report(mark, name))
+        limit = self.spec.stopping.max_step
+        if limit is not None and task.step > limit and trial.state == "running":
+            evidence = {"step": task.step, "max_step": limit}
+            return self._obey([Decision("stop", trial.number, rung=limit, evidence=evidence)])
+        decisions = self._settle([trial])
+        waits = trial.state == "running" and len(task.reports) > trial.marks
+        if self._rule.pauses and waits and not task.held:
+            task.held = True
+            mark = task.reports[trial.marks].step
+            decisions.append(Decision("pause", trial.number, seed, mark))
+        return decisions
+
+    def _settle(self, trials: list[Trial]) -> list[Decision]:
+        """Decide every mark that these trials have arrived at, and what follows from that."""
+        decisions: list[Decision] = []
+        for trial in trials:
+            while trial.state == "running" and trial.has_arrived():
+                report = trial.report_at(trial.marks)
+                trial.marks += 1
+                trial.reports.append(report)
+                decisions += self._obey(self._rule.decide(trial, report))
+        return decisions
+
+    def _obey(self, decisions: list[Decision]) -> list[Decision]:
+        """Keep what was decided; a promoted trial may have arrived at its next mark already."""
+        following: list[Decision] = []
+        for decision in decisions:
+            trial = self.trials[decision.trial]
+            if decision.kind == "promote":
+                trial.state = "running"
+                for task in trial.tasks.values():
+                    task.held = False
+                following += self._settle([trial])
+                continue
+            trial.state = "waiting" if decision.kind == "pause" else "stopped"
+            self._sampler.tell(trial)
+            if decision.kind == "copy":
+                self._copies.append(decision)
+        return decisions + following
+
+    # --- trials ---------------------------------------------------------------------------------
+
+    def _begin_next(self) -> bool:
+        """Begin the next trial: a copy, a first guess, or what the sampler says."""
+        number = len(self.trials)
+        if self._copies:
+            copy = self._copies.popleft()
+            self._begin(copy.evidence["params"], "copy", copy.source)
+            return True
+        if self._is_full():
+            return False
+        if self._asked < len(self.spec.tries):
+            guess = self.spec.tries[self._asked]
+            drawn = self.spec.space.draw(random_for(self.spec.seed, "try", number), guess)
+            self._sampler.fix(number, drawn)
+            self._begin(drawn, "try", None)
+            return True
+        params = self._sampler.pick(number)
+        if self._is_known(params):
+            other = self._unused(number)
+            if other is None:
+                return False
+            params = other
+            self._sampler.fix(number, params)
+        self._begin(params, self.spec.sampler, None)
+        return True
+
+    def _begin(self, params: Mapping[str, Any], by: str, parent: int | None) -> Trial:
+        seeds: tuple[int | None, ...] = self.spec.seeds or (None,)
+        trial = Trial(len(self.trials), params, by, parent, {seed: TaskTrace() for seed in seeds})
+        self.trials.append(trial)
+        self._known.setdefault(_identity(params), trial.number)
+        self._asked += by not in ("copy", "given")
+        self._rule.begun(trial)
+        self._queue += (Proposal(trial.number, seed, params, by, parent) for seed in seeds)
+        return trial
+
+    def _recall(self, proposal: Proposal) -> None:
+        """Make a recorded proposal again."""
+        if proposal.trial == len(self.trials):
+            if proposal.by == "copy":
+                self._copies.popleft()
+            else:
+                self._sampler.recall(proposal.trial, proposal.params, proposal.by)
+            self._begin(proposal.params, proposal.by, proposal.parent)
+        self._queue.remove(proposal)
+
+    def _is_full(self) -> bool:
+        limit = self.spec.budget.trials
+        own = self._rule.max_trials
+        limit = own if limit is None else limit if own is None else min(limit, own)
+        return limit is not None and self._asked >= limit
+
+    def _is_known(self, params: Mapping[str, Any]) -> bool:
+        return _identity(params) in self._known
+
+    def _is_space_used(self) -> bool:
+        size = self.spec.space.size
+        return size is not None and len(self._known) >= size
+
+    def _unused(self, number: int) -> dict[str, Any] | None:
+        """A setting that no trial has, None where there is none left."""
+        if self._is_space_used():
+            return None
+        random = random_for(self.spec.seed, "redraw", number)
+        for _ in range(_REDRAWS):
+            params = self.spec.space.draw(random)
+            if not self._is_known(params):
+                return params
+        if (self.spec.space.size or _MAX_LISTED + 1) > _MAX_LISTED:
+            return None
+        return next((p for p in self.spec.space.settings() if not self._is_known(p)), None)
+
+
+def _identity(params: Mapping[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)

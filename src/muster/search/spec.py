@@ -1,0 +1,243 @@
+"""What a search is: its space, its goal, how it chooses, when it ends trials, and its budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from muster.base import codec
+from muster.base.errors import UnknownNameError, UsageError
+from muster.search.space import Space
+
+Direction = Literal["minimize", "maximize"]
+SamplerName = Literal["random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
+StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median", "pbt"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A number that a task logs or returns, and which end of it is good."""
+
+    name: str
+    direction: Direction = "minimize"
+
+    @property
+    def maximize(self) -> bool:
+        return self.direction == "maximize"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A trial whose ``name`` is beyond ``bound`` does not count among the best."""
+
+    name: str
+    sign: Literal["<=", ">="]
+    bound: float
+
+    @classmethod
+    def from_text(cls, text: str) -> Constraint:
+        """The constraint of a text such as ``latency_ms<=20``."""
+        found = re.fullmatch(r"\s*([^<>=\s]+)\s*(<=|>=)\s*(\S+)\s*", text)
+        try:
+            if found is None:
+                raise ValueError
+            bound = float(found[3])
+        except ValueError:
+            raise UsageError(
+                f"The constraint {text!r} is not NAME<=NUMBER or NAME>=NUMBER.",
+                hint="--constraint 'latency_ms<=20'",
+            ) from None
+        return cls(found[1], "<=" if found[2] == "<=" else ">=", bound)
+
+    def violation(self, value: float) -> float:
+        """How far ``value`` is beyond the bound; 0 or less is inside, a NaN is infinitely far."""
+        if math.isnan(value):
+            return math.inf
+        return value - self.bound if self.sign == "<=" else self.bound - value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """How trials end early. Steps are those of the logged points.
+
+    =============  =========================================================================
+    ``asha``       pauses each trial at each rung, promotes the best of a rung at any time
+    ``asha-stop``  ends a trial for good that is not among the best of its rung when it comes
+    ``hyperband``  brackets of successive halving; a rung is decided when all of it is there
+    ``median``     ends a trial whose best is worse than the median of the others' means
+    ``pbt``        a bad member of the population goes on from a good one, a little changed
+    =============  =========================================================================
+    """
+
+    rule: StopRule = "none"
+    min_step: float = 1
+    """The first rung; for ``median`` and ``pbt`` the first step at which it is asked."""
+    max_step: float | None = None
+    """The last rung, where a trial is whole; None for rungs without end. A trial that logs
+    beyond it is stopped."""
+    eta: int = 3
+    """Of each rung one in ``eta`` goes on, and the next rung is ``eta`` times as far."""
+    every: float | None = None
+    """``median`` and ``pbt``: it is asked every so many steps; None for ``min_step``."""
+    startup_trials: int = 5
+    """``median``: so many trials must have finished before one is stopped."""
+    population: int = 10
+    """``pbt``: so many trials live together."""
+    quantile: float = 0.2
+    """``pbt``: this share of the population is replaced, by this share at the top."""
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(StopRule):
+            raise UnknownNameError("early stopping", self.rule, get_args(StopRule))
+        if not self.min_step > 0 or not math.isfinite(self.min_step):
+            raise UsageError(f"The first rung must be above 0, not {self.min_step}.")
+        if self.max_step is not None and not self.max_step >= self.min_step:
+            raise UsageError(
+                f"The last rung, {self.max_step}, lies before the first, {self.min_step}."
+            )
+        if self.rule == "hyperband" and self.max_step is None:
+            raise UsageError(
+                "hyperband needs the last step: its brackets are divided from there.",
+                hint="--stop hyperband:max=81",
+            )
+        if self.eta < 2:
+            raise UsageError(f"eta must be 2 or more, not {self.eta}.")
+        if self.every is not None and not self.every > 0:
+            raise UsageError(f"every must be above 0, not {self.every}.")
+        if self.rule == "pbt" and self.population < 2:
+            raise UsageError(f"The population must be 2 or more, not {self.population}.")
+        if not 0 < self.quantile <= 0.5:
+            raise UsageError(f"quantile must be above 0 and at most 0.5, not {self.quantile}.")
+
+    @classmethod
+    def from_text(cls, text: str) -> Stopping:
+        """The rule of a text such as ``asha`` or ``asha:min=1,max=81,eta=3``."""
+        rule, _, rest = text.partition(":")
+        if rule not in get_args(StopRule):
+            raise UnknownNameError("early stopping", rule, get_args(StopRule))
+        options: dict[str, Any] = {"rule": rule}
+        for part in filter(None, rest.split(",")):
+            word, _, value = part.partition("=")
+            name = {"min": "min_step", "max": "max_step", "startup": "startup_trials"}.get(
+                word.strip(), word.strip()
+            )
+            if name == "rule" or name not in {f.name for f in dataclasses.fields(cls)}:
+                known = ("min", "max", "eta", "every", "startup", "population", "quantile")
+                raise UnknownNameError(f"option of {rule}", word.strip(), known)
+            whole = name in ("eta", "startup_trials", "population")
+            try:
+                options[name] = int(value) if whole else float(value)
+            except ValueError:
+                raise UsageError(
+                    f"--stop {text}: {word.strip()} is {value!r}, which is no "
+                    f"{'whole ' if whole else ''}number."
+                ) from None
+        return cls(**options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When nothing new is begun any more; None is no limit. More of it later continues."""
+
+    trials: int | None = None
+    seconds: float | None = None
+    gpu_hours: float | None = None
+    cost: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise UsageError(
+                    f"The budget {field.name.replace('_', ' ')} must be above 0, not {value}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpec:
+    """Everything that a search depends on. `to_json` is kept in ``run.json``."""
+
+    space: Space
+    objectives: tuple[Objective, ...]
+    sampler: SamplerName = "random"
+    seed: int = 0
+    """Of the search's own draws; not a seed of the tasks."""
+    budget: Budget = Budget()
+    seeds: tuple[int, ...] | None = None
+    """The replicates of each trial: a task each. None: one task without a seed."""
+    tries: tuple[Mapping[str, Any], ...] = ()
+    """First guesses: settings that are tried before the sampler is asked. What a guess leaves
+    out is drawn."""
+    constraints: tuple[Constraint, ...] = ()
+    stopping: Stopping = Stopping()
+
+    def __post_init__(self) -> None:
+        if not self.objectives:
+            raise UsageError(
+                "The search has no goal.", hint="--maximize accuracy or --minimize loss"
+            )
+        names = [objective.name for objective in self.objectives]
+        if len(set(names)) < len(names):
+            raise UsageError(f"An objective is given twice: {', '.join(names)}.")
+        if self.sampler not in get_args(SamplerName):
+            raise UnknownNameError("sampler", self.sampler, get_args(SamplerName))
+        if len(names) > 1 and self.stopping.rule != "none":
+            raise UsageError(
+                f"--stop {self.stopping.rule} compares trials by one number, but the search has "
+                f"{len(names)} objectives: {', '.join(names)}.",
+                hint="leave --stop out, or make one of them a --constraint.",
+            )
+        if len(names) > 1 and self.sampler == "cmaes":
+            raise UsageError(
+                f"The sampler {self.sampler} knows one objective, not {len(names)}.",
+                hint="--sampler nsga2, tpe or gp",
+            )
+        if self.seeds is not None and not self.seeds:
+            raise UsageError("The search has an empty list of seeds.")
+        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
+            raise UsageError("The search has a seed twice.")
+        if "seed" in self.space.names and self.seeds is not None:
+            raise UsageError("seed is a parameter of the space, and seeds are given as well.")
+        for guess in self.tries:
+            _check_guess(self.space, guess)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `from_json` turns back into an equal specification."""
+        return {**codec.plain(self), "space": self.space.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SearchSpec:
+        hints = typing.get_type_hints(cls)
+        fields = {
+            name: codec.decode(hints[name], item, ignore_unknown=True)
+            for name, item in value.items()
+            if name in hints and name != "space"
+        }
+        return cls(space=Space.from_json(value["space"]), **fields)
+
+
+def objectives(
+    *, minimize: Iterable[str] = (), maximize: Iterable[str] = ()
+) -> tuple[Objective, ...]:
+    """The objectives of names, the minimized first."""
+    return (
+        *(Objective(name, "minimize") for name in minimize),
+        *(Objective(name, "maximize") for name in maximize),
+    )
+
+
+def _check_guess(space: Space, guess: Mapping[str, Any]) -> None:
+    known = {axis.name: axis.distribution for axis in space.axes}
+    for name, value in guess.items():
+        if name not in known:
+            raise UnknownNameError("parameter of the space", name, known)
+        if not known[name].holds(value):
+            raise UsageError(
+                f"The first guess {name}={value!r} is not in {known[name].to_text()}.",
+                hint="widen the space, or guess inside it.",
+            )
