@@ -1,4 +1,4 @@
-"""From what was asked, measured and tabled to the values that the formulas take.
+"""Turns what was asked for, what was measured and the tables into the inputs of the formulas.
 
 Each value has its origin; what is missing is an error that says how to give it.
 """
@@ -44,8 +44,8 @@ _LARGE = (
     "GPT-2 on 8 A100 (nanoGPT 30 %, llm.c 60 %), Llama-2 7B on 128 A100 (57 %, PyTorch FSDP), PaLM "
     "(46 %, appendix B)"
 )
-#: What share of the peak a training reaches, by what it computes: usual, least and most of what is
-#: published, and where.
+#: The share of the peak that a training reaches, by what it computes: the usual, the least and the
+#: most that is published, and where.
 _UTILISATION: dict[KindOfWork, tuple[float, float, float, str]] = {
     "transformer": (0.4, 0.3, 0.6, _LARGE),
     "convolution": (0.18, 0.13, 0.22, _RESNET),
@@ -75,7 +75,7 @@ class Known:
 
 
 def work_of(known: Known, group: Group) -> Work:
-    """The training as the formulas take it; UsageError for what is missing."""
+    """The training as the formulas take it. Raises UsageError for what is missing."""
     request = known.request
     batch = _global_batch(known)
     rate, spread = request.machine.input_rate, request.machine.step_spread
@@ -158,7 +158,7 @@ def is_derived(known: Known, group: Group) -> bool:
 
 
 def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
-    """Dense peak of one device; UsageError where nobody has said it."""
+    """Dense peak of one device. Raises UsageError where it is not known."""
     wanted = known.request.model.peak_tflops
     if wanted is not None:
         return given(FlopsPerSecond(wanted * 1e12), "--peak-tflops")
@@ -238,13 +238,13 @@ def _utilisation(known: Known) -> Figure[float]:
 
 
 def kind_of_work(known: Known) -> KindOfWork:
-    """What the model mostly computes: as said, or a transformer where its config was read."""
+    """What the model mostly computes: as given, or a transformer where its config was read."""
     said = known.request.model.work
     return said or ("transformer" if known.transformer is not None else "other")
 
 
 def range_of(known: Known, group: Group) -> tuple[Known, Known] | None:
-    """The same with the least and with the most utilisation that is published for such work.
+    """``known`` with the least and with the most utilisation that is published for such work.
 
     None where nothing of the kind is assumed: steps were measured, or the utilisation is given.
     """

@@ -95,7 +95,7 @@ class PlanRequest:
     machine: MachineRequest = MachineRequest()
 
     def __post_init__(self) -> None:
-        """UsageError for values that cannot be meant, with the flag they came from."""
+        """Raise UsageError for values that make no sense, with the flag they came from."""
         for group in (self.training, self.model, self.machine):
             for name, value in vars(group).items():
                 if isinstance(value, bool) or not isinstance(value, int | float):
