@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.programs import read_program
+from tests.told import states, told
 
 import muster
 from muster.base.settings import read_settings
@@ -23,15 +22,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "gpu_tasks.py").write_text(read_program("gpu_tasks.py"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def states(run: muster.Run) -> Counter[str]:
-    return Counter(row["state"] for row in run.results().to_pylist())
-
-
-def told(run: muster.Run, kind: str) -> list[str]:
-    events = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    return [event["text"] for event in events if event["event"] == kind]
 
 
 def test_a_worker_computes_on_the_one_card_that_it_sees() -> None:

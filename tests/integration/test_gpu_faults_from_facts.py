@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
 from tests.programs import read_program
+from tests.told import states, told
 
 import muster
 from muster.base.errors import SetupError
@@ -34,15 +34,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def states(run: muster.Run) -> Counter[str]:
-    return Counter(row["state"] for row in run.results().to_pylist())
-
-
-def told(run: muster.Run, kind: str) -> list[str]:
-    events = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    return [event["text"] for event in events if event["event"] == kind]
 
 
 def test_a_joint_call_without_memory_is_halved_with_its_memory_given_back() -> None:
@@ -141,4 +132,16 @@ def test_a_broken_context_ends_no_process_that_is_not_a_workers(
     done = muster_cli("map", "pretend_gpu.py:Poisoned", *flags)
     assert done.returncode in (1, 3), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert (host / "r/events.jsonl").read_text().count("cannot be used in this process") == 1
+    assert (host / "r/events.jsonl").read_text().count("nothing runs on it in this process") == 1
+
+
+def test_what_a_record_breaks_is_no_crash_and_strikes_no_gpu_off(
+    host: Path, muster_cli: MusterCli
+) -> None:
+    words = ("--devices", "2", "--chunk-rows", "20", "--run-dir", "r")
+    made = mapped(host, "PoisonedOften", muster_cli, *words, code=1)
+    assert made == [x for x in range(120) if x % 20 != 7]
+    bad = [json.loads(line) for line in (host / "r/errors.jsonl").read_text().splitlines()]
+    assert sorted(record["row"] for record in bad) == [7, 27, 47, 67, 87, 107]
+    events = (host / "r/events.jsonl").read_text()
+    assert "quarantined" not in events

@@ -147,16 +147,24 @@ class Fragile:
 class Poisoned:
     """One record breaks the context; those after it in the same process fail as well."""
 
+    every = 1000
+
     def setup(self, device):
         pretend_torch()
 
     def process(self, batch):
         cuda = sys.modules["torch"].cuda
         cuda.synchronize()
-        if any(record["x"] == 7 for record in batch):
+        if any(record["x"] % self.every == 7 for record in batch):
             cuda.kernel_failed = True
             raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
         return batch
+
+
+class PoisonedOften(Poisoned):
+    """One record of each chunk does."""
+
+    every = 20
 
 
 class OnCpu:

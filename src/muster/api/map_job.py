@@ -92,7 +92,9 @@ _RETRY = RetryPolicy(
     exception_retries=20,
     backoff_s=0.05,
     backoff_cap_s=2.0,
-    by_outcome={Outcome.CRASH: 1000, Outcome.TIMEOUT: 1000, Outcome.HOST_OOM: 1000},
+    by_outcome=dict.fromkeys(
+        (Outcome.CRASH, Outcome.BROKEN_CONTEXT, Outcome.TIMEOUT, Outcome.HOST_OOM), 1000
+    ),
 )
 
 

@@ -185,7 +185,8 @@ class PerGpuAuto:
 
     What a worker holds is what the driver lists for its processes, or what its tasks report of
     torch's memory and a context beside it, whichever is more: in some containers the driver lists
-    nobody. A task that finds no memory takes a worker off its GPU for the rest of the run.
+    nobody. A task that finds no memory beside others takes a worker off its GPU for the rest of the
+    run; one that was alone there says nothing about how many fit.
     """
 
     CAP = 8

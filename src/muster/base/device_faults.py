@@ -41,6 +41,10 @@ _LOST_DEVICE = re.compile(
 )
 
 
+class BrokenContext(RuntimeError):
+    """Work that is known to be at fault left a context in which nothing runs any more."""
+
+
 def looks_like_out_of_device_memory(type_names: Collection[str], text: str) -> bool:
     """Whether an error says that an accelerator had no memory left.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
 from muster.farm.decisions import Decisions, Division, Policy, Send
-from muster.farm.device_health import Blame, DeviceHealth, accusers, blame
+from muster.farm.device_health import Blame, DeviceHealth, blame, done_on
 from muster.farm.events import (
     Capacity,
     Divided,
@@ -160,17 +160,14 @@ class Scheduler:
             worker.begins(now)
             record = AttemptRecord(task.task_id, task.token, worker.worker_id, finished)
             outcome = finished.outcome
+            is_in_doubt = finished.poisoned and worker.call_size > 1
             if outcome is Outcome.OK:
                 out.done.append(record)
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
-                self._health[worker.slot.spec.device_key].succeeded()
-            elif (
-                finished.poisoned
-                and worker.call_size > 1
-                and outcome is not Outcome.DEVICE_FAULT
-                and not outcome.is_blameless
-            ):
+                key = worker.slot.spec.device_key
+                self._strike_off(done_on(key, task, self._health, self.policy), out)
+            elif is_in_doubt and not (outcome.is_blameless or outcome is Outcome.DEVICE_FAULT):
                 self._halve_call(task, finished, worker, out)
             else:
                 self._fail(task, record, worker, now, out)
@@ -286,23 +283,20 @@ class Scheduler:
         mark = fingerprint(record.finished)
         health = self._health[slot.spec.device_key]
         names_device = outcome is Outcome.DEVICE_FAULT
-        is_severe = names_device or outcome is Outcome.CRASH or record.finished.poisoned
-        by = accusers(record.finished, record.worker_id, worker.call)
-        health.failed(mark, by, is_severe=is_severe, names_device=names_device)
+        health.failed(mark, record.finished, record.worker_id, worker.call)
         if self._is_device_fault(slot, record.finished, mark, out):
             self._run_elsewhere(task, slot, record, out)
             return
         alike = [key for key, known in self._set_aside.items() if known.until == mark]
         self._readmit(alike, "another GPU fails so too", out)
         if names_device and task.tries and worker.call_size > 1:
-            self._halve_call(
-                task, record.finished, worker, out
-            )  # one task of it may blame any device
+            # One task of the call may blame any device.
+            self._halve_call(task, record.finished, worker, out)
             return
         tries = task.tries + 1
         if tries <= self.policy.retry.limit(outcome):
             # Only a task that ran alone: a joint call would be sent there task by task.
-            is_moved = outcome is Outcome.CRASH or (names_device and worker.call_size == 1)
+            is_moved = outcome.ends_worker or (names_device and worker.call_size == 1)
             avoid = slot.spec.device_key if is_moved else ""
             again = task._replace(token=task.token + 1, tries=tries, avoid=avoid)
             out.tried.append((record, again))
@@ -344,9 +338,13 @@ class Scheduler:
             return False
         if found.until:
             self._set_aside[key] = found
-        shares = [share for share in self.roster.shares_of(key) if not share.quarantined]
-        self._quarantine(shares, found.reason, out)
+        self._strike_off({key: found.reason}, out)
         return True
+
+    def _strike_off(self, reasons: Mapping[str, str], out: Decisions) -> None:
+        for key, reason in reasons.items():
+            if shares := [s for s in self.roster.shares_of(key) if not s.quarantined]:
+                self._quarantine(shares, reason, out)
 
     def _run_elsewhere(self, task: Task, slot: Slot, record: AttemptRecord, out: Decisions) -> None:
         """Run the tasks that a faulty device has failed again on others."""
@@ -374,8 +372,7 @@ class Scheduler:
     def _quarantine(self, slots: Sequence[Slot], reason: str, out: Decisions) -> None:
         for slot in slots:
             slot.quarantined = reason
-            worker = self.roster.worker_of(slot)
-            if worker is not None:
+            if (worker := self.roster.worker_of(slot)) is not None:
                 self._stop(worker, out)
         task = self._reserved.pop(slots[0].spec.device_key, None)
         if task is not None and not self.roster.is_in_flight(task):

@@ -6,7 +6,7 @@ that is believed too long fails all the tasks of a run.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from muster.base.device_faults import says_unfit
@@ -27,31 +27,36 @@ class DeviceHealth:
     in a row of the same cause, ``mark``. ``accusers``: the calls whose failure speaks against the
     device; ``naming``: those of them whose error names the device. No task is in two of these
     calls, so that a task which fails on any device counts once, with all that shared its calls.
+    ``broken_by``: tasks that broke a context here, perhaps through one of their records;
+    ``refuted``: how many of them another device has done without that.
     """
 
     accusers: list[frozenset[int]] = field(default_factory=list)
     naming: list[frozenset[int]] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
+    broken_by: set[int] = field(default_factory=set)
+    refuted: int = 0
     has_worked: bool = False
     alike: int = 0
     mark: str = ""
 
     def succeeded(self) -> None:
         self.has_worked = True
-        self.alike = 0
+        self.alike = self.refuted = 0
         self.accusers.clear()
         self.naming.clear()
         self.tasks.clear()
 
-    def failed(
-        self, mark: str, call: frozenset[int], *, is_severe: bool, names_device: bool
-    ) -> None:
-        """Count a failure against the device.
-
-        ``call``: the tasks that may have caused it (see ``accusers``). ``is_severe``: the failure
-        ended the worker as well, which an error in the task's own code rarely does.
-        """
+    def failed(self, mark: str, finished: Finished, worker_id: int, call: frozenset[int]) -> None:
+        """Count a failure against the device. ``call``: the tasks that the worker was at."""
+        if finished.outcome is Outcome.BROKEN_CONTEXT:
+            self.broken_by.add(finished.task_id)
+            return
+        call = accusers(finished, worker_id, call)
+        names_device = finished.outcome is Outcome.DEVICE_FAULT
+        # The failure ended the worker as well, which an error in the task's own code rarely does.
+        is_severe = names_device or finished.outcome is Outcome.CRASH or finished.poisoned
         if len(self.marks) < _MAX_KEPT:
             self.marks.add(mark)
         self.alike = self.alike + 1 if mark == self.mark else 1
@@ -88,6 +93,28 @@ def _accuse(known: list[frozenset[int]], call: frozenset[int]) -> None:
             return
     if len(known) < _MAX_ACCUSERS:
         known.append(call)
+
+
+def done_on(
+    device: str, task: Task, known: Mapping[str, DeviceHealth], policy: Policy
+) -> dict[str, str]:
+    """Count a success of ``device``; return the devices that it puts to blame, and why.
+
+    What broke a context on one other device only was that device, and no record of the task.
+    """
+    known[device].succeeded()
+    if not task.tries:
+        return {}
+    broken = [key for key, health in known.items() if task.task_id in health.broken_by]
+    for key in broken:
+        known[key].broken_by.discard(task.task_id)
+    if broken in ([], [device]) or len(broken) > 1:
+        return {}
+    [key] = broken
+    known[key].refuted += 1
+    if (count := known[key].refuted) < policy.device_failure_limit:
+        return {}
+    return {key: f"its context broke under {count} tasks that another GPU has done"}
 
 
 @dataclass(frozen=True)

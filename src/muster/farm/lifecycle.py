@@ -19,6 +19,7 @@ REASONS: dict[Outcome, str] = {
     Outcome.BAD_RESULT: "returned something that cannot be recorded",
     Outcome.DEVICE_OOM: "ran out of GPU memory",
     Outcome.DEVICE_FAULT: "met a GPU that could not be used",
+    Outcome.BROKEN_CONTEXT: "broke the GPU context of its process",
     Outcome.HOST_OOM: "was killed because the host ran out of memory",
     Outcome.CRASH: "ended its process",
     Outcome.TIMEOUT: "took longer than --timeout and was killed",
@@ -32,10 +33,10 @@ REASONS: dict[Outcome, str] = {
 class RetryPolicy:
     """How often each failure class is tried again, and after which pause.
 
-    ``retries`` bounds crashes and host out-of-memory; a device out-of-memory is tried once more
-    alone when it shared its device; ``device_fault_retries`` bounds attempts that a broken device
-    ended; a lost or preempted attempt is nobody's fault, counts apart and is only bounded against
-    loops.
+    ``retries`` bounds crashes, broken contexts and host out-of-memory; a device out-of-memory is
+    tried once more alone when it shared its device; ``device_fault_retries`` bounds attempts that a
+    broken device ended; a lost or preempted attempt is nobody's fault, counts apart and is only
+    bounded against loops.
     """
 
     retries: int = 1
@@ -55,6 +56,7 @@ class RetryPolicy:
             Outcome.BAD_RESULT: 0,
             Outcome.DEVICE_OOM: 0,
             Outcome.DEVICE_FAULT: self.device_fault_retries,
+            Outcome.BROKEN_CONTEXT: self.retries,
             Outcome.HOST_OOM: self.retries,
             Outcome.CRASH: self.retries,
             Outcome.TIMEOUT: self.timeout_retries,

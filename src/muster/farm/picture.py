@@ -67,6 +67,9 @@ class Picture:
         self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)
         for record in [*decisions.done, *decisions.failed, *(r for r, _ in decisions.tried)]:
             self._learn(record)
+        for record, again in decisions.tried:
+            if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
+                self._num_oom[self._slot_of.get(record.worker_id, -1)] += 1
         for record in decisions.done:
             self._ended_one(record)
             self._durations.add(record.finished.seconds)
@@ -127,8 +130,6 @@ class Picture:
         slot_id, finished = self._slot_of.get(record.worker_id, -1), record.finished
         if finished.on_device and finished.peak_mib is not None:
             self._device_peak[slot_id] = max(self._device_peak.get(slot_id, 0.0), finished.peak_mib)
-        if finished.outcome is Outcome.DEVICE_OOM:
-            self._num_oom[slot_id] += 1
 
     def _line(self, slot: Slot, scheduler: Scheduler, now: float) -> WorkerLine:
         slot_id = slot.spec.slot_id

@@ -35,12 +35,18 @@ class Outcome(StrEnum):
     BAD_RESULT = "bad_result"
     DEVICE_OOM = "device_oom"
     DEVICE_FAULT = "device_fault"
+    BROKEN_CONTEXT = "broken_context"
     HOST_OOM = "host_oom"
     CRASH = "crash"
     TIMEOUT = "timeout"
     PREEMPTED = "preempted"
     JOB_TIMEOUT = "job_timeout"
     LOST = "lost"
+
+    @property
+    def ends_worker(self) -> bool:
+        """The task, or the device that it had, left nothing to its worker to go on with."""
+        return self in (Outcome.CRASH, Outcome.BROKEN_CONTEXT)
 
     @property
     def is_blameless(self) -> bool:

@@ -94,7 +94,7 @@ class WorkerLine(NamedTuple):
     num_ended: int
     pid: int | None = None
     device_peak_mib: float | None = None  # the most that tasks of this slot had on their device
-    num_oom: int = 0  # tasks of this slot that found no memory on it
+    num_oom: int = 0  # tasks of this slot that found no memory beside others
 
 
 class RunView(NamedTuple):

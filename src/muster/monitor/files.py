@@ -1,4 +1,5 @@
-"""Samples in files: the three formats, what a killed monitor has left, and sums of many samples."""
+"""Samples in files: the three formats as text and back, what a killed monitor has left, and what
+many samples come to per device (means, peaks, energy)."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def _csv_line(fields: Sequence[Any]) -> bytes:
     return text.getvalue().encode()
 
 
-#: Clocks that are held down on purpose, which does not count as throttling.
+#: Held clocks that somebody wanted so: no reason to worry.
 _WANTED = {"none", "clocks set by user", "sync boost", "display clocks"}
 
 
@@ -212,7 +213,7 @@ class _Device:
 
 
 class Summary:
-    """Means, peaks and energy per device. Rows are added as they come."""
+    """Add rows as they come; ask at any time."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._devices: dict[tuple[str, str], _Device] = {}

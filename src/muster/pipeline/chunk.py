@@ -10,8 +10,6 @@ import asyncio
 import errno
 import itertools
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 
 from muster.base.atomic_files import explain_os_error
 from muster.base.device_faults import (
+    BrokenContext,
     give_memory_back,
     hidden_fault,
     looks_like_lost_device,
@@ -358,13 +357,9 @@ class Chunk:
                 self._blame_nobody()
                 raise RuntimeError(failure.reason)  # and the farm stops believing the device
         if failures and (fault := hidden_fault()):
-            said = f"{fault}: no kernel runs in this process now."
-            if not self._ctx.has_own_process:
-                raise RuntimeError(said)
             # One of the rows broke the device; it is found like a row that ends the process.
-            sys.stderr.write(f"{failures[0].trace}\n{said}\n")
-            sys.stderr.flush()
-            os._exit(1)
+            said = f"{fault}: no kernel runs in this process now."
+            raise BrokenContext(f"{said}\n{failures[0].trace}")
 
     def _blame_nobody(self) -> None:
         """Let a fresh process do the rows in flight, which count as not begun."""

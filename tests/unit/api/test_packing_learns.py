@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.farm.test_decide import Rig, gpus, tasks
 
 from muster.api.options import SweepOptions
 from muster.api.placing import PerGpuAuto, slots_of, would_take
 from muster.base.settings import Settings
 from muster.devices.inventory import Device, Inventory, to_json
+from muster.farm.decisions import Decisions
 from muster.farm.events import Capacity
-from muster.farm.task import SlotSpec
+from muster.farm.picture import Picture
+from muster.farm.task import Outcome, SlotSpec
 from muster.farm.view import RunView, WorkerLine
 
 SLOTS = tuple(
@@ -83,3 +86,16 @@ def test_a_worker_is_told_with_how_many_it_shares_from_the_start(
     options = SweepOptions(per_gpu=per_gpu)  # type: ignore[arg-type]
     slots = slots_of(would_take(options, settings_of(tmp_path)), options)
     assert {slot.num_sharing for slot in slots} == {num_sharing}
+
+
+@pytest.mark.parametrize(("per_gpu", "num_oom"), [(2, 1), (1, 0)])
+def test_a_task_without_memory_beside_nobody_says_nothing_about_packing(
+    per_gpu: int, num_oom: int
+) -> None:
+    rig = Rig(gpus(1, per_gpu=per_gpu), tasks(4))
+    rig.ready()
+    picture = Picture("r", 4, 0.0)
+    picture.note([], Decisions(starts=[(0, rig.worker_on(0))]), 1.0)
+    picture.note([], rig.end(rig.worker_on(0), Outcome.DEVICE_OOM), 1.0)
+    lines = picture.view(rig.scheduler, 1.0, "running").workers
+    assert sum(line.num_oom for line in lines) == num_oom

@@ -10,6 +10,7 @@ from tests.unit.farm.test_decide import Rig, finished, gpus, kinds, tasks
 from muster.farm.decisions import Policy
 from muster.farm.device_health import DeviceHealth, blame
 from muster.farm.events import Results, WorkerDied
+from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Finished, Outcome
 
 FAULT, ERROR = Outcome.DEVICE_FAULT, Outcome.EXCEPTION
@@ -226,3 +227,48 @@ def test_a_task_whose_gpu_is_gone_goes_to_another_first() -> None:
     [worker_id] = [number for number, held in rig.holds.items() if held]
     out = rig.end(worker_id, FAULT, poisoned=True)
     assert [again.avoid for _, again in out.tried] == [f"G{rig.slot_of[worker_id]}"]
+
+
+CONTEXT = Outcome.BROKEN_CONTEXT
+
+
+def broken(rig: Rig, slot_id: int) -> tuple[int, list[str]]:
+    """The first task there says that one of its records broke the context; who, and the notes."""
+    task_id = rig.holds[rig.worker_on(slot_id)][0].task_id
+    return task_id, replaced(rig, slot_id, CONTEXT)
+
+
+def test_records_that_break_contexts_strike_no_gpu_off() -> None:
+    """All on one GPU, while the other is at one long task: as with a crash it would be blamed."""
+    policy = Policy(retry=RetryPolicy(by_outcome={CONTEXT: 1000}), lead_s=0.0)
+    rig = Rig(gpus(2), tasks(12), policy)
+    rig.ready()
+    met = [broken(rig, 0) for _ in range(6)]
+    assert [notes for _, notes in met] == [[]] * 6
+    assert len({task_id for task_id, _ in met}) == 6
+
+
+@pytest.mark.parametrize("breaks_both", [False, True])
+def test_a_gpu_that_breaks_what_others_can_do_is_struck_off(breaks_both: bool) -> None:
+    policy = Policy(retry=RetryPolicy(by_outcome={CONTEXT: 1000}), lead_s=0.0)
+    rig = Rig(gpus(2), tasks(4), policy)
+    rig.ready()
+    met = {broken(rig, 0)[0] for _ in range(3)}
+    notes: list[str] = []
+    for _ in range(30):
+        if rig.scheduler.is_finished:
+            break
+        busy = [worker_id for worker_id, held in rig.holds.items() if held]
+        if not busy:
+            rig.wait()
+            rig.ready()
+        elif breaks_both and rig.holds[busy[0]][0].task_id in met:
+            task_id, more = broken(rig, rig.slot_of[busy[0]])
+            met.discard(task_id)
+            notes += more
+        else:
+            notes += kinds(rig.end(busy[0]), "quarantined")
+            rig.ready()
+    assert rig.scheduler.is_finished
+    said = ["gpu0.0: its context broke under 3 tasks that another GPU has done"]
+    assert notes == ([] if breaks_both else said)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import read_program
 
 from muster.farm import canonical
-from muster.farm.events import Results
+from muster.farm.events import Event, Results, Returned, WorkerDied, WorkerReady
 from muster.farm.executors.base import Assignment
 from muster.farm.executors.inline import InlineExecutor
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
@@ -26,8 +27,8 @@ def f(i: int, ctx):
 """
 
 
-def finished(tmp_path: Path, slot: SlotSpec) -> list[Finished]:
-    """What becomes of one task there."""
+def events_of(tmp_path: Path, slot: SlotSpec, *, count: int = 1) -> list[Event]:
+    """What is heard of ``count`` tasks there, after the worker is ready."""
     folder = RunFolder(tmp_path / "run")
     folder.create()
     spec = TargetSpec(
@@ -35,9 +36,18 @@ def finished(tmp_path: Path, slot: SlotSpec) -> list[Finished]:
     )
     executor = InlineExecutor(Assignment(folder=folder, run_id="r", targets={1: spec}))
     executor.start(1, slot)
-    executor.send(1, [Task(1, b"k" * 8, 1, canonical.encode({"i": 1}), 0, 1)], together=False)
-    events = [event for _ in range(2) for event in executor.poll(0.0)]
+    [ready] = executor.poll(0.0)
+    assert isinstance(ready, WorkerReady)
+    tasks = [Task(i, b"k" * 8, 1, canonical.encode({"i": i}), 0, 1) for i in range(1, count + 1)]
+    executor.send(1, tasks, together=False)
+    events = [event for _ in range(count + 1) for event in executor.poll(0.0)]
     executor.close()
+    return events
+
+
+def finished(tmp_path: Path, slot: SlotSpec) -> list[Finished]:
+    """What becomes of one task there."""
+    events = events_of(tmp_path, slot)
     return [item for e in events if isinstance(e, Results) for item in e.finished]
 
 
@@ -85,9 +95,10 @@ def test_a_gpu_that_cannot_be_chosen_is_a_fault_of_the_gpu(
     choosing(monkeypatch, is_available=True)
     (tmp_path / "target.py").write_text(RAISES)
     slot = SlotSpec(slot_id=0, label="cuda:1", devices=("GPU-b",), kind="cuda")
-    [item] = finished(tmp_path, slot)
-    assert (item.outcome, item.poisoned) == (Outcome.DEVICE_FAULT, True)
-    assert item.message.startswith("cuda:1 cannot be used in this process: RuntimeError: CUDA")
+    [back, died] = events_of(tmp_path, slot, count=2)
+    assert back == Returned(1, [1, 2])
+    assert isinstance(died, WorkerDied)
+    assert "nothing runs on it in this process any more: RuntimeError: CUDA" in died.stuck
 
 
 def test_a_torch_for_the_cpu_has_no_gpu_to_choose(
@@ -99,3 +110,27 @@ def test_a_torch_for_the_cpu_has_no_gpu_to_choose(
     slot = SlotSpec(slot_id=0, label="cuda:1", devices=("GPU-b",), kind="cuda")
     [item] = finished(tmp_path, slot)
     assert item.outcome is Outcome.OK
+
+
+BREAKS = (
+    read_program("pretend_gpu.py")
+    + """
+def f(i: int):
+    return poisons(i + 1, "returns")
+"""
+)
+
+
+def test_tasks_that_wait_do_not_meet_the_context_that_one_has_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("MUSTER_ALLOW_CPU_TORCH", "1")
+    (tmp_path / "target.py").write_text(BREAKS)
+    slot = SlotSpec(slot_id=0, label="cuda:0", devices=("GPU-a",), kind="cuda")
+    events = events_of(tmp_path, slot, count=5)
+    ended = [item for e in events if isinstance(e, Results) for item in e.finished]
+    assert [item.outcome for item in ended] == [Outcome.OK, Outcome.EXCEPTION]
+    assert [type(event) for event in events] == [Results, Results, Returned, WorkerDied]
+    assert events[2] == Returned(1, [3, 4, 5])
+    sys.modules.pop("torch")

@@ -28,7 +28,6 @@ class Coordinator:
     def __init__(self, kill_at: int | None = None) -> None:
         self.heard: list[str] = []
         self.kill_at = kill_at
-        self.has_own_process = True
 
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
         self.heard.append(text)

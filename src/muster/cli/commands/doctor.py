@@ -28,7 +28,7 @@ from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.doctor.findings import SEVERITIES, Finding, exit_code
 from muster.doctor.gather import DoctorOptions
-from muster.plan.request import PlanRequest
+from muster.plan.request import ModelRequest, PlanRequest, TrainingRequest
 
 _HELP = """Examine this machine: driver, torch, GPUs, links between them, disk, network, launcher.
 
@@ -70,9 +70,8 @@ class _Doctor(JsonFlags):
 _GROUPS = {
     "options": DoctorOptions,
     "doctor": _Doctor,
-    "request": Part(
-        of=PlanRequest, only=("batch_size", "precision", "strategy", "sequence_length")
-    ),
+    "training": Part(of=TrainingRequest, only=("batch_size", "precision", "strategy")),
+    "model": Part(of=ModelRequest, only=("sequence_length",)),
 }
 
 
@@ -93,11 +92,12 @@ def main(argv: list[str]) -> int:
 
 def _memory_of(model: str, parsed: Parsed) -> tuple[MemoryPlan, ...]:
     """What ``muster plan --memory`` says of the devices here."""
-    request: PlanRequest = parsed.request
+    request = PlanRequest(training=parsed.training, model=parsed.model)
     settings = read_settings()
     known = known_model(model, request)
     if known is None:
-        request = dataclasses.replace(request, calibrate=True)
+        measured = dataclasses.replace(request.model, calibrate=True)
+        request = dataclasses.replace(request, model=measured)
         known = known_task(model, [], request, settings, _tell)
     return plan_memory(known, settings)
 

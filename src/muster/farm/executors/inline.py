@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from muster.base.device_faults import is_in_use, why_unfit
+from muster.base.device_faults import hidden_fault, is_in_use, why_unfit
 from muster.base.errors import MusterError
 from muster.base.settings import kept_environment
 from muster.farm.events import (
@@ -28,7 +28,7 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.task import Finished, Outcome, SlotSpec, Task
+from muster.farm.task import Finished, SlotSpec, Task
 from muster.farm.worker.perform import Order, Performer, describe
 
 
@@ -95,8 +95,16 @@ class InlineExecutor:
     def poll(self, timeout_s: float) -> list[Event]:
         if self._calls and not self._events:
             worker_id, tasks = self._calls.popleft()
-            finished = _perform(self._performers[worker_id], tasks)
-            self._events.append(Results(worker_id, finished))
+            performer = self._performers[worker_id]
+            if fault := _why_not_chosen(performer.device):
+                self._calls.appendleft((worker_id, tasks))
+            else:
+                finished = _perform(performer, tasks)
+                self._events.append(Results(worker_id, finished))
+                if performer.device != "cpu" and any(each.poisoned for each in finished):
+                    fault = hidden_fault()
+            if fault:
+                self._lose_device(worker_id, fault)
         busy = {owner for owner, _ in self._calls}
         for worker_id in sorted(self._ending - busy):
             self._ending.remove(worker_id)
@@ -108,6 +116,16 @@ class InlineExecutor:
         self._events.clear()
         return events
 
+    def _lose_device(self, worker_id: int, fault: str) -> None:
+        """Nothing runs there in this process any more, and it is the only one: what waits is given
+        back for the next start of the run.
+        """
+        self.revoke(worker_id)
+        del self._performers[worker_id]
+        self._ending.discard(worker_id)
+        why = f"nothing runs on it in this process any more: {fault}"
+        self._events.append(WorkerDied(worker_id, None, None, why, stuck=why))
+
     def close(self) -> None:
         self._calls.clear()
         self._environment.close()
@@ -118,30 +136,25 @@ def _device_of(slot: SlotSpec) -> str:
     return slot.label.partition("/")[0].partition("+")[0] if slot.kind == "cuda" else "cpu"
 
 
-def _perform(performer: Performer, tasks: list[Task]) -> list[Finished]:
+def _why_not_chosen(device: str) -> str:
+    """Why ``device`` cannot become what "cuda" means without a number; "" where it has."""
     torch = sys.modules.get("torch")
-    if performer.device != "cpu" and torch is not None and torch.cuda.is_available():
+    if device != "cpu" and torch is not None and torch.cuda.is_available():
         try:
-            torch.cuda.set_device(performer.device)  # what "cuda" means without a number
+            torch.cuda.set_device(device)
         except Exception as error:  # a context that a task has broken, a card that is gone
-            return [_not_begun(task, performer.device, error) for task in tasks]
+            return describe(error).split("\n", 1)[0]
+    return ""
+
+
+def _perform(performer: Performer, tasks: list[Task]) -> list[Finished]:
     orders = [order_of(task) for task in tasks]
     if performer.is_batched(tasks[0].target_id):
         return performer.run_together(orders)
     return [performer.run(order) for order in orders]
 
 
-def _not_begun(task: Task, device: str, error: Exception) -> Finished:
-    message = f"{device} cannot be used in this process: {describe(error)}".split("\n", 1)[0]
-    return Finished(
-        task.task_id, task.token, Outcome.DEVICE_FAULT, time.time(), 0.0, 0, 0, None,
-        message=message, trace=traceback.format_exc(), poisoned=True,
-    )  # fmt: skip
-
-
 class _InlineLine:
-    has_own_process = False
-
     def __init__(self, worker_id: int, events: list[Event]) -> None:
         self._worker_id = worker_id
         self._events = events

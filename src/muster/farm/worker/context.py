@@ -162,11 +162,6 @@ class Context:
         return self._is_retiring
 
     @property
-    def has_own_process(self) -> bool:
-        """Whether this process is a worker and nothing else, so that it may end itself."""
-        return self._line.has_own_process
-
-    @property
     def should_stop(self) -> bool:
         """Whether this worker will soon lose its place: on SLURM its job is being preempted or is
         near its time limit. Call ``checkpoint`` at once then; the task goes on elsewhere.

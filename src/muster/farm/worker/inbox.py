@@ -117,10 +117,6 @@ _MAX_TEXT = 500
 
 
 class Line(Protocol):
-    @property
-    def has_own_process(self) -> bool:
-        """Whether this process is a worker and nothing else, which may end."""
-
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None: ...
 
     def wanted(self, task_id: int) -> int:
@@ -141,8 +137,6 @@ class Line(Protocol):
 
 class InboxLine:
     """Over the worker's connection; frames arrive in the order in which they are sent."""
-
-    has_own_process = True
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.device_faults import (
+    BrokenContext,
     give_memory_back,
     hidden_fault,
     is_in_use,
@@ -219,6 +220,9 @@ class Performer:
             return _Failure(Outcome.PREEMPTED, said, is_poisoned=True)
         if isinstance(error, TargetError):
             return _Failure(Outcome.BAD_RESULT, str(error))
+        if isinstance(error, BrokenContext):
+            message, trace = str(error).split("\n", 1)[0], _user_trace(error)
+            return _Failure(Outcome.BROKEN_CONTEXT, message, trace, None, True)
         on_gpu = self.device != "cpu"
         if isinstance(error, CommandFailed):
             tail = self._log.tail()
