@@ -32,9 +32,9 @@ PAGES = [
 pytestmark = pytest.mark.thorough
 #: Groups of a command line, which are attributes of what it was parsed to.
 GROUPS = {
-    "shown": "muster.cli.flags.ShownFlags", "space": "muster.cli.flags.SpaceFlags",
+    "shown": "muster.cli.gang_flags.GangShownFlags", "space": "muster.cli.flags.SpaceFlags",
     "sharing": "muster.cli.commands.sweep.SharingFlags",
-    "place": "muster.cli.gang_flags.GangPlace", "own": "muster.cli.train_flags.TrainFlags",
+    "own": "muster.cli.train_flags.TrainFlags",
     "places": "muster.cli.map_flags.MapPlaces", "again": "muster.cli.commands.resume._RetryFlags",
     "job": "muster.cli.commands.resume._JobFlags",
 }  # fmt: skip
@@ -42,6 +42,9 @@ GROUPS = {
 PROTOCOLS = {"muster.api.placing.DeviceChoice": "muster.api.options.DeviceOptions"}
 #: Owner and field → a module and the words in it that use the field.
 PROOFS: dict[tuple[str, str], tuple[str, str]] = {
+    ("muster.api.options.GangOptions", "executor"): (
+        "muster.cli.gang_flags", 'options.get("executor", "local")',
+    ),
     ("muster.cli.commands.sweep.TargetPlace", "target"): (
         "muster.cli.commands.sweep", "target = words[0] if words",
     ),

@@ -73,11 +73,11 @@ def fit(
     kind, made = _task_of(task)
     wanted = config or TrainConfig.of(kind.defaults, **settings)
     place = None if run_dir is None else Path(run_dir)
+    options = GangOptions(max_restarts=3, run_dir=place, **how)
     values = _fields_of(made)
     job = job_of_target(
         str(ref_of(kind)), values, wanted, checkpoint_s=checkpoint_interval_s, run_dir=place
     )
-    options = GangOptions(max_restarts=3, **how)
     topology = read_topology()
     if topology is not None:
         return train_here(job, topology, say, options, task=made)

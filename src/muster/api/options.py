@@ -69,8 +69,10 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptOptions:
-    """What is recorded, and what becomes of the work that the run folder holds already."""
+    """Where a run is kept, what is recorded, and what becomes of the work that is there already."""
 
+    run_dir: Annotated[Path | None, Flag(metavar="DIR", aliases=("save-dir",))] = None
+    """The run folder. Default: runs/<name>-<hash of the plan>."""
     monitor_interval_s: Annotated[
         float, Flag(name="monitor-interval", metavar="TIME", read=parse_duration)
     ] = 5.0
@@ -100,8 +102,6 @@ class SweepOptions(DeviceOptions, KeptOptions):
     """Kill a task, with its process group, after this time: 90, 30m, 2h."""
     keep_going: bool = False
     """Go on although the first tasks all fail in the same way."""
-    run_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """The run folder. Default: runs/<name>-<hash of the plan>."""
     name: str | None = None
     """The name in the default of --run-dir."""
     export_interval_s: Annotated[
@@ -184,6 +184,8 @@ class GangOptions(DeviceOptions, KeptOptions):
     instead of starting ranks here.
     """
 
+    executor: Annotated[Literal["local", "slurm"], Flag(name="on")] = "local"
+    """On this machine, or as a job of SLURM: the same command follows a job that is there."""
     num_ranks: Annotated[int | None, Flag(name="nproc-per-node")] = None
     """How many ranks: on as many GPUs, or on the CPU where there is none."""
     max_restarts: int = 0

@@ -133,7 +133,7 @@ class SweepPlan:
 
 def known_model(what: str, request: PlanRequest) -> Known | None:
     """The model that ``params=7e9`` or ``hf:config.json`` names; None for anything else."""
-    wanted = request.model.parameters
+    wanted = request.parameters
     said = None if wanted is None else given(int(wanted), "--parameters")
     if what.startswith("params="):
         if said is not None:
@@ -167,26 +167,26 @@ def known_task(
     say: Callable[[str], None],
 ) -> Known:
     """What is known of a task: measured with ``--calibrate``, else what the request says."""
-    wanted = request.model.parameters
+    wanted = request.parameters
     said = None if wanted is None else given(int(wanted), "--parameters")
     calibration: Calibration | None = None
-    if request.model.calibrate:
+    if request.calibrate:
         cards = _cards_here(settings)
         groups = planned_groups(request, settings)
         on_cpu = groups[0].is_cpu or not cards
         num = sum(group.count for group in groups)
         threads = max(1, settings.cpu_count // num) if on_cpu else None
         extra = list(flags)
-        if request.training.precision is not None:
-            extra += ["--precision", request.training.precision]
+        if request.precision is not None:
+            extra += ["--precision", request.precision]
         probe = Probe(
             task=task,
             flags=tuple(extra),
-            num_steps=request.model.calibrate_steps,
+            num_steps=request.calibrate_steps,
             card="cpu" if on_cpu else cards[0].name,
             threads=settings.omp_num_threads or threads,
         )
-        calibration = calibrate(probe, request.training.global_batch, num, say)
+        calibration = calibrate(probe, request.global_batch, num, say)
     return Known(request=request, parameters=said, calibration=calibration)
 
 
@@ -195,7 +195,7 @@ def plan_training(what: str, known: Known, settings: Settings, prices: PriceList
     groups = planned_groups(known.request, settings)
     first = groups[0]
     work = work_of(known, first)
-    machine = machine_of(known.request.machine, first, prices)
+    machine = machine_of(known.request, first, prices)
     inputs = listed_inputs(known, first, work, machine)
     memory = _memory_of(known, first)
     mixed = None
@@ -280,7 +280,7 @@ def plan_sweep(run: Run, worker_counts: Sequence[int]) -> SweepPlan:
 def planned_groups(request: PlanRequest, settings: Settings) -> tuple[Group, ...]:
     """The devices of a plan: those that are asked for, or else all GPUs here, or all cores."""
     cards = _cards_here(settings)
-    text = request.training.devices
+    text = request.devices
     if text is None:
         text = str(len(cards)) if cards else f"cpu:{settings.cpu_count}"
     return parse_devices(text, cards)
@@ -297,13 +297,13 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
     if parameters is None:
         return None
     request = known.request
-    shape, length = known.transformer, request.model.sequence_length
+    shape, length = known.transformer, request.sequence_length
     precision = known.precision_on(group)
     width = 2 if precision in ("bf16", "fp16") else 4
     activations = known.calibration.activations if known.calibration else None
     checkpointed = None
-    if request.model.activation_mib is not None:
-        activations = given(Bytes(request.model.activation_mib * 2**20), "--activation-mib")
+    if request.activation_mib is not None:
+        activations = given(Bytes(request.activation_mib * 2**20), "--activation-mib")
     elif shape is not None and length is not None:
         source = "counted from the config (Korthikanti et al. 2022)"
         activations = assumed(shape.activations(length, width), source)
@@ -315,9 +315,9 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
         largest_unit=None if shape is None else shape.largest_unit,
         micro_batch=_micro_batch(request, group),
         precision=precision,
-        strategy=request.training.strategy if group.count > 1 else "single",
+        strategy=request.strategy if group.count > 1 else "single",
         num_devices=group.count,
-        optimizer=request.model.optimizer,
+        optimizer=request.optimizer,
         on_gpu=not group.is_cpu,
     )
     found = footprint(need)
@@ -343,9 +343,9 @@ def _memory_of_each(group: Group) -> Figure[Bytes] | None:
 
 
 def _micro_batch(request: PlanRequest, group: Group) -> int:
-    if request.training.batch_size is not None:
-        return request.training.batch_size
-    whole = request.training.global_batch
+    if request.batch_size is not None:
+        return request.batch_size
+    whole = request.global_batch
     return 1 if whole is None else -(-whole // group.count)
 
 

@@ -28,11 +28,11 @@ from muster.run.record import plain_options, read_run
 from muster.slurm.job import read_job
 
 
-def plan_script(script: Script, options: GangOptions, run_dir: Path | None = None) -> GangPlan:
+def plan_script(script: Script, options: GangOptions) -> GangPlan:
     """What would be run, where. Changes nothing."""
     check_there(script)
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = RunFolder(run_dir or Path("runs") / name)
+    folder = RunFolder(options.run_dir or Path("runs") / name)
     check_script(folder, script, options)
     return plan_gang(folder, script, options)
 
@@ -42,17 +42,15 @@ def run_script(
     options: GangOptions,
     audience: GangAudience,
     *,
-    run_dir: Path | None = None,
     supervisor: SupervisorHandle | None = None,
 ) -> tuple[RunFolder, GangEnding]:
     """Run the script on every device to its end; see ``run_gang`` for what it promises."""
     check_there(script)
-    plan_gang(
-        RunFolder(run_dir or Path("runs")), script, options
-    )  # complain before a folder is made
-    if run_dir is not None:
-        check_script(RunFolder(run_dir), script, options)
-    folder = RunFolder(run_dir) if run_dir else _new_folder(script.name, options.node_rank)
+    place = options.run_dir
+    plan_gang(RunFolder(place or Path("runs")), script, options)  # complain before one is made
+    if place is not None:
+        check_script(RunFolder(place), script, options)
+    folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
     code = code_of_script(script)
     return folder, run_gang(folder, script, options, audience, code=code, supervisor=supervisor)
 
@@ -80,11 +78,14 @@ def folder_for_job(script: Script, options: GangOptions) -> RunFolder:
 
 def what_decides(script: Script, options: GangOptions) -> Any:
     """What two commands must have in common to mean one job. What is asked of SLURM may differ, but
-    for the number of nodes. Defaults are left out, so that a new option changes no name.
+    for the number of nodes. Defaults are left out, so that a new option changes no name; so is
+    where it runs, which was no option once.
     """
     num_nodes = options.num_nodes if options.slurm is None else options.slurm.num_nodes
     said, default = plain_options(options), plain_options(GangOptions())
     said = {name: value for name, value in said.items() if value != default[name]}
+    for name in ("executor", "run_dir"):
+        said.pop(name, None)
     return [script, num_nodes, {**said, "slurm": None}]
 
 

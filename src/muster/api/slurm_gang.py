@@ -152,7 +152,9 @@ def hand_in(gang: SlurmGang) -> SlurmJob:
     """
     folder, text = gang.folder, gang.script()
     asked = gang.renew(None)
-    digest = sha256(text.encode() + to_json([asked.spec, asked.options])).hexdigest()
+    # Where it runs and its folder are in the text, and were no options of older records.
+    how = {name: v for name, v in asked.options.items() if name not in ("executor", "run_dir")}
+    digest = sha256(text.encode() + to_json([asked.spec, how])).hexdigest()
     aside: Path | None = None
     try:
         aside = move_aside(folder, gang.kind) if gang.restart else None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from muster.api.options import GangOptions
 from muster.base.errors import UsageError
@@ -18,13 +17,9 @@ from muster.slurm.script import gang_warning_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangPlace:
-    """Where it runs and where its files go."""
+class GangShownFlags(ShownFlags):
+    """What is shown of ranks, and of a job."""
 
-    on: Literal["local", "slurm"] = "local"
-    """On this machine, or as a job of SLURM: the same command follows a job that is there."""
-    run_dir: Annotated[Path | None, Flag(metavar="DIR", aliases=("save-dir",))] = None
-    """The run folder. Default: runs/<name>-<time>."""
     all_ranks: bool = False
     """Show what every rank prints, not only rank 0."""
     no_wait: Annotated[bool, Flag(engines=("slurm",))] = False
@@ -34,15 +29,12 @@ class GangPlace:
 def gang_groups(options: GangOptions, run_dir: str, *, may_leave: bool = True) -> dict[str, Any]:
     """``run_dir``: the help of that flag. ``may_leave``: for another place than this machine, and
     with work that is kept; without it nothing is planned, recorded or resumed."""
-    kept = () if may_leave else ("allow_changed_code", "restart", "monitor_interval_s")
+    of_run = ("executor", "run_dir", "allow_changed_code", "restart", "monitor_interval_s")
     groups: dict[str, Any] = {
-        "place": Part(
-            of=GangPlace,
-            without=() if may_leave else ("on", "no_wait", "run_dir", "all_ranks"),
-            texts={"run_dir": run_dir},
+        "options": Part(
+            of=options, without=() if may_leave else of_run, texts={"run_dir": run_dir}
         ),
-        "options": Part(of=options, without=kept),
-        "shown": Part(of=ShownFlags, without=() if may_leave else ("dry_run",)),
+        "shown": GangShownFlags if may_leave else Part(of=ShownFlags, without=("dry_run",)),
     }
     return {**groups, "slurm": JobRequest} if may_leave else groups
 
@@ -50,15 +42,15 @@ def gang_groups(options: GangOptions, run_dir: str, *, may_leave: bool = True) -
 def gang_options(parsed: Parsed) -> GangOptions:
     """The options of the gang; UsageError where two of them contradict each other."""
     options = parsed.given("options")
-    place = parsed.place
-    refuse_without_effect(parsed, place.on)
+    executor = options.get("executor", "local")
+    refuse_without_effect(parsed, executor)
     default: GangOptions = parsed.groups["options"].of
     if options.get("min_nodes") and not options.get("max_restarts", default.max_restarts):
         raise UsageError(
             f"--min-nodes {options['min_nodes']} has no effect without restarts.",
             hint="add --max-restarts 3.",
         )
-    if place.on == "slurm":
+    if executor == "slurm":
         num_nodes = options.get("num_nodes", 1)
         made: GangOptions = parsed.make("options", num_nodes=1)
         num_gpus, num_cpus = _of_each_node(made, options.get("devices", ""))

@@ -27,7 +27,7 @@ def run_on_slurm(gang: SlurmGang, flags: Any) -> int:
     else:
         other = "" if job.is_same else ", which was submitted with other options"
         say(f"job {job.job_id} of this run is there{other}; what it printed before: {job.log}")
-    if flags.place.no_wait:
+    if flags.shown.no_wait:
         what = {"path": str(folder.path), "job_id": job.job_id, "is_new": job.is_new}
         output.say_json(what) if flags.shown.json else output.say(job.job_id)
         return EXIT_OK

@@ -24,7 +24,7 @@ _RUN_DIR = "The run folder. Default: runs/<name>-<hash of the settings that deci
 #: What the help shows first, beside the task's own flags.
 _COMMON = (
     "devices", "gpu_ids", "epochs", "num_steps", "num_envs", "batch_size", "global_batch", "lr",
-    "base_lr", "lr_scaling", "precision", "strategy", "seed", "max_steps", "patience", "on",
+    "base_lr", "lr_scaling", "precision", "strategy", "seed", "max_steps", "patience", "executor",
     "num_nodes", "run_dir", "checkpoint_interval", "restart", "dry_run", "quiet",
 )  # fmt: skip
 
@@ -145,5 +145,5 @@ def _checkpoints(parsed: Parsed) -> dict[str, Any]:
     return {
         "checkpoint_steps": int(steps.group(1)) if steps else None,
         "checkpoint_s": None if steps else parse_duration(text, "--checkpoint-interval"),
-        "run_dir": parsed.place.run_dir,
+        "run_dir": parsed.given("options").get("run_dir"),
     }

@@ -22,7 +22,7 @@ class TrainScreen:
 
     def __init__(self, folder: RunFolder, flags: Any, argv: Sequence[str]) -> None:
         self._folder = folder
-        self._all_ranks = flags.place.all_ranks
+        self._all_ranks = flags.shown.all_ranks
         self._level = flags.shown.level
         output.show_events(are_shown=flags.shown.log_level == "debug")
         # Lines of events would break into a bar.

@@ -36,8 +36,11 @@ _SETTINGS = {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """``value``: the JSON object, {} where there is none. It may be there of a hung probe too: a
-    probe that prints several has the last one counted, so that what was measured is not lost."""
+    """How a probe ended, and ``value``, its JSON object; {} where there is none.
+
+    The last object counts that a probe prints, so that one that hangs later does not lose what it
+    has measured.
+    """
 
     run: Run
     value: dict[str, Any] = field(default_factory=dict)
@@ -155,9 +158,10 @@ def _last_object(out: Path) -> dict[str, Any] | None:
 def read_answer(
     outcome: Outcome, otherwise: T, *, given: Mapping[str, Any] | None = None, **how: bool
 ) -> tuple[T, Run]:
-    """The probe's answer as what ``otherwise`` is, on top of what is ``given``, and how it ran.
+    """Read the probe's answer as a value of ``otherwise``'s class, and say how the probe ran.
 
-    An answer of another shape is a failure of the probe, and stands for ``otherwise``.
+    ``given`` holds fields that the probe does not answer. An answer of another shape is a failure
+    of the probe; ``otherwise`` is returned then.
     """
     try:
         return decode(type(otherwise), {**(given or {}), **outcome.value}, **how), outcome.run

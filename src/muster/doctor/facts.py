@@ -66,7 +66,9 @@ class PciGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """``cpu_cores``: those this process may use; ``shm_*``: of /dev/shm; ``iommu``: translating."""
+    """The host. ``cpu_cores``: how many this process may use; ``shm_*``: of /dev/shm; ``iommu``:
+    whether it translates addresses.
+    """
 
     name: str = ""
     system: str = ""
@@ -110,7 +112,7 @@ class NetworkFacts:
     resolve_error: str | None = None
 
     def __post_init__(self) -> None:
-        """ValueError for what is no address: checks compare them as such."""
+        """Raise ValueError for what is no address, because checks compare them as addresses."""
         for text in (*(self.host_addresses or ()), *(at for i in self.interfaces for at in i.ipv6)):
             ip_address(text.partition("%")[0])
 
@@ -138,7 +140,8 @@ class MasterFacts:
 @dataclass(frozen=True, kw_only=True)
 class DiskFacts:
     """The folder runs are written to. ``write_mb_s``: 10^6 bytes/s of a file that is fsynced;
-    ``fsync_s``: one small append with fsync, the median."""
+    ``fsync_s``: one small append with fsync, the median.
+    """
 
     run: Run = field(default_factory=Run)
     path: str = ""
@@ -201,7 +204,7 @@ class ReduceTry:
 
     @property
     def is_good(self) -> bool:
-        """It ended, and every value was right."""
+        """Whether it ended and every value was right."""
         return self.run.status == "ok" and not any(size.wrong_values for size in self.sizes)
 
 
@@ -237,7 +240,8 @@ class PeerCopies:
 @dataclass(frozen=True, kw_only=True)
 class MatmulRate:
     """``tflops``: 10^12 operations per second, median of several; ``error``: relative, against
-    double precision on the CPU."""
+    double precision on the CPU.
+    """
 
     device: int
     name: str
@@ -275,7 +279,9 @@ class HostCopies:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """``inventory``: every GPU of the host; what CUDA_VISIBLE_DEVICES hides is a check's business.
+    """Everything the doctor knows about a machine.
+
+    ``inventory``: every GPU of the host, also those that CUDA_VISIBLE_DEVICES hides.
 
     ``loaded``: the GPUs' health while the matrix products ran; ``environment``: only variables
     that decide how a run behaves. ``driver``: how the reading of the driver itself ended.
@@ -302,7 +308,7 @@ class Facts:
 
 
 def load_facts(path: Path) -> Facts:
-    """The facts in ``path``; UsageError when it is missing or is no facts file."""
+    """The facts in ``path``. Raises UsageError when it is missing or is no facts file."""
     try:
         data = path.read_bytes()
     except OSError as error:

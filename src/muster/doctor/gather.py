@@ -1,7 +1,7 @@
-"""Gathers the facts: every edge in a child process or a plain read, none of which can hang.
+"""Gathers the facts, each by a child process or a plain read, none of which can hang the doctor.
 
-The order goes from what everybody needs to what takes longest, and one deadline is over all, so
-that a machine where much is broken still gives a report in time.
+What everybody needs comes first and what takes longest comes last, under one deadline, so that a
+machine where much is broken still gives a report in time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DoctorOptions:
 
 
 def gather(options: DoctorOptions, say: Callable[[str], None]) -> Facts:
-    """All facts of this machine; ``say`` hears what is being done, for it takes a while.
+    """Gather all facts of this machine; ``say`` is told what is being done, as it takes a while.
 
     Raises UsageError for devices that do not exist, and for nothing else.
     """

@@ -105,7 +105,7 @@ def cpu_quota(file: Path) -> int | None:
 
 
 def _limit(name: str) -> tuple[int | None, int | None]:
-    """Soft and hard; None: unknown or without limit."""
+    """The soft and the hard limit ``name``; None: unknown or without limit."""
     if sys.platform == "win32":
         return None, None
     import resource
@@ -125,7 +125,7 @@ def _is_container() -> bool | None:
 
 
 def _is_clock_synchronised() -> bool | None:
-    """The kernel's own word, by adjtimex(2) without a change; None where there is no such call."""
+    """What the kernel says, by adjtimex(2) without a change; None where there is no such call."""
     if sys.platform != "linux":
         return None
     with suppress(OSError, AttributeError):
@@ -182,7 +182,7 @@ def installed_torch(environment: Mapping[str, str]) -> TorchFacts:
 
 
 def triton_lacks(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What Triton's ``runtime/build.py`` would look for in vain when it compiles a kernel."""
+    """What Triton's ``runtime/build.py`` needs to compile a kernel and would not find."""
     compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
     has_compiler = any(shutil.which(name, path=environment.get("PATH")) for name in compilers)
     # Debian's own scheme names a folder that has no headers; Triton takes the usual one then.

@@ -71,12 +71,12 @@ def default_interface(table: Path) -> str | None:
 
 
 def wants_master(environment: Mapping[str, str]) -> bool:
-    """Whether the environment speaks of several nodes that meet at MASTER_ADDR."""
+    """Whether the environment names several nodes that meet at MASTER_ADDR."""
     return bool(environment.get("MASTER_ADDR")) and num_nodes(environment) > 1
 
 
 def num_nodes(environment: Mapping[str, str]) -> int:
-    """How many hosts the launcher's variables speak of; 1 when they do not say."""
+    """How many hosts the launcher's variables name; 1 where they do not say."""
     for name in ("NNODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
         text = environment.get(name, "")
         if text.isdigit() and int(text) > 0:

@@ -51,7 +51,7 @@ _Measured = TypeVar("_Measured", Matmuls, HostCopies, ReduceTry)
 
 
 def no_time(left: TimeLeft, least_s: float = _LEAST_S) -> Run | None:
-    """Why a probe is not started: less than a start takes is left."""
+    """Why a probe is not started, where less time is left than a start takes; else None."""
     if left() >= least_s:
         return None
     return Run(status="skipped", error="the time for all checks was used up before")
@@ -60,7 +60,7 @@ def no_time(left: TimeLeft, least_s: float = _LEAST_S) -> Run | None:
 def measure_matmuls(
     targets: Targets, left: TimeLeft, *, limit_s: float, watch: Callable[[], None] | None = None
 ) -> Matmuls:
-    """``watch`` is called once while the products run, in a thread of this process."""
+    """Measure matrix products; ``watch`` is called once meanwhile, in a thread of this process."""
     watcher = None if watch is None else threading.Thread(target=watch, daemon=True)
 
     def hear(place: str) -> None:
@@ -112,7 +112,7 @@ def measure_peer_copies(
     silence_s: float = _PAIR_SILENCE_S,
     program: Sequence[str] = PROBES,
 ) -> PeerCopies:
-    """Every ordered pair; a child that hangs at one is replaced by one for those after it."""
+    """Measure every ordered pair; a child that hangs at one is replaced for those after it."""
     waiting = [f"{a}-{b}" for a, b in itertools.permutations(targets.devices, 2)]
     copies: list[PeerCopy] = []
     seconds, last = 0.0, Run(status="skipped", error="there is no pair")
@@ -183,7 +183,7 @@ def measure_all_reduce(
     *,
     limit_s: float,
 ) -> AllReduce:
-    """One process per device; after a failure again, with each of ``repairs`` until one works."""
+    """Run one process per device; after a failure, try each of ``repairs`` until one works."""
     tries: list[ReduceTry] = []
     words = (backend, targets.kind, targets.numbers, "0.3")
     for settings in ({}, *repairs(backend, network, environment)):

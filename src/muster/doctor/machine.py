@@ -52,7 +52,7 @@ def pci_of(facts: Facts, gpu: GpuHealth) -> PciGpu | None:
 
 
 def loaded_of(facts: Facts, index: int) -> GpuHealth | None:
-    """The same GPU while it worked."""
+    """The health of the GPU ``index`` while it worked."""
     return next((gpu for gpu in facts.loaded if gpu.index == index), None)
 
 

@@ -1,5 +1,4 @@
-"""Samples in files: the three formats as text and back, what a killed monitor has left, and what
-many samples come to per device (means, peaks, energy)."""
+"""Samples in files: the three formats, what a killed monitor has left, and sums of many samples."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ def _csv_line(fields: Sequence[Any]) -> bytes:
     return text.getvalue().encode()
 
 
-#: Held clocks that somebody wanted so: no reason to worry.
+#: Clocks that are held down on purpose, which does not count as throttling.
 _WANTED = {"none", "clocks set by user", "sync boost", "display clocks"}
 
 
@@ -213,7 +212,7 @@ class _Device:
 
 
 class Summary:
-    """Add rows as they come; ask at any time."""
+    """Means, peaks and energy per device. Rows are added as they come."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._devices: dict[tuple[str, str], _Device] = {}

@@ -38,7 +38,7 @@ class HostUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class _Counters:
-    """Counters that only grow; None where they are not known."""
+    """Readings of counters that only grow; None where they are not known."""
 
     time_s: float
     cpu: Pair | None  # busy and all ticks
@@ -81,7 +81,7 @@ class HostReader:
         )
 
     def _disk_bytes(self) -> Pair | None:
-        """Whole disks. Partitions, loops and mapped volumes would count the same bytes twice."""
+        """Bytes read and written by whole disks; partitions and volumes would count twice."""
         import psutil
 
         blocks = self._root / "sys/block"
@@ -92,7 +92,7 @@ class HostReader:
         )
 
     def _network_bytes(self) -> Pair | None:
-        """Network cards; where there are none (a container), everything but the loop."""
+        """Bytes received and sent by network cards, or by all but loopback in a container."""
         import psutil
 
         found = psutil.net_io_counters(pernic=True, nowrap=False)

@@ -118,7 +118,9 @@ LEAST_INTERVAL_S = 0.05
 
 
 class Ticker:
-    """Pure: it is told the time. Nothing adds up, because each due time comes from the start.
+    """Computes when samples are due. Pure: the caller passes the time.
+
+    Delays do not add up, because each due time is computed from the start.
 
     A sample that comes late does not shift those after it, and those that were missed (a slow
     disk, a laptop asleep) are skipped rather than made up for.
@@ -153,7 +155,7 @@ class Ticker:
 
 
 def check_interval(interval_s: float, flag: str, *, may_be_0: bool = False) -> None:
-    """UsageError, naming ``flag``, for an interval that is too short; 0 may stand for never."""
+    """Raise UsageError, naming ``flag``, for an interval that is too short; 0 may mean never."""
     if interval_s >= LEAST_INTERVAL_S or (may_be_0 and interval_s == 0):
         return
     never = ", or 0 to record nothing" if may_be_0 else ""
@@ -162,7 +164,7 @@ def check_interval(interval_s: float, flag: str, *, may_be_0: bool = False) -> N
     )
 
 
-#: What a command may want to hear although we do not.
+#: Signals that a command may handle although the monitor does not.
 PASSED_ON = ("SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: Ctrl-C and Ctrl-\.
 TYPED = ("SIGINT", "SIGQUIT")

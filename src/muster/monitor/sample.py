@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One look at everything. ``time_s``: seconds since the epoch, ``elapsed_s``: since the start.
+    """All readings of one moment. ``time_s``: seconds since 1970, ``elapsed_s``: since the start.
 
     ``work``: for the processes among ``gpus`` that muster has started, by pid.
     """
@@ -169,7 +169,7 @@ def _rounded(value: float | None, digits: int = 1) -> float | None:
 
 
 def _one_line(text: str | None) -> str | None:
-    """A row is a line: that is how a torn one is recognised."""
+    """``text`` in one line: a row must be a line, so that a torn one is recognised."""
     return None if text is None else " ".join(text.split())
 
 
@@ -183,7 +183,7 @@ class Sampler:
         self._start_s = clock.monotonic_s()
 
     def take(self, *, quick: bool = False) -> Sample:
-        """One sample, dated at its beginning. ``quick``: without what takes long (PCIe).
+        """Take a sample, dated at its beginning. ``quick``: without what takes long (PCIe).
 
         Raises what ``UsageSource.read`` raises: SetupError for unreadable recorded facts.
         """
@@ -211,7 +211,7 @@ class _Place(NamedTuple):
 
 
 class WorkFinder:
-    """Remembers what does not change: which run a process belongs to."""
+    """Finds the run and task of a process, and remembers the run, which does not change."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

@@ -147,7 +147,7 @@ class ParquetSink:
         self._num_waiting = 0
 
     def _recover(self) -> tuple[int, int]:
-        """Fold what a killed monitor has left; the next tail's number and the rows there are."""
+        """Add what a killed monitor left; returns the next tail's number and the count of rows."""
         folded, num_rows = _state(self._path)
         for number, tail in tail_files(self._path).items():
             if number > folded:
@@ -190,7 +190,7 @@ def cut_torn_line(descriptor: int) -> None:
 
 
 def _read_at(descriptor: int, start: int, size: int) -> bytes:
-    """Moves the position for reading; writing is at the end in any case."""
+    """Read bytes. It moves the position, which does no harm: writes go to the end in any case."""
     os.lseek(descriptor, start, os.SEEK_SET)
     return os.read(descriptor, size)
 
@@ -213,7 +213,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _refuse_other(descriptor: int, path: Path, begin: bytes) -> None:
-    """The beginning must be ours, or a torn piece of it: nothing of somebody else's is touched."""
+    """Raise UsageError unless the file begins as ours does, whole or torn; it stays as it is."""
     found = _read_at(descriptor, 0, len(begin))
     if found != begin[: len(found)]:
         raise _other_file(path)

@@ -1,9 +1,8 @@
 """Measuring a task: a few real steps with ``muster train`` in child processes, without a gang.
 
 Two batches are measured where the plan has two, the whole global batch and one device's share of
-it, because their difference tells apart what a step costs and what a sample costs.
-Ranks on the CPU share its memory and caches, so there as many single ones as are planned run side
-by side as well.
+it: their difference separates what a step costs from what a sample costs. Ranks on the CPU share
+its memory and caches, so there single ranks also run side by side, as many as are planned.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _START = (
     "from muster.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 _FEWEST_STEPS = 4
-#: Side by side: at most so many, for about so long; a quarter of the steps at each end, when not
-#: all of them are at work, is not counted.
+#: Ranks side by side: at most so many, for about so many seconds; a quarter of the steps at each
+#: end, when not all ranks are at work, is not counted.
 _MOST_SIDE_BY_SIDE = 8
 _SIDE_BY_SIDE_S = 2.0
 _MOST_STEPS = 2000
@@ -45,7 +44,7 @@ _MOST_STEPS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What some steps of a batch came to. ``compute_s``, ``loading_s``: medians, of a step."""
+    """Measured steps of one batch size. ``compute_s``, ``loading_s``: medians over the steps."""
 
     samples: int
     compute_s: float
@@ -63,7 +62,9 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """``card``: what the driver calls the device, ``cpu`` for the CPU; ``epochs``: the task's."""
+    """What was measured. ``card``: the driver's name of the device, or ``cpu``; ``epochs``: the
+    task's.
+    """
 
     compute: ComputeTime
     loading: Figure[Seconds]
@@ -127,10 +128,12 @@ def _crowding(probe: Probe, alone: Steps, num_devices: int) -> Crowding:
 
 
 def sum_up(found: Sequence[Steps], probe: Probe) -> Calibration:
-    """The line through what was measured, and what else it tells; ``found`` is not empty."""
+    """Fit a line to the measured steps and collect the rest; ``found`` must not be empty."""
     whole = found[0]
     batches = " and ".join(str(steps.samples) for steps in found)
-    threads = "" if probe.threads is None else f", {probe.threads} thread(s)"
+    threads = (
+        "" if probe.threads is None else f", {probe.threads} thread{'s' * (probe.threads != 1)}"
+    )
     source = f"{whole.num_steps} steps of {batches} samples on {probe.card}{threads}"
     timings = [Timing(steps.samples, Seconds(steps.compute_s)) for steps in found]
     loading = max(steps.loading_s / steps.samples for steps in found)
@@ -153,8 +156,10 @@ def sum_up(found: Sequence[Steps], probe: Probe) -> Calibration:
 
 
 def _activations(found: Sequence[Steps]) -> Figure[Bytes] | None:
-    """What one more sample takes: on a GPU the slope of peak memory over two batches, else what
-    autograd was seen to keep."""
+    """The memory of one more sample, in bytes.
+
+    On a GPU it is the slope of peak memory over two batches, else what autograd was seen to keep.
+    """
     small, large = found[-1], found[0]
     kept = large.kept_bytes_per_sample
     if large.peak_memory_mib is None and kept is not None:
@@ -169,7 +174,7 @@ def _activations(found: Sequence[Steps]) -> Figure[Bytes] | None:
 
 
 def run_steps(probe: Probe, batch: int | None, *, trim: float = 0.0) -> Steps:
-    """Some steps of ``batch`` samples (None: the task's own) in a child process.
+    """Run some steps of ``batch`` samples (None: the task's own) in a child process.
 
     ``trim``: the share of the steps at either end that is not counted.
     """
@@ -199,7 +204,7 @@ def run_steps(probe: Probe, batch: int | None, *, trim: float = 0.0) -> Steps:
 
 
 def read_steps(folder: RunFolder, printed: str, *, trim: float = 0.0) -> Steps:
-    """What a training in ``folder`` measured; ``printed`` is what it said meanwhile.
+    """Read what a training in ``folder`` measured; ``printed`` is its output.
 
     The first fifth of the steps, or more with ``trim``, is left out: it compiles and allocates.
     """

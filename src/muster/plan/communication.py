@@ -35,7 +35,11 @@ from muster.plan.units import (
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """``alpha``: of a message; ``bandwidth``: of one direction; ``share``: what is reached."""
+    """A connection.
+
+    ``alpha``: time of a message; ``bandwidth``: of one direction; ``share``: the part of it that is
+    reached.
+    """
 
     name: str
     alpha: Figure[Seconds]
@@ -133,7 +137,7 @@ def given_link(name: str, bandwidth_gb_s: float | None, latency_us: float | None
 
 
 def presumed(link: Link) -> Link:
-    """``link`` where nobody has said that the machine has it."""
+    """``link``, marked as assumed, because nobody has said that the machine has it."""
 
     def weaker(figure: Figure[Any]) -> Figure[Any]:
         if figure.origin != "table":
@@ -163,8 +167,8 @@ class Fabric:
     """How devices are joined: ``link`` inside a node, ``network`` between nodes.
 
     ``devices_per_node``: None for one node, whatever the number. A node has one network card,
-    which its devices share. ``host``: what the processes agree over, once per step. ``overlaps``:
-    False where sending takes the very cores that compute, so that nothing is hidden.
+    which its devices share. ``host``: the link over which processes agree once per step.
+    ``overlaps``: False where sending takes the very cores that compute, so that nothing is hidden.
     """
 
     link: Link

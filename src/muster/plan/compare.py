@@ -37,7 +37,10 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """``error``: (predicted - measured) / measured; None where nothing was measured."""
+    """A predicted value beside the measured one.
+
+    ``error``: (predicted - measured) / measured; None where nothing was measured.
+    """
 
     name: str
     predicted: float
@@ -52,7 +55,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """``notes``: where the run was not what was planned, so that errors are not the model's."""
+    """A plan beside its run. ``notes``: where the run was not the planned one, so that errors are
+    not the model's.
+    """
 
     num_devices: int
     lines: tuple[Line, ...]
@@ -145,7 +150,7 @@ def write_comparison(folder: RunFolder) -> Comparison | None:
 
 
 def compare_run(folder: RunFolder) -> Comparison:
-    """The same for ``muster plan RUN``; an error says what is missing."""
+    """Compare for ``muster plan RUN``. Raises SetupError that says what is missing."""
     if not folder.training_results.is_file():
         raise SetupError(
             f"{folder.name} has a plan, but its training has not finished.",

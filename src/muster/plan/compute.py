@@ -36,13 +36,13 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeTime:
-    """``fixed``: of every forward and backward; ``per_sample``: on top, for each sample."""
+    """``fixed``: the time of every forward and backward; ``per_sample``: what each sample adds."""
 
     fixed: Figure[Seconds]
     per_sample: Figure[Seconds]
 
     def of(self, samples: int, micro_batch: int | None = None) -> Figure[Seconds]:
-        """One optimizer step of ``samples``, in rounds of at most ``micro_batch``."""
+        """The time of an optimizer step of ``samples``, in rounds of at most ``micro_batch``."""
         rounds = 1 if micro_batch is None else max(1, -(-samples // micro_batch))
         seconds = self.fixed.value * rounds + self.per_sample.value * samples
         return derived(seconds, self.fixed, self.per_sample)
@@ -115,8 +115,8 @@ class Group:
 def parse_devices(text: str, here: Sequence[Device]) -> tuple[Group, ...]:
     """The groups in ``text``; ``here``: the GPUs of this machine.
 
-    Raises UsageError for what cannot be meant, UnknownNameError for a card that is not in the
-    table, and SetupError for a bare number where there is no GPU to multiply.
+    Raises UsageError for a text that makes no sense, UnknownNameError for a card that is not in the
+    table, and SetupError for a bare number on a machine without a GPU.
     """
     groups = [_group(part.strip(), text, here) for part in text.split(",")]
     if len({group.is_cpu for group in groups}) > 1:

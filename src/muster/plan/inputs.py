@@ -1,4 +1,4 @@
-"""From what was asked, measured and tabled to the values that the formulas take.
+"""Turns what was asked for, what was measured and the tables into the inputs of the formulas.
 
 Each value has its origin; what is missing is an error that says how to give it.
 """
@@ -15,12 +15,7 @@ from muster.plan.calibrate import Calibration
 from muster.plan.communication import Fabric, find_link, given_link, presumed, usual_link
 from muster.plan.compute import ComputeTime, Group, card_of, from_flops
 from muster.plan.prices import PriceList
-from muster.plan.request import (
-    KindOfWork,
-    MachineRequest,
-    PlanRequest,
-    TrainingRequest,
-)
+from muster.plan.request import KindOfWork, PlanRequest
 from muster.plan.scaling import Machine, Work
 from muster.plan.transformer import Transformer
 from muster.plan.units import (
@@ -44,8 +39,8 @@ _LARGE = (
     "GPT-2 on 8 A100 (nanoGPT 30 %, llm.c 60 %), Llama-2 7B on 128 A100 (57 %, PyTorch FSDP), PaLM "
     "(46 %, appendix B)"
 )
-#: What share of the peak a training reaches, by what it computes: usual, least and most of what is
-#: published, and where.
+#: The share of the peak that a training reaches, by what it computes: the usual, the least and the
+#: most that is published, and where.
 _UTILISATION: dict[KindOfWork, tuple[float, float, float, str]] = {
     "transformer": (0.4, 0.3, 0.6, _LARGE),
     "convolution": (0.18, 0.13, 0.22, _RESNET),
@@ -65,7 +60,7 @@ class Known:
 
     @property
     def precision(self) -> Precision | None:
-        wanted = self.request.training.precision
+        wanted = self.request.precision
         if wanted is not None or self.calibration is None:
             return wanted
         return self.calibration.precision  # type: ignore[return-value]
@@ -75,10 +70,10 @@ class Known:
 
 
 def work_of(known: Known, group: Group) -> Work:
-    """The training as the formulas take it; UsageError for what is missing."""
+    """The training as the formulas take it. Raises UsageError for what is missing."""
     request = known.request
     batch = _global_batch(known)
-    rate, spread = request.machine.input_rate, request.machine.step_spread
+    rate, spread = request.input_rate, request.step_spread
     loading = assumed(Seconds(0.0), "not known; that loaders keep up")
     if known.calibration is not None:
         loading = known.calibration.loading
@@ -88,16 +83,16 @@ def work_of(known: Known, group: Group) -> Work:
         crowding=known.calibration.crowding if known.calibration and is_here else None,
         gradients=_gradients(known),
         global_batch=batch.value,
-        micro_batch=request.training.batch_size,
-        num_steps=_num_steps(request.training, known.calibration, batch.value),
-        strategy=request.training.strategy,
+        micro_batch=request.batch_size,
+        num_steps=_num_steps(request, known.calibration, batch.value),
+        strategy=request.strategy,
         loading=loading,
         input_rate=None if rate is None else given(rate, "--input-rate"),
         spread=None if spread is None else given(spread, "--step-spread"),
     )
 
 
-def machine_of(request: MachineRequest, group: Group, prices: PriceList) -> Machine:
+def machine_of(request: PlanRequest, group: Group, prices: PriceList) -> Machine:
     """How devices of ``group`` are joined and what they cost."""
     name = request.link or usual_link(group.name)
     link = given_link(name, request.link_bandwidth_gb_s, request.link_latency_us)
@@ -158,8 +153,8 @@ def is_derived(known: Known, group: Group) -> bool:
 
 
 def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
-    """Dense peak of one device; UsageError where nobody has said it."""
-    wanted = known.request.model.peak_tflops
+    """Dense peak of one device. Raises UsageError where it is not known."""
+    wanted = known.request.peak_tflops
     if wanted is not None:
         return given(FlopsPerSecond(wanted * 1e12), "--peak-tflops")
     precision = known.precision_on(group)
@@ -174,12 +169,12 @@ def peak_of(known: Known, group: Group) -> Figure[FlopsPerSecond]:
 
 def flops_of(known: Known) -> Figure[Flops] | None:
     """Operations of one sample: as given, as counted, or from the config of a transformer."""
-    wanted = known.request.model.flops_per_sample
+    wanted = known.request.flops_per_sample
     if wanted is not None:
         return given(Flops(wanted), "--flops-per-sample")
     if known.calibration is not None and known.calibration.flops_per_sample is not None:
         return known.calibration.flops_per_sample
-    length = known.request.model.sequence_length
+    length = known.request.sequence_length
     if known.transformer is not None and length is not None:
         flops = known.transformer.flops_per_sample(length)
         return given(flops, f"6 N + 12 L H Q T per token of {length}, from the config")
@@ -230,7 +225,7 @@ def _derived_from(known: Known, group: Group) -> dict[str, Figure[Any] | None]:
 
 
 def _utilisation(known: Known) -> Figure[float]:
-    rate = known.request.model.utilisation
+    rate = known.request.utilisation
     if rate is not None:
         return given(rate, "--utilisation")
     usual, least, most, source = _UTILISATION[kind_of_work(known)]
@@ -238,25 +233,24 @@ def _utilisation(known: Known) -> Figure[float]:
 
 
 def kind_of_work(known: Known) -> KindOfWork:
-    """What the model mostly computes: as said, or a transformer where its config was read."""
-    said = known.request.model.work
+    """What the model mostly computes: as given, or a transformer where its config was read."""
+    said = known.request.work
     return said or ("transformer" if known.transformer is not None else "other")
 
 
 def range_of(known: Known, group: Group) -> tuple[Known, Known] | None:
-    """The same with the least and with the most utilisation that is published for such work.
+    """``known`` with the least and with the most utilisation that is published for such work.
 
     None where nothing of the kind is assumed: steps were measured, or the utilisation is given.
     """
-    if known.request.model.utilisation is not None or not is_derived(known, group):
+    if known.request.utilisation is not None or not is_derived(known, group):
         return None
     _, least, most, _ = _UTILISATION[kind_of_work(known)]
     return _with_utilisation(known, least), _with_utilisation(known, most)
 
 
 def _with_utilisation(known: Known, rate: float) -> Known:
-    model = replace(known.request.model, utilisation=rate)
-    return replace(known, request=replace(known.request, model=model))
+    return replace(known, request=replace(known.request, utilisation=rate))
 
 
 def _derived(known: Known, group: Group) -> ComputeTime:
@@ -270,7 +264,7 @@ def _derived(known: Known, group: Group) -> ComputeTime:
 
 
 def _global_batch(known: Known) -> Figure[int]:
-    wanted = known.request.training.global_batch
+    wanted = known.request.global_batch
     if wanted is not None:
         return given(wanted, "--global-batch")
     if known.calibration is not None:
@@ -299,17 +293,17 @@ def _gradients(known: Known) -> Figure[Bytes]:
 
 
 def _num_steps(
-    training: TrainingRequest, calibration: Calibration | None, global_batch: int
+    request: PlanRequest, calibration: Calibration | None, global_batch: int
 ) -> Figure[int] | None:
-    if training.steps is not None:
-        return given(training.steps, "--steps")
+    if request.steps is not None:
+        return given(request.steps, "--steps")
     samples: Figure[int] | None = calibration.num_samples if calibration else None
     epochs: Figure[int] | Figure[float] | None = calibration.epochs if calibration else None
-    if training.samples is not None:
-        samples = given(int(training.samples), "--samples")
-    if training.epochs is not None:
-        epochs = given(training.epochs, "--epochs")
-    if samples is None or (epochs is None and training.samples is None):
+    if request.samples is not None:
+        samples = given(int(request.samples), "--samples")
+    if request.epochs is not None:
+        epochs = given(request.epochs, "--epochs")
+    if samples is None or (epochs is None and request.samples is None):
         return None
     passes = 1.0 if epochs is None else float(epochs.value)
     steps = math.ceil(math.ceil(samples.value / global_batch) * passes)
@@ -318,7 +312,7 @@ def _num_steps(
     return derived(steps, samples, epochs, source=source)
 
 
-def _power(request: MachineRequest, card: Card | None) -> Figure[Watts] | None:
+def _power(request: PlanRequest, card: Card | None) -> Figure[Watts] | None:
     if request.power_w is not None:
         return given(Watts(request.power_w), "--power-w")
     if card is None:

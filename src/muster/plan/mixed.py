@@ -38,8 +38,10 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedPlan:
-    """``lost``: the share of an equal step's time that a balanced one saves. Computing alone:
-    communication is the same for both.
+    """Equal and balanced shares of a batch.
+
+    ``lost``: the share of an equal step's time that a balanced one saves. Only computing counts,
+    because communication is the same for both.
     """
 
     equal: Split
@@ -100,7 +102,9 @@ def _time(member: Member, samples: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Makespan:
-    """``in_order``: as muster hands tasks out; ``longest_first``: with the times known before;
+    """How long tasks take on some workers.
+
+    ``in_order``: as Muster hands tasks out; ``longest_first``: if the times were known before;
     ``least``: no schedule can be shorter. ``efficiency``: share of the workers' time in tasks.
     """
 
@@ -141,6 +145,6 @@ def list_schedule(times: Sequence[Seconds], num_workers: int) -> Seconds:
 
 
 def least_makespan(times: Sequence[Seconds], num_workers: int) -> Seconds:
-    """The work shared perfectly, or the longest task, whichever is more."""
+    """The time of the work if it is shared perfectly, or of the longest task if that is more."""
     total = sum(times, Seconds(0.0))
     return max(total / num_workers, max(times, default=Seconds(0.0)))

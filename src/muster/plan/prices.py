@@ -18,7 +18,7 @@ from muster.base.errors import SetupError, UsageError
 from muster.plan.units import Figure, Joules, Money, Origin, Seconds, derived
 
 FILE_NAME = "prices.toml"
-#: The end of a source that nobody has looked at.
+#: How the source of a price ends that the user has not edited.
 _UNTOUCHED = "edit me"
 #: Written by ``muster plan --write-prices`` as it stands here.
 DEFAULT_PRICES = """\
@@ -60,7 +60,7 @@ source = "middle of 3.50-4.50, on demand, https://www.mercatus-ai.com/blog/cloud
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Of one device: rent per hour, or electricity per kWh for one that is owned."""
+    """The price of one device: rent per hour, or electricity per kWh for one that is owned."""
 
     currency: str
     per_hour: float | None
@@ -169,7 +169,7 @@ class _WrongPriceError(ValueError):
 
 
 def _is_in(name: str, card: str) -> bool:
-    """As whole words: L4 is not in L40S."""
+    """Whether the words of ``name`` are whole words of ``card``: L4 is not in L40S."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", card, re.I) is not None
 
 

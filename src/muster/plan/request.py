@@ -14,8 +14,12 @@ KindOfWork = Literal["transformer", "convolution", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
-    """The training that is predicted."""
+class PlanRequest:
+    """The training that is predicted: what a step computes, and on which devices.
+
+    First what is trained, then what a step takes where it is not measured, then how the devices are
+    joined, fed and paid for.
+    """
 
     devices: str | None = None
     """"H100 SXM x8", "RTX 4090 x1, RTX 3090 x1", 8 (of the card here), cpu:2. Default: all here."""
@@ -34,12 +38,6 @@ class TrainingRequest:
     """Passes over the samples."""
     steps: int | None = None
     """Optimizer steps, instead of samples and epochs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRequest:
-    """What a step computes, where it is not measured."""
-
     calibrate: bool = False
     """Measure: run some real steps of TASK on one device here. Its flags come after --."""
     calibrate_steps: int = 30
@@ -61,12 +59,6 @@ class ModelRequest:
     """MiB that one sample keeps for the backward pass."""
     optimizer: Optimizer = "adamw"
     """The optimizer, whose state takes memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineRequest:
-    """How the devices are joined, fed and paid for."""
-
     link: str | None = None
     """What joins devices of a node: pcie4, nvlink4, … Default: what the card usually has."""
     link_bandwidth_gb_s: float | None = None
@@ -87,30 +79,22 @@ class MachineRequest:
     owned: bool = False
     """The devices are yours: they cost electricity, not rent."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    training: TrainingRequest = TrainingRequest()
-    model: ModelRequest = ModelRequest()
-    machine: MachineRequest = MachineRequest()
-
     def __post_init__(self) -> None:
-        """UsageError for values that cannot be meant, with the flag they came from."""
-        for group in (self.training, self.model, self.machine):
-            for name, value in vars(group).items():
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    continue
-                if not value > 0 or not math.isfinite(value):
-                    flag = name.replace("_", "-")
-                    raise UsageError(f"--{flag} must be greater than 0, not {value:g}.")
-        rate = self.model.utilisation
+        """Raise UsageError for values that make no sense, with the flag they came from."""
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not value > 0 or not math.isfinite(value):
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} must be greater than 0, not {value:g}.")
+        rate = self.utilisation
         if rate is not None and rate > 1:
             raise UsageError(
                 f"--utilisation {rate:g}: a share of the peak is at most 1.",
                 hint="write 0.4 for 40 %.",
             )
-        if self.machine.network is not None and self.machine.devices_per_node is None:
+        if self.network is not None and self.devices_per_node is None:
             raise UsageError(
-                f"--network {self.machine.network} joins nodes, and one node is planned.",
+                f"--network {self.network} joins nodes, and one node is planned.",
                 hint="add --devices-per-node 8.",
             )

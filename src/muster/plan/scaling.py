@@ -14,7 +14,7 @@ it has gone. What is not yet sent when the backward ends is *exposed*: the step 
 
 Devices wait for the slowest: synchronous reinforcement learning for the longest episode, a gang
 for its slowest rank. Times are taken as independent and normal around their mean, with a relative
-spread. What one device has alone, several of a host share (`Crowding`).
+spread. Devices of one host also slow each other by what they share (`Crowding`).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What one number of devices comes to. ``communication`` is all of it, hidden or not."""
+    """The prediction for one number of devices. ``communication`` is all of it, hidden or not."""
 
     num_devices: int
     samples_per_device: int
@@ -189,7 +189,7 @@ class Prediction:
 
 
 def predict(work: Work, machine: Machine, counts: range | list[int]) -> tuple[Prediction, ...]:
-    """A prediction for each number of devices; UsageError where a device would get no sample."""
+    """Predict for each number of devices. Raises UsageError where a device would get no sample."""
     if max(counts, default=0) > work.global_batch:
         raise UsageError(
             f"A global batch of {work.global_batch} cannot be shared by {max(counts)} devices.",
@@ -201,7 +201,7 @@ def predict(work: Work, machine: Machine, counts: range | list[int]) -> tuple[Pr
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """A step of so many devices: what `Prediction` has of it."""
+    """The parts of a step on some number of devices, from which a `Prediction` is made."""
 
     num_devices: int
     samples_per_device: int

@@ -41,7 +41,7 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All of them, tied embeddings once."""
+        """The number of parameters; tied embeddings count once."""
         tables = self.vocabulary * (1 if self.is_tied else 2) + self._position_rows
         return tables * self.width + self.layers * self.layer_parameters + self._norm
 
@@ -88,7 +88,7 @@ class Transformer:
         return Bytes(float(self.layers * layer + logits))
 
     def checkpointed_activations(self, sequence: int, bytes_each: int) -> Bytes:
-        """The same with only each layer's input kept and one layer computed again at a time."""
+        """The activations with only each layer's input kept and one layer recomputed at a time."""
         kept = self.layers * self.width * sequence * bytes_each
         whole = self.activations(sequence, bytes_each).value
         logits = 2 * 4 * self.vocabulary * sequence
@@ -105,7 +105,8 @@ class Transformer:
 
 def read_transformer(path: Path) -> Transformer:
     """The model of a config.json. SetupError for a file that is missing or no JSON; UsageError
-    for a family that is not known here, or a config that lacks what counts."""
+    for a family that is not known here, or a config that lacks what counts.
+    """
     record = read_json(path, "model config")
     if not isinstance(record, dict):
         raise UsageError(f"{path} is not the config of a model.")

@@ -10,9 +10,9 @@ Seconds(value=3.0)
 Traceback (most recent call last):
 TypeError: Seconds and Bytes cannot be added
 
-Nothing that ``muster plan`` prints is without where it comes from: a `Figure` is a quantity with
-its `Origin`. A prediction is as good as the worst of what went into it, so its origin is the
-weakest of its inputs' origins.
+``muster plan`` prints no figure without its origin: a `Figure` is a quantity with its `Origin`. A
+prediction is as good as the worst of what went into it, so its origin is the weakest of its
+inputs' origins.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def assumed(value: T, source: str) -> Figure[T]:
 
 
 def weakest(figures: Iterable[Figure[Any] | None]) -> Origin:
-    """The weakest origin among ``figures``; what is None took no part."""
+    """The weakest origin among ``figures``; None among them does not count."""
     origins = [figure.origin for figure in figures if figure is not None]
     return max(origins, key=_FROM_FIRM_TO_WEAK.index, default="measured")
 

@@ -85,7 +85,7 @@ def test_a_quoted_home_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """``--run-dir '~/a'`` and ``--run-dir=~/a``, which no shell expands, made a folder ``~``."""
     monkeypatch.setenv("HOME", str(tmp_path))
     parsed = read_train(["digits", "--run-dir=~/a"], "train", "")[1]
-    assert parsed.place.run_dir == tmp_path / "a"
+    assert parsed.options.run_dir == tmp_path / "a"
     assert parsed.words() == ["--run-dir", "~/a"], "as it was said"
 
     assert spec_of("~/b.jsonl").path == tmp_path / "b.jsonl"

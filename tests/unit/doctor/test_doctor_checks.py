@@ -33,7 +33,7 @@ def findings(name: str, check: str) -> list[Finding]:
 FIRES: dict[str, list[tuple[str, Severity, str]]] = {
     "driver": [
         ("no_gpu", "note", "No GPU here"),
-        ("nouveau", "error", "1 NVIDIA card(s) on the PCI bus (nouveau)"),
+        ("nouveau", "error", "1 NVIDIA card on the PCI bus (nouveau)"),
         ("driver_hangs", "error", "hangs (reading the health of the GPUs)"),
     ],
     "gpus-answer": [("one_gpu_lost", "error", "GPU 2 cannot be used")],

@@ -9,7 +9,7 @@ from muster.plan.calibrate import Calibration
 from muster.plan.compute import ComputeTime, Group, parse_devices
 from muster.plan.inputs import Known, compute_on, machine_of, peak_of, work_of
 from muster.plan.prices import DEFAULT_PRICES, parse_prices
-from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
+from muster.plan.request import PlanRequest
 from muster.plan.units import Flops, FlopsPerSecond, Seconds, Watts, measured
 from muster.plan.units import given as as_given
 
@@ -39,13 +39,8 @@ def calibration(card: str, **changes: Any) -> Calibration:
     return Calibration(**values)
 
 
-def known(found: Calibration | None = None, **groups: Any) -> Known:
-    request = PlanRequest(
-        training=TrainingRequest(**groups.get("training", {})),
-        model=ModelRequest(**groups.get("model", {})),
-        machine=MachineRequest(**groups.get("machine", {})),
-    )
-    return Known(request=request, calibration=found)
+def known(found: Calibration | None = None, **asked: Any) -> Known:
+    return Known(request=PlanRequest(**asked), calibration=found)
 
 
 def test_what_was_measured_on_this_card_is_taken_as_it_is() -> None:
@@ -66,8 +61,8 @@ def test_a_cpu_says_something_about_a_gpu_only_through_its_operations() -> None:
     on_cpu = calibration("cpu", precision="fp32")
     with pytest.raises(UsageError, match="measured on cpu, which says nothing about L40S"):
         compute_on(known(on_cpu), group("L40S"))
-    told = known(on_cpu, model={"flops_per_sample": 1e9, "utilisation": 0.5},
-                 training={"precision": "bf16"})  # fmt: skip
+    told = known(on_cpu, flops_per_sample=1e9, utilisation=0.5,
+                 precision="bf16")  # fmt: skip
     found = compute_on(told, group("L40S"))
     # 1e9 / (362e12 x 0.5)
     assert found.per_sample.value.value == pytest.approx(1e9 / 181e12)
@@ -82,27 +77,27 @@ def test_steps_follow_from_samples_and_epochs() -> None:
     own = work_of(known(calibration("cpu")), group("cpu:2"))
     assert own.num_steps is not None
     assert (own.num_steps.value, own.num_steps.origin) == (48, "given")
-    said = work_of(known(calibration("cpu"), training={"steps": 7}), group("cpu:2"))
+    said = work_of(known(calibration("cpu"), steps=7), group("cpu:2"))
     assert said.num_steps is not None and said.num_steps.value == 7
-    more = known(calibration("cpu"), training={"samples": 1e6, "epochs": 0.5, "global_batch": 100})
+    more = known(calibration("cpu"), samples=1e6, epochs=0.5, global_batch=100)
     work = work_of(more, group("cpu:2"))
     assert work.num_steps is not None and work.num_steps.value == 5000
     assert work.gradients.value.value == 4e6
 
 
 def test_power_link_and_price_of_a_card() -> None:
-    machine = machine_of(MachineRequest(), group("H100 SXM x8"), PRICES)
+    machine = machine_of(PlanRequest(), group("H100 SXM x8"), PRICES)
     assert machine.power is not None and machine.power.value == Watts(700.0)
     assert machine.fabric.link.name == "nvlink4" and machine.fabric.overlaps
     assert machine.fabric.link.bandwidth.origin == "assumed"  # nobody has said that they have it
-    named = machine_of(MachineRequest(link="nvlink4"), group("H100 SXM x8"), PRICES)
+    named = machine_of(PlanRequest(link="nvlink4"), group("H100 SXM x8"), PRICES)
     assert named.fabric.link.bandwidth.origin == "table"
     assert machine.price is not None and machine.price.per_hour == 3.0
-    assert machine_of(MachineRequest(), group("T4"), PRICES).price is None
-    owned = machine_of(MachineRequest(owned=True, power_w=50.0), group("T4"), PRICES)
+    assert machine_of(PlanRequest(), group("T4"), PRICES).price is None
+    owned = machine_of(PlanRequest(owned=True, power_w=50.0), group("T4"), PRICES)
     assert owned.price is not None and owned.price.per_kwh == 0.17
     assert owned.power is not None and owned.power.origin == "given"
-    on_cpu = machine_of(MachineRequest(), group("cpu:2"), PRICES)
+    on_cpu = machine_of(PlanRequest(), group("cpu:2"), PRICES)
     assert not on_cpu.fabric.overlaps and on_cpu.power is None
 
 
@@ -111,24 +106,22 @@ def test_power_link_and_price_of_a_card() -> None:
     [
         (lambda: work_of(known(), group("L4")), "needs the number of samples per optimizer step"),
         (
-            lambda: work_of(known(training={"global_batch": 8}), group("L4")),
+            lambda: work_of(known(global_batch=8), group("L4")),
             "add --calibrate to measure",
         ),
         (
-            lambda: work_of(
-                known(training={"global_batch": 8}, model={"flops_per_sample": 1.0}), group("L4")
-            ),
+            lambda: work_of(known(global_batch=8, flops_per_sample=1.0), group("L4")),
             "The number of parameters is not known",
         ),
         (
             lambda: work_of(
-                known(training={"global_batch": 8}, model={"flops_per_sample": 1.0}),
+                known(global_batch=8, flops_per_sample=1.0),
                 group("cpu:2"),
             ),
             "The peak of cpu in fp32 is not in the table",
         ),
         (
-            lambda: machine_of(MachineRequest(devices_per_node=8), group("L4 x16"), PRICES),
+            lambda: machine_of(PlanRequest(devices_per_node=8), group("L4 x16"), PRICES),
             "16 devices, 8 per node, are 2 nodes",
         ),
     ],
@@ -139,10 +132,10 @@ def test_what_is_missing_is_asked_for(make: Any, says: str) -> None:
 
 
 def test_the_peak_is_that_of_the_precision() -> None:
-    in_fp32 = known(training={"precision": "fp32"})
+    in_fp32 = known(precision="fp32")
     assert peak_of(in_fp32, group("A100 40GB SXM")).value == FlopsPerSecond(19.5e12)
     assert peak_of(known(), group("A100 40GB SXM")).value == FlopsPerSecond(312e12)
-    said = known(model={"peak_tflops": 1.5})
+    said = known(peak_tflops=1.5)
     assert peak_of(said, group("cpu")).value == FlopsPerSecond(1.5e12)
     with pytest.raises(UsageError, match="V100 PCIe in bf16 is not in the table"):
         peak_of(known(), group("V100 PCIe"))

@@ -10,7 +10,7 @@ from muster.devices.cards import CARDS
 from muster.devices.inventory import Device
 from muster.plan.compute import card_of, parse_devices
 from muster.plan.prices import DEFAULT_PRICES, parse_prices, read_prices, write_prices
-from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
+from muster.plan.request import PlanRequest
 from muster.plan.units import Seconds, Watts, measured
 
 MINE = """
@@ -175,11 +175,11 @@ def test_every_card_is_found_by_its_own_name(card: object) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: PlanRequest(training=TrainingRequest(global_batch=0)), "--global-batch must be"),
-        (lambda: PlanRequest(model=ModelRequest(parameters=-1.0)), "--parameters must be"),
-        (lambda: PlanRequest(model=ModelRequest(utilisation=40.0)), "write 0.4 for 40 %"),
-        (lambda: PlanRequest(machine=MachineRequest(network="net100")), "--devices-per-node 8"),
-        (lambda: PlanRequest(machine=MachineRequest(power_w=float("nan"))), "--power-w must be"),
+        (lambda: PlanRequest(global_batch=0), "--global-batch must be"),
+        (lambda: PlanRequest(parameters=-1.0), "--parameters must be"),
+        (lambda: PlanRequest(utilisation=40.0), "write 0.4 for 40 %"),
+        (lambda: PlanRequest(network="net100"), "--devices-per-node 8"),
+        (lambda: PlanRequest(power_w=float("nan")), "--power-w must be"),
     ],
 )
 def test_a_request_that_cannot_be_meant(make: object, says: str) -> None:

@@ -13,7 +13,7 @@ from muster.api.plan import TrainingPlan, known_model, plan_training
 from muster.base.errors import UsageError
 from muster.base.settings import Settings
 from muster.plan.prices import DEFAULT_PRICES, parse_prices
-from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
+from muster.plan.request import PlanRequest
 
 PRICES = parse_prices(DEFAULT_PRICES, "muster's own list", "assumed")
 #: How far the usual figure may be from a published one.
@@ -31,15 +31,9 @@ def planned(
     what: str, devices: str, batch: int, model: dict[str, object], **machine: object
 ) -> TrainingPlan:
     request = PlanRequest(
-        training=TrainingRequest(
-            devices=devices,
-            global_batch=batch,
-            batch_size=machine.pop("batch_size", None),  # type: ignore[arg-type]
-            strategy=machine.pop("strategy", "ddp"),  # type: ignore[arg-type]
-            precision=machine.pop("precision", "bf16"),  # type: ignore[arg-type]
-        ),
-        model=ModelRequest(**model),  # type: ignore[arg-type]
-        machine=MachineRequest(**machine),  # type: ignore[arg-type]
+        devices=devices,
+        global_batch=batch,
+        **{"precision": "bf16", **model, **machine},  # type: ignore[arg-type]
     )
     known = known_model(what, request)
     assert known is not None

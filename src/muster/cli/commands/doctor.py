@@ -28,7 +28,7 @@ from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.doctor.findings import SEVERITIES, Finding, exit_code
 from muster.doctor.gather import DoctorOptions
-from muster.plan.request import ModelRequest, PlanRequest, TrainingRequest
+from muster.plan.request import PlanRequest
 
 _HELP = """Examine this machine: driver, torch, GPUs, links between them, disk, network, launcher.
 
@@ -70,8 +70,9 @@ class _Doctor(JsonFlags):
 _GROUPS = {
     "options": DoctorOptions,
     "doctor": _Doctor,
-    "training": Part(of=TrainingRequest, only=("batch_size", "precision", "strategy")),
-    "model": Part(of=ModelRequest, only=("sequence_length",)),
+    "request": Part(
+        of=PlanRequest, only=("batch_size", "precision", "strategy", "sequence_length")
+    ),
 }
 
 
@@ -92,12 +93,11 @@ def main(argv: list[str]) -> int:
 
 def _memory_of(model: str, parsed: Parsed) -> tuple[MemoryPlan, ...]:
     """What ``muster plan --memory`` says of the devices here."""
-    request = PlanRequest(training=parsed.training, model=parsed.model)
+    request: PlanRequest = parsed.request
     settings = read_settings()
     known = known_model(model, request)
     if known is None:
-        measured = dataclasses.replace(request.model, calibrate=True)
-        request = dataclasses.replace(request, model=measured)
+        request = dataclasses.replace(request, calibrate=True)
         known = known_task(model, [], request, settings, _tell)
     return plan_memory(known, settings)
 

@@ -18,7 +18,7 @@ from muster.cli.recipes import AGENTS, TASKS
 from muster.plan.compare import compare_run, has_plan, store_plan
 from muster.plan.inputs import Known
 from muster.plan.prices import FILE_NAME, read_prices, write_prices
-from muster.plan.request import MachineRequest, ModelRequest, PlanRequest, TrainingRequest
+from muster.plan.request import PlanRequest
 from muster.run.folder import RunFolder
 
 _HELP = f"""Predict step time, speed-up, wall time, energy and money for 1 to N devices.
@@ -65,9 +65,7 @@ class _Plan:
 
     what: Annotated[str, Flag(is_positional=True)] = ""
     """A task, params=…, hf:config.json, or a run."""
-    training: TrainingRequest = field(default_factory=TrainingRequest)
-    model: ModelRequest = field(default_factory=ModelRequest)
-    machine: MachineRequest = field(default_factory=MachineRequest)
+    request: PlanRequest = field(default_factory=PlanRequest)
     shown: _Shown = field(default_factory=_Shown)
 
 
@@ -75,7 +73,7 @@ def main(argv: list[str]) -> int:
     parsed = parse_groups({"plan": _Plan}, argv, "plan", _HELP, takes_rest=True)
     flags: _Plan = parsed.plan
     task_flags = list(parsed.program)
-    request = PlanRequest(training=flags.training, model=flags.model, machine=flags.machine)
+    request = flags.request
     if flags.shown.write_prices:
         return _write_prices(flags.shown.prices or Path(FILE_NAME))
     if not flags.what:

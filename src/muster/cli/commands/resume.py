@@ -128,7 +128,7 @@ def _resume_other(run: Run, extra: list[str]) -> int:
     before, typed, job = _both(stored, extra)
     _check_script(run.folder, job.of_script, job_digest(before), stored.argv)
     if stored.is_gang and "node_rank" in typed.given("options"):
-        if before.place.on == "slurm":
+        if before.given("options").get("executor") == "slurm":
             go_to(stored.cwd)
             return command(*_on_node(path, before, typed, stored.argv))
         if before.given("options").get("num_nodes", 1) == 1:
@@ -176,7 +176,7 @@ def _on_node(
     """
     local = [one for one in typed.said if one.option.flag.engines == ("local",)]
     place = {one.option.path[-1]: one.value for one in local}
-    asked = tuple(one for one in before.said if one.option.group != "shown")
+    asked = tuple(one for one in before.said if one.option.owner is not ShownFlags)
     before, typed = (
         dataclasses.replace(before, said=asked),
         dataclasses.replace(typed, said=tuple(typed.but(place))),

@@ -39,7 +39,7 @@ Examples:
 #: What the help shows first.
 _COMMON = (
     "is_module", "is_python", "devices", "gpu_ids", "max_restarts", "stall_timeout_s", "grace_s",
-    "num_nodes", "node_rank", "master_addr", "master_port", "on", "run_dir", "all_ranks",
+    "num_nodes", "node_rank", "master_addr", "master_port", "executor", "run_dir", "all_ranks",
     "restart", "dry_run", "quiet", "json",
 )  # fmt: skip
 _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
@@ -68,28 +68,27 @@ def _run(
     from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
 
     parsed, script, options = read_run(argv)
-    shown, place, typed = parsed.shown, parsed.place, ("muster", "run", *argv)
+    shown, typed = parsed.shown, ("muster", "run", *argv)
     if node is not None:
         from muster.api.slurm_gang import options_on_node
 
-        folder, code = RunFolder(place.run_dir), code_of_script(script)
+        assert options.run_dir is not None
+        folder, code = RunFolder(options.run_dir), code_of_script(script)
         options, typed = options_on_node(node, folder, options, code), node.argv
     if options.slurm is not None:
         from muster.cli.slurm_gang import run_on_slurm
 
         return run_on_slurm(_on_nodes(parsed, script, options, typed), parsed)
     if shown.dry_run:
-        plan = plan_script(script, options, place.run_dir)
+        plan = plan_script(script, options)
         show_gang_plan(plan, shlex.join(parsed.program), is_json=shown.json)
         return 0
     audience = gang_audience(
         typed,
-        all_ranks=place.all_ranks,
+        all_ranks=shown.all_ranks,
         level=shown.level,
     )
-    folder, ending = run_script(
-        script, options, audience, run_dir=place.run_dir, supervisor=supervisor
-    )
+    folder, ending = run_script(script, options, audience, supervisor=supervisor)
     seconds = time.monotonic() - began
     return sum_up_gang(folder.path, ending, seconds, is_quiet=shown.quiet, is_json=shown.json)
 
@@ -142,7 +141,7 @@ def _on_nodes(
 
     assert options.slurm is not None
     check_there(script)
-    given = parsed.place.run_dir
+    given = options.run_dir
     folder = RunFolder(given) if given else _folder_of_job(script, options)
     check_script(folder, script, options)
     renew = renewal(folder, script, options, "run", code_of_script(script), {}, typed)
@@ -162,8 +161,8 @@ def _folder_of_job(script: Script, options: GangOptions) -> RunFolder:
 
     for folder, argv in handed_in_here(script):
         with suppress(MusterError):  # a flag that there is no more
-            parsed, other, how = read_run(argv[2:])
+            _, other, how = read_run(argv[2:])
             is_same = what_decides(other, how) == what_decides(script, options)
-            if is_same and parsed.place.run_dir is None:
+            if is_same and how.run_dir is None:
                 return folder
     return folder_for_job(script, options)

@@ -51,7 +51,8 @@ def driver_present(facts: Facts) -> Iterator[Finding]:
     if cards:
         drivers = sorted({card.driver or "no driver" for card in cards})
         yield error(
-            what=f"{len(cards)} NVIDIA card(s) on the PCI bus ({', '.join(drivers)}), "
+            what=f"{len(cards)} NVIDIA card{'s' * (len(cards) > 1)} on the PCI bus "
+            f"({', '.join(drivers)}), "
             f"but: {problem}",
             why="The GPUs are there and cannot be used.",
             fix="Install NVIDIA's driver (the package nvidia-driver of your system), or start the "
@@ -74,12 +75,16 @@ def _other_makers(facts: Facts) -> Iterator[Finding]:
             continue
         if any(card.driver is None for card in cards):
             yield error(
-                what=f"{len(cards)} {MAKERS[vendor]} card(s) on the PCI bus without a driver.",
+                what=f"{len(cards)} {MAKERS[vendor]} card{'s' * (len(cards) > 1)} on the PCI bus "
+                "without a driver.",
                 why="The GPUs are there and cannot be used.",
                 fix=f"Load the kernel's driver ({name}).",
             )
         else:
-            yield ok(f"{len(cards)} {MAKERS[vendor]} card(s), driver {cards[0].driver}.")
+            yield ok(
+                f"{len(cards)} {MAKERS[vendor]} card{'s' * (len(cards) > 1)}, "
+                f"driver {cards[0].driver}."
+            )
 
 
 def gpus_answer(facts: Facts) -> Iterator[Finding]:
@@ -97,7 +102,7 @@ def gpus_answer(facts: Facts) -> Iterator[Finding]:
 
 
 def _without(facts: Facts) -> dict[str, str]:
-    """UUIDs, because the others get new numbers when a GPU is missing."""
+    """The setting that leaves lost GPUs out, by UUID: numbers change when a GPU is missing."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in working_gpus(facts))}
 
 

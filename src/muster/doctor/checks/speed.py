@@ -107,7 +107,7 @@ def _against_sheet(facts: Facts, rates: list[MatmulRate]) -> Iterator[Finding]:
 
 
 def _peak_tflops(rate: MatmulRate) -> float | None:
-    """The data sheet's; None for an unknown card, such as a MIG instance, which is a share."""
+    """The data sheet's peak; None for an unknown card, such as a MIG instance."""
     card = find_card(rate.name)
     peak = None if card is None else card.peak_flops(rate.precision)
     return None if peak is None else peak / 1e12
@@ -194,7 +194,7 @@ def peer_copies(facts: Facts) -> Iterator[Finding]:
 
 
 def _slow_pairs(facts: Facts, copies: tuple[PeerCopy, ...]) -> Iterator[Finding]:
-    """Against pairs that are joined in the same way: how many links a pair has is not known."""
+    """Pairs that are slower than others of their kind; how many links a pair has is not known."""
     groups: dict[tuple[str | None, bool | None], list[PeerCopy]] = {}
     for copy in copies:
         if copy.gb_s:

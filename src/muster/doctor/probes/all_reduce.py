@@ -56,7 +56,7 @@ def main(words: list[str], tell: Tell) -> None:
 
 
 def _wait(ranks: Sequence[BaseProcess]) -> int:
-    """0 when all end well; as soon as one does not, the others are ended with it."""
+    """Wait for the ranks; returns 0 when all end well. If one fails, the others are ended."""
     while True:
         codes = [rank.exitcode for rank in ranks]
         bad = [code for code in codes if code not in (None, 0)]
@@ -103,7 +103,7 @@ def _rank(rank: int, folder: str, words: list[str]) -> None:
 
 
 class _Council:
-    """Numbers of all ranks, told through the store and not through the back-end in doubt."""
+    """Exchanges numbers through the store, and not through the back-end that is being tested."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
         self._store = store

@@ -63,7 +63,7 @@ def _try_host(kind: str, number: str, budget_s: float) -> dict[str, Any]:
 
 
 def try_pair(kind: str, source: int, target: int, budget_s: float) -> dict[str, Any]:
-    """One direction of one pair; what fails is told in its row."""
+    """Try one direction of one pair; a failure is reported in its row."""
     row: dict[str, Any] = {"source": source, "target": target}
     one, two = parse_targets(kind, f"{source},{target}")
     try:

@@ -97,7 +97,7 @@ def can_compute(device: torch.device, precision: str) -> bool:
 
 
 def relative_error(device: torch.device, dtype: torch.dtype) -> float:
-    """Of a small product against double precision on the CPU: largest over largest."""
+    """The error of a small product against double precision on the CPU: largest over largest."""
     generator = torch.Generator().manual_seed(7)
     shape = (_CHECKED_SIZE, _CHECKED_SIZE)
     left = torch.randn(shape, generator=generator).to(dtype)
@@ -138,7 +138,7 @@ def _round(pairs: list[tuple[torch.Tensor, torch.Tensor]], num_calls: int) -> li
 
 
 def _clock(device: torch.device) -> tuple[Callable[[], float], Callable[[], None]]:
-    """Started here; returns what reads the seconds in between, and what stops it."""
+    """Start a clock; returns a function that reads the seconds, and one that stops it."""
     if device.type in ("cuda", "xpu"):
         kind: Any = getattr(torch, device.type)
         stream = kind.current_stream(device)

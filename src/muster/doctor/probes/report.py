@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
 
 
 def begin() -> int:
-    """Call first: nobody outlives the doctor, and libraries that print cannot spoil the results.
+    """Prepare a probe, first of all: it ends with the doctor, and no library spoils its output.
 
     NCCL, for one, writes to standard output when NCCL_DEBUG is set. Returns a descriptor of what
     was standard output before.
