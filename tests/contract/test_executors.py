@@ -17,9 +17,10 @@ import pytest
 from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
-from muster.farm import canonical
+from muster.farm import canonical, points
 from muster.farm.events import (
     Event,
+    Logged,
     Progress,
     Results,
     Returned,
@@ -158,6 +159,18 @@ def test_results_come_back_whole_and_in_order(bench: Bench) -> None:
 def test_numbers_that_json_does_not_know_survive(bench: Bench) -> None:
     value = canonical.decode(bench.one("strange").value)
     assert str(value) == "{'nan': nan, 'up': inf, 'down': -inf, 'list': [1.5, nan]}"
+
+
+@every
+def test_what_a_task_logs_comes_ahead_of_its_result(bench: Bench) -> None:
+    bench.one("logs", 5)
+    logged = [event for event in bench.events if isinstance(event, Logged | Results)]
+    assert isinstance(logged[-1], Results)
+    frames = bench.of(Logged)
+    assert {(frame.worker_id, frame.task_id, frame.token) for frame in frames} == {(1, 1, 3)}
+    assert [frame.serial for frame in frames] == list(range(1, len(frames) + 1))
+    rows = [row for frame in frames for row in points.decode(frame.body).rows()]
+    assert [(row.name, row.step, row.value) for row in rows] == [("loss", s, 5.0) for s in range(9)]
 
 
 @every

@@ -16,6 +16,11 @@ def echo(x: int):
     return {"x": x}
 
 
+def logs(x: int, ctx):
+    for step in range(9):
+        ctx.log(step, loss=x)
+
+
 def boom(x: int):
     raise ValueError(f"no {x}")
 

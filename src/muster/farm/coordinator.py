@@ -19,7 +19,7 @@ from muster.base.journal import Journal
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
-from muster.farm.events import Drain, Event, Fetched, TargetBroken, WorkerDied
+from muster.farm.events import Drain, Event, Fetched, Logged, TargetBroken, WorkerDied
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
@@ -171,9 +171,11 @@ class Coordinator:
         )  # fmt: skip
         deaths = [event for event in events if isinstance(event, WorkerDied)]
         broken = [event for event in events if isinstance(event, TargetBroken)]
-        if has_records or deaths or broken or self._feeding or self._refetch or self._cancelling:
+        logged = [event for event in events if isinstance(event, Logged)]
+        has_news = bool(has_records or deaths or broken or logged)
+        if has_news or self._feeding or self._refetch or self._cancelling:
             self._ledger.begin()
-            self._record(decisions, deaths)
+            self._record(decisions, deaths, logged)
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
             self._publish(decisions)
@@ -218,11 +220,13 @@ class Coordinator:
 
     # ------------------------------------------------------------------ recording
 
-    def _record(self, decisions: Decisions, deaths: list[WorkerDied]) -> None:
+    def _record(self, decisions: Decisions, deaths: list[WorkerDied], logged: list[Logged]) -> None:
         ledger = self._ledger
         self._record_starts(decisions)  # first: processes start while the rest is recorded
         if self._feeding:
             self._feed()
+        if logged:
+            ledger.record_metrics([(e.task_id, e.token, e.serial, e.body) for e in logged])
         for division in decisions.divided:
             task = division.task
             given = [(key, payload) for payload, key in division.given]

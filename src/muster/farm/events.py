@@ -59,6 +59,21 @@ class Progress(NamedTuple):
     numbers: Mapping[str, float] = MappingProxyType({})
 
 
+class Logged(NamedTuple):
+    """An attempt has logged numbers; ``body`` holds them as `muster.farm.points` encodes them.
+
+    It is recorded in the transaction of its turn, ahead of results that came with it, whatever the
+    token: the reader knows what an attempt that has been replaced still counts for. ``serial``
+    numbers what a worker sends, so that what is heard twice is recorded once.
+    """
+
+    worker_id: int
+    task_id: int
+    token: int
+    serial: int
+    body: bytes
+
+
 class Divided(NamedTuple):
     """A running task has been divided, or has too little left for that (``given`` is empty then).
 
@@ -120,6 +135,7 @@ Event = (
     | Results
     | Returned
     | Progress
+    | Logged
     | Divided
     | WorkerDied
     | WorkerLeaving

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from muster.farm import wire
-from muster.farm.events import Divided, Results, Returned, WorkerDied, WorkerReady
+from muster.farm.events import Divided, Logged, Results, Returned, WorkerDied, WorkerReady
 from muster.farm.executors import remote
 from muster.farm.executors.base import PilotLeft
 from muster.farm.executors.cluster import ClusterRequest, needs_of_pilots
@@ -37,11 +37,12 @@ from muster.run.folder import RunFolder
 class Leftover(NamedTuple):
     """What the mailboxes of a run hold.
 
-    ``finished``: attempts, each with its worker; ``pilots``: the last of each slot, if it may be
-    alive.
+    ``finished``: attempts, each with its worker; ``logged``: all numbers of the run, most of them
+    recorded long ago; ``pilots``: the last of each slot, if it may be alive.
     """
 
     finished: Sequence[tuple[int, Any]]
+    logged: Sequence[Logged]
     pilots: Sequence[PilotLeft]
 
 
@@ -58,6 +59,8 @@ def settle(
     that were asked for with other resources or another target are not gone on with.
     """
     left = survey(folder)
+    if left.logged:
+        ledger.record_metrics([(e.task_id, e.token, e.serial, e.body) for e in left.logged])
     records = [AttemptRecord(f.task_id, f.token, worker, f) for worker, f in left.finished]
     known = ledger.still_claimed([(r.task_id, r.token) for r in records])
     waiting = {(r.task_id, r.token): r for r in records if (r.task_id, r.token) in known}
@@ -86,6 +89,7 @@ def dismiss(folder: RunFolder) -> None:
 def survey(folder: RunFolder) -> Leftover:
     """Read all mailboxes of the run; changes nothing."""
     finished: list[tuple[int, Any]] = []
+    logged: list[Logged] = []
     last: dict[int, PilotLeft] = {}
     for box in all_boxes(folder):
         account = _Account()
@@ -93,13 +97,14 @@ def survey(folder: RunFolder) -> Leftover:
         outbox = Reader(box.outbox)
         account.read_answers(outbox.receive())
         finished += account.trusted()
+        logged += account.logged
         last.pop(box.slot_id, None)
         if not account.is_over:
             heard = outbox.offset - account.unfinished_bytes
             last[box.slot_id] = PilotLeft(
                 box.slot_id, box.job_id, box.restart, heard, *account.worker()
             )
-    return Leftover(finished, list(last.values()))
+    return Leftover(finished, logged, list(last.values()))
 
 
 def _key(ledger: Ledger, record: AttemptRecord) -> str:
@@ -119,6 +124,7 @@ class _Account:
 
     def __init__(self) -> None:
         self.is_over = False
+        self.logged: list[Logged] = []
         self.unfinished_bytes = 0  # at the end: of an event whose other frames are not there yet
         self._is_leaving = False
         self._orders = _Orders()
@@ -156,6 +162,8 @@ class _Account:
                     held.get(worker_id, {}).pop(task_id, None)
             case Divided(task_id=task_id, token=token, given=given) if given:
                 self._divided.add((task_id, token))
+            case Logged():
+                self.logged.append(event)
             case WorkerReady(worker_id):
                 self._ready.add(worker_id)
             case WorkerDied():

@@ -23,6 +23,7 @@ TASK, TOGETHER, REVOKE, STOP, SETUP = "task", "together", "revoke", "stop", "set
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
 UNFIT = "unfit"
+METRICS, CONFIRMED = "metrics", "confirmed"
 
 
 def pack(header: list[Any], body: bytes = b"") -> bytes:

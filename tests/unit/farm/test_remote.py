@@ -13,6 +13,7 @@ from muster.farm import wire
 from muster.farm.events import (
     Divided,
     Event,
+    Logged,
     Progress,
     Results,
     Returned,
@@ -67,6 +68,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Results, IDS, st.lists(FINISHED, max_size=4)),
     st.builds(Returned, IDS, st.lists(IDS, max_size=4)),
     st.builds(Progress, IDS, IDS, TEXT, st.dictionaries(TEXT, NUMBERS, max_size=2)),
+    st.builds(Logged, IDS, IDS, IDS, IDS, st.binary(max_size=80)),
     st.builds(Divided, IDS, IDS, IDS, PARAMS, st.lists(PARAMS, max_size=3)),
     st.builds(
         WorkerDied, worker_id=IDS, exit_code=st.none() | st.integers(0, 255),

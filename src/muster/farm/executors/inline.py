@@ -20,6 +20,7 @@ from muster.base.settings import kept_environment
 from muster.farm.events import (
     Divided,
     Event,
+    Logged,
     Progress,
     Results,
     Returned,
@@ -158,9 +159,18 @@ class _InlineLine:
     def __init__(self, worker_id: int, events: list[Event]) -> None:
         self._worker_id = worker_id
         self._events = events
+        self._num_logged = 0
 
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
         self._events.append(Progress(self._worker_id, task_id, text, numbers))
+
+    def logged(self, task_id: int, token: int, body: bytes) -> int:
+        self._num_logged += 1
+        self._events.append(Logged(self._worker_id, task_id, token, self._num_logged, body))
+        return self._num_logged
+
+    def confirmed(self) -> int:
+        return 0
 
     def wanted(self, task_id: int) -> int:
         return 0

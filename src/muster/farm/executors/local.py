@@ -22,6 +22,7 @@ from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
     Event,
+    Logged,
     Progress,
     Results,
     Returned,
@@ -285,6 +286,9 @@ class LocalExecutor:
                     finished.append(item)
                 case wire.PROGRESS:
                     events.append(Progress(worker.worker_id, *header[1:]))
+                case wire.METRICS:
+                    _, task_id, token, serial = header
+                    events.append(Logged(worker.worker_id, task_id, token, serial, body))
                 case wire.DIVIDED:
                     kept, given = canonical.decode(body)
                     events.append(Divided(worker.worker_id, header[1], header[2], kept, given))

@@ -16,6 +16,7 @@ from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
     Event,
+    Logged,
     Progress,
     Results,
     Returned,
@@ -128,6 +129,8 @@ def pack_event(event: Event) -> bytes:
             return wire.pack([wire.RETURNED, worker_id], orjson.dumps(list(task_ids)))
         case Progress(worker_id, task_id, text, numbers):
             return wire.pack([wire.PROGRESS, worker_id, task_id, wire.clean(text), dict(numbers)])
+        case Logged(worker_id, task_id, token, serial, points):
+            return wire.pack([wire.METRICS, worker_id, task_id, token, serial], points)
         case Divided(worker_id, task_id, token, kept, given):
             body = canonical.encode([dict(kept), [dict(params) for params in given]])
             return wire.pack([wire.DIVIDED, worker_id, task_id, token], body)
@@ -171,6 +174,9 @@ class EventReader:
                 return Returned(header[1], orjson.loads(body))
             case wire.PROGRESS:
                 return Progress(*header[1:])
+            case wire.METRICS:
+                _, worker_id, task_id, token, serial = header
+                return Logged(worker_id, task_id, token, serial, body)
             case wire.DIVIDED:
                 kept, given = canonical.decode(body)
                 return Divided(header[1], header[2], header[3], kept, given)

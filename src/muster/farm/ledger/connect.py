@@ -20,6 +20,17 @@ SCHEMA_VERSION = 1
 #: imports its target once, so the code of an attempt is that of its worker.
 WORKER_CODE = "ALTER TABLE workers ADD COLUMN code TEXT"
 
+#: Made when a task logs its first numbers; older musters do not look at it. A row is what an
+#: attempt has sent at once; whoever follows a run asks for ids above the last that it has seen.
+#: ``serial`` is the worker's number of the frame: one that is heard twice is recorded once.
+METRICS = """
+CREATE TABLE metrics (
+    frame_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, token INTEGER NOT NULL,
+    serial INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE UNIQUE INDEX metrics_of_task ON metrics (task_id, token, serial);
+"""
+
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE targets (target_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -154,6 +165,18 @@ def add_worker_code(database: sqlite3.Connection) -> None:
 def has_worker_code(database: sqlite3.Connection) -> bool:
     columns = database.execute("PRAGMA table_info(workers)").fetchall()
     return any(column[1] == "code" for column in columns)
+
+
+def add_metrics(database: sqlite3.Connection) -> None:
+    """Make the table of what tasks have logged; do nothing where it is. Within a transaction."""
+    if not has_metrics(database):
+        for statement in METRICS.strip().split(";")[:-1]:  # a script would commit
+            database.execute(statement)
+
+
+def has_metrics(database: sqlite3.Connection) -> bool:
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'metrics'"
+    return database.execute(sql).fetchone() is not None
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

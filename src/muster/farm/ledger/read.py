@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from muster.farm.canonical import task_label
 from muster.farm.ledger.away import open_whole
-from muster.farm.ledger.connect import explained, has_worker_code
+from muster.farm.ledger.connect import explained, has_metrics, has_worker_code
 from muster.farm.task import TaskState
 
 _FETCH = 2000
@@ -43,6 +43,15 @@ class LogPart(NamedTuple):
     log: str
     start: int
     end: int
+
+
+class MetricsRow(NamedTuple):
+    """What an attempt has logged at once; `muster.farm.metrics` makes points of it."""
+
+    frame_id: int
+    task_id: int
+    token: int
+    body: bytes
 
 
 class FailureGroup(NamedTuple):
@@ -131,6 +140,23 @@ class LedgerReader:
         with explained(self._path, "read"):
             for row in self._db.execute("SELECT payload FROM tasks"):
                 yield row[0]
+
+    def metrics(self, *, above: int = 0, task_id: int | None = None) -> Iterator[MetricsRow]:
+        """What was logged, in the order of recording: after frame ``above``, by one task or all.
+
+        A reader of a ledger that lives elsewhere sees what there was when it was opened.
+        """
+        with explained(self._path, "read"):
+            if not has_metrics(self._db):
+                return
+            of_task = "" if task_id is None else " AND task_id = :task"
+            cursor = self._db.execute(
+                "SELECT frame_id, task_id, token, body FROM metrics "
+                f"WHERE frame_id > :above{of_task} ORDER BY frame_id",
+                {"above": above, "task": task_id},
+            )
+            while rows := cursor.fetchmany(_FETCH):
+                yield from map(MetricsRow._make, rows)
 
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""

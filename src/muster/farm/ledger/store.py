@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.farm.ledger.connect import create, explained, open_writer
+from muster.farm.ledger.connect import add_metrics, create, explained, open_writer
 from muster.farm.lifecycle import fingerprint
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
@@ -44,6 +44,7 @@ class Ledger:
         """``database``: a copy that is open already, in memory."""
         self.path = path
         self._failure_ids: dict[str, int] = {}
+        self._has_metrics = False
         if database is None:
             with explained(path, "create"):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +67,7 @@ class Ledger:
             self._db.execute("COMMIT")
 
     def roll_back(self) -> None:
+        self._has_metrics = False  # the table may go with the transaction that made it
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
@@ -297,6 +299,21 @@ class Ledger:
             self._db.execute(
                 "INSERT INTO late_results VALUES (?, ?, ?, ?, ?)",
                 (finished.task_id, finished.token, worker_id, time.time(), finished.value),
+            )
+
+    def record_metrics(self, rows: Sequence[tuple[int, int, int, bytes]]) -> None:
+        """Record what attempts have logged: task, token, serial and a body of `muster.farm.points`.
+
+        It is kept for every token, also for one that was replaced meanwhile. A frame that is
+        recorded already changes nothing.
+        """
+        with explained(self.path, "write"):
+            if not self._has_metrics:
+                add_metrics(self._db)
+                self._has_metrics = True
+            self._db.executemany(
+                "INSERT OR IGNORE INTO metrics (task_id, token, serial, body) VALUES (?, ?, ?, ?)",
+                rows,
             )
 
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:

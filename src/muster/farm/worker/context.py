@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
+from muster.base.errors import TargetError
 from muster.farm import canonical
 from muster.farm.results import plain
+from muster.farm.worker.gather import Gatherer
 from muster.farm.worker.inbox import Line
 from muster.farm.worker.logs import task_logger
 from muster.run.folder import RunFolder
@@ -53,7 +55,9 @@ class Context:
         device: str,
         params: Mapping[str, Any],
         line: Line,
+        num_together: int = 0,
     ) -> None:
+        """``num_together``: how many tasks a joint call computes; 0 outside of one."""
         self.device = device
         self.seed: int | None = params.get("seed")
         self.run = folder.name
@@ -67,6 +71,8 @@ class Context:
         self._task_id = task_id
         self._token = token
         self._line = line
+        self._gatherer = Gatherer(task_id, token, line)
+        self._num_together = num_together
         self._reported_s = 0.0
         self._is_retiring = False
         #: The most memory that the processes of a command had, in MiB, for its row.
@@ -105,6 +111,30 @@ class Context:
     def logger(self) -> logging.Logger:
         """A logger for the task's log, with run, task, attempt and process id in every line."""
         return task_logger(self.run, self.task, self.attempt)
+
+    def log(self, step: int, **metrics: Any) -> None:
+        """Record numbers of this step, such as ``ctx.log(epoch, loss=0.3, accuracy=0.9)``.
+
+        They are stored in the run like a result: what was logged before a result was accepted, or
+        before a checkpoint was saved, is neither lost nor there twice, whatever is killed. Where a
+        later attempt logs a step again, it replaces that step and all further ones of the metric.
+
+        A number is a bool, int or float, or a NumPy scalar or tensor without dimensions; reading
+        one from a GPU waits for it. NaN and infinities are kept. Raises TargetError, and records
+        nothing, for other values, in a joint call of several tasks, and in another process than
+        the task's own. Points are sent twice a second; a call costs microseconds.
+        """
+        if self._num_together:
+            raise TargetError(
+                "ctx.log cannot be used in a batched function: a joint call computes "
+                f"{self._num_together} tasks, and a number would not say of which.",
+                hint="return the numbers as fields of each task's result.",
+            )
+        self._gatherer.add(step, metrics)
+
+    def end_log(self) -> None:
+        """Send what was logged and has not been sent; called when the task has ended."""
+        self._gatherer.end()
 
     def report(self, progress: float | str | None = None, message: object = "") -> None:
         """Show progress on the live display: a share from 0 to 1, a message, or both.
@@ -177,6 +207,7 @@ class Context:
         Values may be anything that a result may hold, and tensors, which are saved with
         ``torch.save`` and read back with ``weights_only=True``. Raises TargetError for others.
         """
+        self._gatherer.flush()
         path = self._run_folder.checkpoint(self._key)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch = sys.modules.get("torch")

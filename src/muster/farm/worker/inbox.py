@@ -32,6 +32,8 @@ class Inbox:
         self._arrived = threading.Condition()
         self._sending = threading.Lock()
         self._wish = (0, 0)
+        self.num_sent = 0  # frames of metrics
+        self.confirmed = 0  # the last of them that the coordinator has recorded
         self.is_warned = False  # the place of this worker will soon be taken from it
 
     def start(self) -> None:
@@ -74,6 +76,8 @@ class Inbox:
                     self._revoke()
                 elif message[0][0] == wire.WARN:
                     self.is_warned = True
+                elif message[0][0] == wire.CONFIRMED:
+                    self.confirmed = message[0][1]
                 elif message[0][0] == wire.SHARE:
                     _, task_id, others = message[0]
                     self._wish = (task_id, others)
@@ -119,6 +123,12 @@ _MAX_TEXT = 500
 class Line(Protocol):
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None: ...
 
+    def logged(self, task_id: int, token: int, body: bytes) -> int:
+        """Send points; returns the serial number that ``confirmed`` reaches once they are safe."""
+
+    def confirmed(self) -> int:
+        """The serial number up to which all points have been recorded."""
+
     def wanted(self, task_id: int) -> int:
         """How many other workers wait for a part of this task."""
 
@@ -144,6 +154,16 @@ class InboxLine:
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
         shown = wire.clean(text)[:_MAX_TEXT]
         self._inbox.send(wire.pack([wire.PROGRESS, task_id, shown, dict(numbers)]))
+
+    def logged(self, task_id: int, token: int, body: bytes) -> int:
+        # One thread at a time logs for the one task at work, so the numbers are in order.
+        self._inbox.num_sent += 1
+        serial = self._inbox.num_sent
+        self._inbox.send(wire.pack([wire.METRICS, task_id, token, serial], body))
+        return serial
+
+    def confirmed(self) -> int:
+        return self._inbox.confirmed
 
     def wanted(self, task_id: int) -> int:
         return self._inbox.wanted(task_id)

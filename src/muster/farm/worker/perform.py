@@ -131,6 +131,8 @@ class Performer:
             context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails
             failure = self._explain(error)
+        if context is not None:
+            context.end_log()  # ahead of the result
         failure = self._ask_device(failure)
         peak, on_device = peak_mib()
         if context is not None and loaded.function is None:
@@ -181,7 +183,7 @@ class Performer:
         try:
             params = [canonical.decode(order.payload) for order in orders]
             _seed_everything(orders[0].key)
-            context = self._context(orders[0], params[0])
+            context = self._context(orders[0], params[0], len(orders))
             call = {"ctx": context} if loaded.wants_context else {}
             values = _check_batch(loaded.function(params, **call), len(orders))
         except BaseException as error:
@@ -273,7 +275,7 @@ class Performer:
     def is_batched(self, target_id: int) -> bool:
         return self._targets[target_id].spec.is_batched
 
-    def _context(self, order: Order, params: dict[str, Any]) -> Context:
+    def _context(self, order: Order, params: dict[str, Any], num_together: int = 0) -> Context:
         return Context(
             folder=self._folder,
             task_id=order.task_id,
@@ -284,6 +286,7 @@ class Performer:
             device=self.device,
             params=params,
             line=self._line,
+            num_together=num_together,
         )
 
 

@@ -1,0 +1,135 @@
+"""A worker gathers the points that a task logs, and sends them a few times a second."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from muster.base.errors import TargetError
+from muster.farm import points, wire
+from muster.farm.worker.inbox import Line
+
+SEND_EVERY_S = 0.5
+#: As many points are sent at once, without waiting for the time.
+SEND_AT = 4096
+
+
+class Gatherer:
+    """The points of one attempt.
+
+    They leave in the order in which they were logged, at the latest ``SEND_EVERY_S`` after that.
+    Its methods may be called from any thread of this process.
+    """
+
+    def __init__(self, task_id: int, token: int, line: Line) -> None:
+        self._task_id = task_id
+        self._token = token
+        self._line = line
+        self._lock = threading.Lock()
+        self._names: dict[str, int] = {}
+        self._packed = bytearray()
+        self._sent: deque[tuple[int, bytes]] = deque()  # serial and body, not yet confirmed
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._pid = os.getpid()
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log these numbers, all of them or, with a TargetError, none."""
+        if os.getpid() != self._pid:
+            raise TargetError(
+                "ctx.log was called in a process that the task has started.",
+                hint="send the numbers to the task's own process, and log them there.",
+            )
+        number = _as_step(step)
+        numbers = [(name, _as_number(name, value)) for name, value in metrics.items()]
+        now = time.time()
+        with self._lock:
+            for name, value in numbers:
+                which = self._names.setdefault(wire.clean(name), len(self._names))
+                self._packed += points.POINT.pack(which, number, now, value)
+                if len(self._packed) >= SEND_AT * points.POINT.size:
+                    self._send()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._send_regularly, name="muster-metrics", daemon=True
+                )
+                self._thread.start()
+
+    def flush(self) -> None:
+        """Send what has been logged so far."""
+        with self._lock:
+            self._send()
+
+    def unconfirmed(self) -> list[bytes]:
+        """The bodies that were sent and that the coordinator has not said to have recorded."""
+        with self._lock:
+            self._forget_confirmed()
+            return [body for _, body in self._sent]
+
+    def send_again(self, bodies: list[bytes]) -> None:
+        """Send points of an earlier attempt as this one's."""
+        with self._lock:
+            for body in bodies:
+                self._post(body)
+
+    def end(self) -> None:
+        """Send the rest and let the thread end; nothing may be logged afterwards."""
+        self._ended.set()
+        self.flush()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _send_regularly(self) -> None:
+        while not self._ended.wait(SEND_EVERY_S):
+            self.flush()
+
+    def _send(self) -> None:
+        if self._packed:
+            self._post(points.join(self._names, bytes(self._packed)))
+            self._names.clear()
+            self._packed.clear()
+
+    def _post(self, body: bytes) -> None:
+        self._forget_confirmed()
+        self._sent.append((self._line.logged(self._task_id, self._token, body), body))
+
+    def _forget_confirmed(self) -> None:
+        confirmed = self._line.confirmed()
+        while self._sent and self._sent[0][0] <= confirmed:
+            self._sent.popleft()
+
+
+def _as_step(step: object) -> int:
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        raise TargetError(
+            f"ctx.log: the step is {step!r} ({type(step).__name__}); it is a whole number."
+        ) from None
+    if not -(2**63) <= number < 2**63:
+        raise TargetError(f"ctx.log: the step {number} does not fit into 64 bits.")
+    return number
+
+
+def _as_number(name: str, value: Any) -> float:
+    """``value`` as a float; a number, or an array or tensor that is one number and has no shape."""
+    try:
+        if isinstance(value, float | int):  # a bool is an int
+            return float(value)
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):
+            item = value.item()
+            if isinstance(item, float | int):
+                return float(item)
+    except OverflowError:
+        raise TargetError(f"ctx.log: {name} is an integer beyond what a float holds.") from None
+    shape = getattr(value, "shape", None)
+    of_shape = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
+    raise TargetError(
+        f"ctx.log: {name} is a {type(value).__name__}{of_shape}, which is not a number.",
+        hint="log numbers: bool, int, float, or a NumPy scalar or tensor without dimensions.",
+    )

@@ -1,0 +1,263 @@
+"""What tasks log: the bytes, what holds after several attempts, and the way into the ledger."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.examples import examples
+
+import muster
+from muster.base.errors import TargetError
+from muster.farm import metrics, points
+from muster.farm.ledger.connect import open_reader
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.store import Ledger
+from muster.farm.worker.gather import SEND_AT, Gatherer
+from muster.run.folder import RunFolder
+
+NAMES = st.sampled_from(["loss", "accuracy", "Verlust/größter", "", "a\nb"])
+STEPS = st.integers(-(2**63), 2**63 - 1)
+POINTS = st.lists(st.tuples(NAMES, STEPS, st.floats(), st.floats()), max_size=30)
+
+
+def same(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))
+
+
+@given(POINTS)
+@examples(60)
+def test_points_survive_their_bytes(given_points: list[tuple[str, int, float, float]]) -> None:
+    found = points.decode(points.encode(given_points)).rows()
+    assert [(p.name, p.step) for p in found] == [(p[0], p[1]) for p in given_points]
+    for point, (_, _, time_s, value) in zip(found, given_points, strict=True):
+        assert same(point.time_s, time_s) and same(point.value, value)
+
+
+# ------------------------------------------------------------------ what holds
+
+
+def reference(frames: Sequence[tuple[int, list[tuple[str, int]]]]) -> dict[str, list[Any]]:
+    """Slowly, as the rule reads: attempt by attempt, what comes later replaces from its first."""
+    held: dict[str, list[tuple[int, int]]] = {}
+    for token in sorted({token for token, _ in frames}):
+        mine = [point for number, some in frames if number == token for point in some]
+        for name in {name for name, _ in mine}:
+            steps = [step for other, step in mine if other == name]
+            kept = [(t, s) for t, s in held.get(name, []) if s < min(steps)]
+            held[name] = kept + [(token, step) for step in steps]
+    return {name: rows for name, rows in held.items() if rows}
+
+
+FRAMES = st.lists(
+    st.tuples(
+        st.integers(1, 4),
+        st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(-3, 12)), max_size=6),
+    ),
+    max_size=9,
+)
+
+
+@given(FRAMES)
+@examples(150)
+def test_a_later_attempt_replaces_from_its_first_step(
+    frames: list[tuple[int, list[tuple[str, int]]]],
+) -> None:
+    encoded = [
+        (token, points.decode(points.encode([(name, step, 0.0, float(token)) for name, step in p])))
+        for token, p in frames
+    ]
+    found = {
+        name: list(zip(curve.token.tolist(), curve.step.tolist(), strict=True))
+        for name, curve in metrics.effective(encoded).items()
+    }
+    assert found == reference(frames)
+
+
+# ------------------------------------------------------------------ a worker's end
+
+
+class Sent:
+    """The far end of a worker's line: what was sent, and how much of it is said to be safe."""
+
+    has_own_process = True
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.safe = 0
+
+    def logged(self, task_id: int, token: int, body: bytes) -> int:
+        self.bodies.append(body)
+        return len(self.bodies)
+
+    def confirmed(self) -> int:
+        return self.safe
+
+    def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None: ...
+
+    def wanted(self, task_id: int) -> int:
+        return 0
+
+    def should_stop(self) -> bool:
+        return False
+
+    def divide(
+        self, task_id: int, token: int, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]
+    ) -> None: ...
+
+    def rows(self) -> list[tuple[str, int, float]]:
+        found = [row for body in self.bodies for row in points.decode(body).rows()]
+        return [(row.name, row.step, row.value) for row in found]
+
+
+def test_numbers_of_all_kinds_are_logged() -> None:
+    line = Sent()
+    gatherer = Gatherer(1, 1, line)
+    values: dict[str, Any] = {
+        "a": True, "b": 3, "c": 0.5, "d": np.float32(0.25), "e": np.int64(7), "f": np.array(2),
+        "g": torch.tensor(1.5), "h": torch.tensor(2.5, dtype=torch.bfloat16), "i": math.nan,
+        "j": -math.inf, "k": np.bool_(True),
+    }  # fmt: skip
+    gatherer.add(np.int32(4), values)  # type: ignore[arg-type]
+    gatherer.end()
+    assert line.rows()[:8] == [
+        ("a", 4, 1.0), ("b", 4, 3.0), ("c", 4, 0.5), ("d", 4, 0.25), ("e", 4, 7.0), ("f", 4, 2.0),
+        ("g", 4, 1.5), ("h", 4, 2.5),
+    ]  # fmt: skip
+    assert math.isnan(line.rows()[8][2]) and line.rows()[9][2] == -math.inf
+    assert line.rows()[10] == ("k", 4, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("0.3", "loss is a str, which is not a number"),
+        (torch.zeros(2, 3), "loss is a Tensor of shape (2, 3), which is not a number"),
+        (np.zeros(1), "loss is a ndarray of shape (1,), which is not a number"),
+        (None, "loss is a NoneType"),
+        (1j, "loss is a complex"),
+        (torch.tensor(1j), "loss is a Tensor"),
+        (10**400, "loss is an integer beyond what a float holds"),
+    ],
+)
+def test_what_is_no_number_is_refused_and_nothing_of_the_call_is_kept(
+    value: object, says: str
+) -> None:
+    line = Sent()
+    gatherer = Gatherer(1, 1, line)
+    with pytest.raises(TargetError) as caught:
+        gatherer.add(1, {"fine": 1.0, "loss": value})
+    assert says in str(caught.value)
+    gatherer.end()
+    assert line.bodies == []
+
+
+@pytest.mark.parametrize("step", [1.0, "3", None, 2**63])
+def test_a_step_is_a_whole_number(step: Any) -> None:
+    gatherer = Gatherer(1, 1, Sent())
+    with pytest.raises(TargetError, match="the step"):
+        gatherer.add(step, {"loss": 1.0})
+
+
+def test_many_points_are_sent_at_once_and_the_rest_by_time() -> None:
+    line = Sent()
+    gatherer = Gatherer(1, 1, line)
+    for step in range(SEND_AT):
+        gatherer.add(step, {"loss": 1.0})
+    assert SEND_AT in [len(points.decode(body)) for body in line.bodies] or len(line.bodies) > 1
+    gatherer.add(SEND_AT, {"loss": 1.0})
+    deadline = time.monotonic() + 60
+    while len(line.rows()) <= SEND_AT and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [step for _, step, _ in line.rows()] == list(range(SEND_AT + 1))
+    gatherer.end()
+    assert "muster-metrics" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_only_what_is_confirmed_is_forgotten() -> None:
+    line = Sent()
+    gatherer = Gatherer(1, 1, line)
+    for step in range(3):
+        gatherer.add(step, {"loss": 1.0})
+        gatherer.flush()
+    line.safe = 2
+    [left] = gatherer.unconfirmed()
+    assert [row.step for row in points.decode(left).rows()] == [2]
+    gatherer.end()
+
+
+# ------------------------------------------------------------------ the ledger
+
+
+def test_rows_are_followed_by_their_ids(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    with LedgerReader(path) as reader:
+        assert list(metrics.frames_above(reader)) == []
+        ledger.begin()
+        ledger.record_metrics([(1, 1, 0, points.encode([("loss", 0, 0.0, 1.0)]))])
+        ledger.roll_back()
+        for step in range(3):
+            ledger.begin()
+            frame = (1 + step % 2, 1, step, points.encode([("loss", step, 0.0, 1.0)]))
+            ledger.record_metrics([frame, frame])  # heard twice
+            ledger.commit()
+        assert [f.frame_id for f in metrics.frames_above(reader)] == [1, 2, 3]
+        [last] = metrics.frames_above(reader, 2)
+        assert (last.task_id, last.points.rows()[0].step) == (1, 2)
+        assert metrics.curves_of(reader, 1)["loss"].step.tolist() == [0, 2]
+    ledger.close()
+
+
+def test_a_run_that_logs_nothing_has_no_table(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.close()
+    database = open_reader(tmp_path / "ledger.sqlite")
+    tables = database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'metrics%'")
+    assert tables.fetchall() == []
+    database.close()
+
+
+TARGET = """
+def train(lr: float, ctx):
+    for step in range(5):
+        ctx.log(step, loss=lr * step)
+    return {"lr": lr}
+
+def wrong(lr: float, ctx):
+    ctx.log(0, loss="low")
+"""
+
+
+def curves(run: Any, task_id: int) -> dict[str, list[tuple[int, float]]]:
+    with LedgerReader(RunFolder(run.path).ledger) as reader:
+        found = metrics.curves_of(reader, task_id)
+    return {
+        name: list(zip(curve.step.tolist(), curve.value.tolist(), strict=True))
+        for name, curve in found.items()
+    }
+
+
+@pytest.mark.parametrize("where", ["local", "inline"])
+def test_what_a_task_logs_is_in_the_ledger(where: str, tmp_path: Path) -> None:
+    (tmp_path / "target.py").write_text(TARGET)
+    target, grid = f"{tmp_path}/target.py:train", {"lr": [1.0, 2.0]}
+    run = muster.sweep(target, grid=grid, run_dir=tmp_path / "run", executor=where)
+    assert curves(run, 2) == {"loss": [(step, 2.0 * step) for step in range(5)]}
+
+
+def test_a_wrong_value_fails_the_task_and_names_metric_and_type(tmp_path: Path) -> None:
+    (tmp_path / "target.py").write_text(TARGET)
+    target, grid = f"{tmp_path}/target.py:wrong", {"lr": [1.0]}
+    run = muster.sweep(target, grid=grid, run_dir=tmp_path / "run", executor="inline")
+    [row] = run.results().to_pylist()
+    assert "loss is a str, which is not a number" in str(row)
