@@ -1,4 +1,4 @@
-"""Settings that cannot be meant, refused by every recipe in the same words."""
+"""Refuses settings that make no sense, in the same words for every recipe."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def flag_of(name: str) -> str:
 
 
 def require_one_or_more(config: Any, *names: str) -> None:
-    """UsageError for a field below 1; one that is None was not given."""
+    """Raise UsageError for a field below 1; one that is None was not given."""
     for name in names:
         if (value := getattr(config, name)) is not None and value < 1:
             raise UsageError(f"{flag_of(name)} {value} is too small.", hint="write 1 or more.")
 
 
 def require_above_zero(config: Any, *names: str) -> None:
-    """UsageError for a field that is not a positive finite number."""
+    """Raise UsageError for a field that is not a positive finite number."""
     for name in names:
         if not 0 < (value := getattr(config, name)) < math.inf:
             raise UsageError(f"{flag_of(name)} {value} must be above 0 and finite.")
 
 
 def require_different_counts(config: Any, *names: str) -> None:
-    """UsageError for a list that is empty, or that holds a number below 1 or one number twice."""
+    """Raise UsageError for a list that is empty or holds a number below 1 or a number twice."""
     for name in names:
         values = getattr(config, name)
         if not values or min(values) < 1 or len(set(values)) != len(values):
@@ -37,6 +37,6 @@ def require_different_counts(config: Any, *names: str) -> None:
 
 
 def require_seeds(config: Any) -> None:
-    """UsageError for a seed that ``config.seeds`` names twice."""
+    """Raise UsageError for a seed that ``config.seeds`` names twice."""
     if len(set(config.seeds)) != len(config.seeds):
         raise UsageError(f"--seeds {' '.join(map(str, config.seeds))} names a seed twice.")

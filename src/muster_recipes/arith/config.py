@@ -8,7 +8,7 @@ from muster import TrainRecipe, UsageError
 from muster_recipes.refusals import require_one_or_more
 
 MAX_DIFFICULTY = 12
-#: Positions the saved model is declared for; the longest problem with its steps is shorter.
+#: Positions that the saved model declares; the longest problem with its steps is shorter.
 MAX_POSITIONS = 512
 
 
@@ -23,7 +23,7 @@ class ArithConfig:
     num_train: int = 32_000
     """Training problems."""
     num_val: int = 500
-    """Problems looked at after each epoch."""
+    """Problems of the evaluation after each epoch."""
     num_test: int = 500
     """Problems of the final evaluation."""
     data_seed: int = 0

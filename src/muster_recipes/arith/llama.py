@@ -41,11 +41,11 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Positions held."""
+        """The number of positions in it."""
         return self._pairs[0][0].shape[2] if self._pairs else 0
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to a layer; returns all of it."""
+        """Append to a layer; returns all of its keys and values."""
         if layer in self._pairs:
             old_keys, old_values = self._pairs[layer]
             keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
@@ -66,9 +66,9 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=_INITIAL_STD)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """With a cache, ``tokens`` follow those already in it; without, the start is theirs.
+        """Compute logits. With a cache, ``tokens`` follow those in it; else they are the start.
 
-        A first call may have any length, further calls with the same cache one token each.
+        A first call may have any length; further calls with the same cache take one token each.
         """
         logits: Tensor = self.lm_head(self.model(tokens, cache))
         return logits

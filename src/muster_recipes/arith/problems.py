@@ -35,7 +35,7 @@ class Problem:
 
 
 def prompt(text: str) -> str:
-    """What the model is given; it goes on with a solution and the end token."""
+    """The text that the model continues with a solution and the end token."""
     return f"Q: {text}\nA: "
 
 

@@ -1,6 +1,6 @@
 """What an agent can do in the options market: the two action spaces, as one table.
 
-Reading of the specification where it leaves a choice:
+How the specification is read where it leaves a choice:
 
 - A strategy is opened as a whole into one slot and ends as a whole. All its legs share one expiry.
 - The 91 actions of the specification have no "close" among them, so in that space a position ends
@@ -29,7 +29,9 @@ AT_RISK_SECURED = 0.10
 @dataclass(frozen=True, kw_only=True)
 class Leg:
     """``ratio`` options per contract of the strategy: bought where positive, sold where negative.
-    ``strike``: as a multiple of the underlying's price at the opening."""
+
+    ``strike``: a multiple of the underlying's price at the opening.
+    """
 
     option: Literal["call", "put"]
     ratio: int
@@ -38,7 +40,7 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """What one action opens.
+    """The position that one action opens.
 
     ``days``: calendar days to expiry; None: as configured (``--expiry-days``). ``shares``: of the
     underlying, bought per contract. ``at_risk``: share of the portfolio's value that sizes it.
@@ -53,8 +55,11 @@ class Strategy:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpace:
-    """Action 0 holds; actions 1 to ``len(strategies)`` open; then ``num_closing`` close slot 0,
-    1, ... ``families``: the kinds of strategies, in the order of the observation's one-hot."""
+    """The actions an agent has. Action 0 holds; actions 1 to ``len(strategies)`` open a strategy;
+    then ``num_closing`` actions close slot 0, 1, …
+
+    ``families``: the kinds of strategies, in the order of the observation's one-hot.
+    """
 
     strategies: tuple[Strategy, ...]
     num_closing: int

@@ -1,4 +1,4 @@
-"""What is wrong with bars, told by row; nothing is repaired silently."""
+"""Finds what is wrong with bars and names the rows; nothing is repaired silently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refuse(
     problems: Iterable[Problem],
     hint: str | None = None,
 ) -> None:
-    """Raise if there are any: the first few of them, and how many there are.
+    """Raise if there are any problems, with the first few of them and how many there are.
 
     Raises:
         UsageError: with row numbers from 1 and, where there are lines, line numbers.
@@ -50,10 +50,10 @@ def place(row: int, lines: Sequence[int] | None) -> str:
 
 
 def check_values(rows: Bars) -> None:
-    """Prices are above 0, the low is the lowest and the high the highest, volume is not negative.
+    """Check that prices are above 0, that low and high bound them, and that no volume is negative.
 
     Raises:
-        UsageError: a row is not so.
+        UsageError: a row breaks one of these rules.
     """
     problems: list[Problem] = []
     for name in PRICES:
@@ -83,7 +83,7 @@ def check_values(rows: Bars) -> None:
 
 
 def check_order(rows: Bars) -> None:
-    """Within a symbol the rows are in time, each time once. Symbols may be mixed.
+    """Check that the rows of a symbol are in time, each time once. Symbols may be mixed.
 
     Raises:
         UsageError: a row is not later than the one of its symbol before it.
@@ -113,7 +113,7 @@ def check_order(rows: Bars) -> None:
 
 
 def check_gaps(bars: Bars, calendar: Calendar, max_gap_bars: float) -> None:
-    """No symbol misses more than ``max_gap_bars`` bars in a row.
+    """Check that no symbol misses more than ``max_gap_bars`` bars in a row.
 
     Raises:
         UsageError: with every gap's two ends: dates and, of a file, rows.

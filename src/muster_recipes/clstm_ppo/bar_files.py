@@ -25,10 +25,10 @@ from muster_recipes.clstm_ppo.bars import COLUMNS, Array, Bars
 
 NUMBERS = (*PRICES, "volume")
 REQUIRED = ("timestamp", *NUMBERS)
-#: Names that mean the same, used where the proper one is not there.
+#: Other names of a column, used where its own name is not there.
 _SAME = {"timestamp": ("date", "datetime", "time"), "symbol": ("ticker",)}
 _DELIMITERS = ",;\t"
-#: From this many on, a number is in the unit: seconds up to the year 5138, then ms, us and ns.
+#: From which number on a timestamp is in which unit: seconds up to the year 5138, then ms, us, ns.
 _EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (0.0, 1.0))
 #: Whole numbers of eight digits are dates, YYYYMMDD: as seconds they would be days of 1970.
 _FIRST_DATE, _LAST_DATE = 10_000_000, 99_999_999
@@ -132,7 +132,7 @@ def _read_parquet(path: Path) -> _Table:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Python values; moments as seconds since 1970, whatever their unit."""
+    """A column as Python values, with moments as seconds since 1970, whatever their unit."""
     import pyarrow
 
     if pyarrow.types.is_timestamp(column.type):
@@ -144,7 +144,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 class _Seconds(float):
-    """Seconds since 1970, not to be guessed at."""
+    """A number that is known to be seconds since 1970, so that its unit is not guessed."""
 
 
 _READERS: Mapping[str, Callable[[Path], _Table]] = {
@@ -172,7 +172,7 @@ def _named(
         near = {name: difflib.get_close_matches(name, plain, n=1) for name in missing}
         proposals = [f"is {match[0]!r} meant as {name!r}?" for name, match in near.items() if match]
         raise UsageError(
-            f"{path} lacks the column(s) {', '.join(missing)}; it has "
+            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has "
             f"{', '.join(repr(name) for name in names) or 'none'}.",
             hint=" ".join([*proposals, f"The first line must name {', '.join(REQUIRED)} and, for "
                            "several symbols, symbol."]),
@@ -217,7 +217,7 @@ def _converted(
     problems: list[Problem],
 ) -> Array:
     """Finite numbers; each value that is none is added to ``problems``."""
-    try:  # all at once, which is how it nearly always goes
+    try:  # all at once, which nearly always works
         numbers = np.fromiter(map(convert, values), np.float64, len(values))
         if np.isfinite(numbers).all():
             return numbers

@@ -1,4 +1,4 @@
-"""Bars of one or several symbols, whatever they come from, and what their spacing tells."""
+"""Bars of one or several symbols, and the calendar that follows from their spacing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Integers = NDArray[np.int64]
 DAY_S = 86_400
 TRADING_DAYS_PER_YEAR = 252.0
 CALENDAR_DAYS_PER_YEAR = 365.25
-#: Within which the weights of the recent mean of squared returns halve: a month.
+#: Days in which the weights of the recent mean of squared returns halve: a month.
 HALF_LIFE_YEARS = 1.0 / 12.0
 #: Standard errors by which the recent mean must differ before it counts.
 SURPRISE = 2.0
@@ -78,7 +78,8 @@ class Calendar:
     @property
     def bars_per_year(self) -> float:
         """Bars of a trading day times 252, or 365.25 if weekends are traded; of bars longer than a
-        day, as many as fit into a calendar year."""
+        day, as many as fit into a calendar year.
+        """
         if self.bars_per_day < 1.0:
             return CALENDAR_DAYS_PER_YEAR * DAY_S / self.spacing_s
         days = CALENDAR_DAYS_PER_YEAR if self.trades_weekends else TRADING_DAYS_PER_YEAR

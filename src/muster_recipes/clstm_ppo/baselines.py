@@ -1,4 +1,4 @@
-"""What an agent has to beat: players that learn nothing, on the same episodes.
+"""Baselines that an agent has to beat: players that learn nothing, on the same episodes.
 
 - hold: no trade at all.
 - buy_stock: the underlying itself for the whole capital, straight from the closing prices and

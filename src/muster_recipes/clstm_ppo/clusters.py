@@ -1,8 +1,8 @@
-"""Which episodes of a final evaluation say something of their own, and intervals by that.
+"""Clusters of episodes in a final evaluation, and confidence intervals over clusters.
 
 Episodes of one symbol in one split overlap in time: they are one piece of evidence, not many. An
-interval that takes them as independent is far too short (with one symbol and a split half as long
-again as an episode it holds the truth in 7 of 100 cases, not in 95).
+interval that takes them as independent is far too short (with one symbol and a split 1.5 times as
+long as an episode it holds the true value in 7 of 100 cases, not in 95).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _TAIL = 0.025
 
 class Clusters(NamedTuple):
     """``of`` int64 [num_episodes]: the cluster of each, from 0 to ``num`` - 1. ``by``: what they
-    are, such as ``symbol``."""
+    are, such as ``symbol``.
+    """
 
     of: Tensor
     num: int
@@ -60,13 +61,15 @@ def clustered(
     values: Tensor, clusters: Clusters, *, low: float = -math.inf, high: float = math.inf
 ) -> Interval:
     """The mean of the clusters' means and its 95 % interval, within the bounds that values have by
-    their nature; infinite with one cluster."""
+    their nature; infinite with one cluster.
+    """
     return interval(cluster_means(values, clusters), low=low, high=high)
 
 
 def clustered_median(values: Tensor, clusters: Clusters, seed: int) -> Interval:
     """The median episode and a 95 % percentile interval of 2,000 resamples of whole clusters
-    (Efron 1979), drawn by counters from ``seed``; infinite with one cluster."""
+    (Efron 1979), drawn by counters from ``seed``; infinite with one cluster.
+    """
     ordered, order = values.double().sort()
     of, num = clusters.of[order], clusters.num
 

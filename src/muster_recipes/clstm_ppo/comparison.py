@@ -16,7 +16,7 @@ from muster_recipes.clstm_ppo.clusters import Clusters, clustered, clustered_med
 
 #: The players that have learnt; all others are baselines.
 AGENTS = ("agent", "agent_sampled")
-#: What cannot be below or above, so that no interval goes there.
+#: Bounds that values cannot leave, so that no interval does.
 _POSSIBLE = {
     "max_drawdown": (0.0, math.inf),
     "win_rate": (0.0, 1.0),
@@ -27,9 +27,11 @@ _COLUMNS = ("return", "sharpe", "max_drawdown", "win_rate", "trades", "costs")
 
 
 def compare(played: Mapping[str, Episodes], clusters: Clusters, seed: int) -> dict[str, Any]:
-    """Means with 95 % t-intervals of every player, the median return with a bootstrap interval,
-    and the mean difference in return of each agent to each baseline, paired by episode. All
-    intervals are over ``clusters`` of the episodes, which all players share."""
+    """Compare players by means with 95 % t-intervals, and the median return with a bootstrap one.
+
+    Each agent is also compared to each baseline by the mean difference in return, paired by
+    episode. All intervals are over ``clusters`` of the episodes, which all players share.
+    """
     return {
         "players": {name: _numbers(each, clusters, seed) for name, each in played.items()},
         "differences": {
@@ -44,8 +46,10 @@ def compare(played: Mapping[str, Episodes], clusters: Clusters, seed: int) -> di
 
 
 def write(folder: Path, compared: Mapping[str, Any]) -> None:
-    """``comparison.json`` and ``comparison.csv``, a row per player after lines that begin with #
-    and say what the intervals are."""
+    """Write ``comparison.json`` and ``comparison.csv``.
+
+    The CSV has a row per player, after lines that begin with # and say what the intervals are.
+    """
     text = json.dumps(compared, indent=2, allow_nan=False) + "\n"
     (folder / "comparison.json").write_text(text, encoding="utf-8")
     with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""Everything about a market of options that does not depend on an account: made once, shared."""
+"""What accounts share: everything about an options market that does not depend on an account."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Exchange:
 
     def mask(self, bar: Tensor, book: Book, marks: Marks, cash: Tensor) -> Tensor:
         """Bool [num_envs, actions]: hold; open, if a slot is free and one contract can be paid
-        for and filled; close, if the slot is held and can be sold without cash falling short."""
+        for and filled; close, if the slot is held and can be sold without cash falling short.
+        """
         is_held = book.kind > 0
         free_cash = cash - book.owed.sum(-1)
         within = torch.where(is_held.all(-1), -torch.inf, free_cash)

@@ -1,7 +1,7 @@
-"""What a policy may know of a market at a bar: functions of the symbol's bars up to that one.
+"""The features of a market at a bar: functions of the symbol's bars up to that one.
 
 Nothing looks ahead: changing a bar changes no feature before it. All values are finite. Where an
-indicator asks for more bars than there are yet, it has a value all the same:
+indicator needs more bars than there are yet, it has a value all the same:
 
 * log returns of k bars: since the first bar; 0 at the first bar;
 * RSI: neutral (0) until there are 14 changes;
@@ -78,7 +78,8 @@ def rsi(close: Array) -> Array:
     """Relative strength index, 0 to 100, over 14 bars (Wilder 1978, "New Concepts in Technical
     Trading Systems"): 100 x average gain / (average gain + average loss). The first averages are
     plain means of 14 changes; each following one keeps 13/14 of the one before. 50 where the price
-    has not moved at all."""
+    has not moved at all.
+    """
     changes = np.diff(close)
     index = np.full(len(close), 50.0)
     if len(changes) < RSI_BARS:
@@ -100,7 +101,8 @@ def _wilder(changes: Array) -> Array:
 
 def macd(close: Array) -> tuple[Array, Array]:
     """Line and histogram (Appel 2005, "Technical Analysis: Power Tools for Active Investors"): the
-    exponential average over 12 bars less that over 26; and that less its own average over 9."""
+    exponential average over 12 bars less that over 26; and that less its own average over 9.
+    """
     line = exponential_average(close, MACD_FAST) - exponential_average(close, MACD_SLOW)
     return line, line - exponential_average(line, MACD_SIGNAL)
 
@@ -113,7 +115,8 @@ def exponential_average(values: Array, num_bars: int) -> Array:
 
 def bollinger_position(close: Array) -> Array:
     """-1 at the lower band, 1 at the upper (Bollinger 2001, "Bollinger on Bollinger Bands"): bands
-    two population standard deviations from the mean of 20 closes."""
+    two population standard deviations from the mean of 20 closes.
+    """
     return z_score(close, BOLLINGER_BARS) / BOLLINGER_WIDTH
 
 
@@ -126,7 +129,8 @@ def realised_volatility(close: Array, bars_per_year: float) -> Array:
 
 def z_score(values: Array, num_bars: int) -> Array:
     """Distance from the mean of the last ``num_bars``, this one included, in population standard
-    deviations; 0 where these do not differ beyond rounding."""
+    deviations; 0 where these do not differ beyond rounding.
+    """
     windows = _windows(values, num_bars)
     mean, deviation = np.nanmean(windows, axis=1), np.nanstd(windows, axis=1)
     differs = deviation > 1e-12 * np.abs(mean)

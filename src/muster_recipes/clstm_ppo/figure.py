@@ -1,4 +1,4 @@
-"""The picture: how the portfolios of all players went, and what came of them."""
+"""The figure: the portfolios of all players over time, and their returns."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ _PLAYERS = {
 def draw(
     played: Mapping[str, Episodes], clusters: Clusters, title: str, notes: str, path: Path
 ) -> None:
-    """Left the mean value of the portfolio by bar with a band of its 95 % interval, right every
-    episode's return and the mean with its interval, over ``clusters``; below both ``notes``; a
-    PNG at ``path``."""
+    """Write the figure as a PNG to ``path``, with ``notes`` below it.
+
+    On the left it shows the mean value of the portfolio by bar with a band of its 95 % interval, on
+    the right every episode's return and the mean with its interval, both over ``clusters``.
+    """
     figure, (left, right) = plotting.panels(1, 2, (12, 5), width_ratios=(3, 2))
     _curves(left, played, clusters)
     _returns(right, played, clusters)

@@ -32,7 +32,7 @@ from muster_recipes.clstm_ppo.generator import BARS_PER_YEAR, simulated_bars
 from muster_recipes.clstm_ppo.market import Market, Split
 from muster_recipes.clstm_ppo.splits import SPLITS, Splits, split_bars
 
-#: Said of every market that is read.
+#: A sentence that is shown for every market that is read.
 ESTIMATED = (
     "implied volatility is estimated from the bars, not quoted: what a policy earns from the "
     "estimate, a real market would not pay"
@@ -42,7 +42,7 @@ _DAILY_EPISODE_BARS, _EPISODE_BARS = 252, 200
 
 
 def load_market(config: ClstmPpoConfig, say: Callable[[str], None]) -> Market:
-    """The market, on the CPU, with a few sentences about it to ``say``.
+    """Load the market, on the CPU, and describe it in a few sentences to ``say``.
 
     Loading the same again costs nothing as long as the file stays as it is.
 
@@ -77,7 +77,8 @@ def no_opening(market: Market, split: Split, capital: float) -> UsageError:
 
 def fingerprint(market: Market) -> str:
     """SHA-256 of all that was read: symbols, times, prices, volumes; "" of a simulated market,
-    which its settings identify."""
+    which its settings identify.
+    """
     if market.source == "simulated":
         return ""
     digest = hashlib.sha256(json.dumps(market.symbols).encode())
@@ -150,8 +151,8 @@ def _sentences(market: Market, splits: Splits, episode_bars: int) -> tuple[str, 
         for split in SPLITS
     )
     sentences = [
-        f"{kind}: {len(market.time)} bars of {num_symbols} symbol(s), {market.bars_per_year:g} "
-        f"bars per year, episodes of {episode_bars} bars.",
+        f"{kind}: {len(market.time)} bars of {num_symbols} symbol{'s' * (num_symbols > 1)}, "
+        f"{market.bars_per_year:g} bars per year, episodes of {episode_bars} bars.",
         f"Splits: {spans}.",
     ]
     if market.source != "simulated":

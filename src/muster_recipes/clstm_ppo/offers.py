@@ -1,4 +1,4 @@
-"""What opening each strategy takes at each bar: computed once, ahead of all episodes.
+"""What it costs to open each strategy at each bar, computed once, ahead of all episodes.
 
 Offers depend on the bar alone, so an environment only looks them up.
 """
@@ -36,7 +36,8 @@ class Offers(NamedTuple):
 
 class Order(NamedTuple):
     """An order that opens a position. ``outlay``: cash paid (received where negative), ``cost``
-    included; ``owed``: cash locked up until it ends."""
+    included; ``owed``: cash locked up until it ends.
+    """
 
     contracts: Tensor
     outlay: Tensor
@@ -45,7 +46,7 @@ class Order(NamedTuple):
 
 
 def offers_of(bars: Conditions, legs: Legs, rules: Rules) -> Offers:
-    """What opening each strategy takes at each of ``bars`` [bars]."""
+    """What it costs to open each strategy at each of ``bars`` [bars]."""
     chunks = zip(*(torch.split(x, _BARS_AT_ONCE) for x in bars), strict=True)
     parts = [_offers(Conditions(*chunk), legs, rules) for chunk in chunks]
     return Offers(*(torch.cat(each) for each in zip(*parts, strict=True)))

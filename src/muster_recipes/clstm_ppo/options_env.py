@@ -4,7 +4,7 @@ A step: the agent has seen bar t; it trades at bar t's close; then bar t + 1 com
 expired settles at its close, and the account is marked at mid. The reward is the change of that
 value / initial capital. Cash earns no interest.
 
-Reading of the specification where it leaves a choice (more in ``actions``, ``costs``, ``offers``):
+How the specification is read where it leaves a choice (more in ``actions``, ``costs``, ``offers``):
 
 - An action that the mask excludes is not executed: it is a hold.
 - A position expires at the first bar at or after its expiry, at that bar's close. Options are
@@ -53,7 +53,7 @@ from muster_recipes.clstm_ppo.quotes import Conditions
 RUINED_BELOW = 0.01
 #: Dollars below 0 that rounding may leave.
 _ROUNDING = 0.01
-#: What is told of a finished episode. Sharpe: mean / standard deviation of the bars' returns,
+#: What is reported of a finished episode. Sharpe: mean / standard deviation of the bars' returns,
 #: annualised, 0 without any variation. ``win_rate``: of positions that have ended; 0 without any.
 EXTRAS = ("final_return", "max_drawdown", "sharpe", "trades", "win_rate", "costs")
 #: Columns of the row ``tally``: sums over the episode so far.
@@ -227,7 +227,7 @@ class OptionsEnv(BatchedEnv):
         return dict(zip(EXTRAS, numbers, strict=True))
 
     def _blank_rows(self, num_envs: int) -> dict[str, Tensor]:
-        """What every episode begins with, but for where."""
+        """The state of an account at the start of an episode, without the bar where it starts."""
         device = self.device
         book = empty_book(num_envs, NUM_SLOTS, device)
         capital = torch.full((num_envs,), self.capital, dtype=torch.float64, device=device)
@@ -266,7 +266,8 @@ class OptionsEnv(BatchedEnv):
 
 class _Trades(NamedTuple):
     """What trading did to the accounts, [num_envs]: cash received, costs paid (in it), positions
-    opened, ended, and ended with a gain; float64."""
+    opened, ended, and ended with a gain; float64.
+    """
 
     book: Book
     cash: Tensor
@@ -313,7 +314,7 @@ def episode_bars(market: Market, config: ClstmPpoConfig) -> int:
 
 
 def _checked(market: Market, split: Split, bars: int) -> Tensor:
-    """The starts of ``split``; ValueError where the market breaks its promises about them."""
+    """The starts of ``split``. Raises ValueError where an episode from one would not fit."""
     starts = market.starts[split]
     last = starts + bars
     if len(starts) == 0 or int(last.max()) >= len(market.symbol):

@@ -26,8 +26,11 @@ _INSTANT_YEARS = 1e-36
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What of a market is the same at every bar. ``with_shares``: some strategy holds shares;
-    ``can_close``: positions can be closed before they expire."""
+    """The rules of a market that are the same at every bar.
+
+    ``with_shares``: some strategy holds shares; ``can_close``: positions can be closed before they
+    expire.
+    """
 
     skew: float
     with_costs: bool

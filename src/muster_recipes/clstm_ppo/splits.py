@@ -1,4 +1,4 @@
-"""Training, validation and test: consecutive in time, apart, the same dates for all symbols."""
+"""The splits: consecutive in time, without overlap, and of the same dates for all symbols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 class Splits:
     """``starts``: of each split, the bars at which an episode may begin, int64 in order.
     ``bounds``: of each split, its first time and the first time after it, seconds since 1970.
-    ``num_unused``: of each split, symbols that are too short there to start in."""
+    ``num_unused``: of each split, symbols that are too short there to start in.
+    """
 
     starts: Mapping[Split, Integers]
     bounds: Mapping[Split, tuple[int, int]]

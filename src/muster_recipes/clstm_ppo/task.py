@@ -36,8 +36,11 @@ _UNKNOWN = (
 
 
 class ClstmPpoTask(AgentTask):
-    """Maximise the portfolio's value; the best policy is the one of the best mean Sharpe ratio of
-    the validation episodes. ``market``: instead of the one that ``config`` names."""
+    """Maximise the portfolio's value.
+
+    The best policy has the highest mean Sharpe ratio over the validation episodes. ``market``
+    replaces the one that ``config`` names.
+    """
 
     defaults: ClassVar[Mapping[str, Any]] = AGENT.defaults
     monitor: ClassVar[str] = "sharpe"
@@ -82,8 +85,10 @@ class ClstmPpoTask(AgentTask):
     def finish(
         self, policy: Policy, device: torch.device, seed: int, folder: Path
     ) -> Mapping[str, Any]:
-        """The policy and the baselines on the same 128 episodes of the test split;
-        ``comparison.json``, ``comparison.csv`` and ``equity.png``."""
+        """Play the policy and the baselines on the same 128 episodes of the test split.
+
+        Writes ``comparison.json``, ``comparison.csv`` and ``equity.png``.
+        """
         if self.rehearsing:  # 7 players x 128 whole episodes
             return {}
         played = self._play_all(policy, device, seed)
@@ -148,8 +153,10 @@ class ClstmPpoTask(AgentTask):
 
 
 def leaked(market: Market) -> Market:
-    """A simulated market that shows its hidden drift as one more feature. Not for training an
-    agent: one that does not become near-optimal here cannot be trusted elsewhere."""
+    """A simulated market that shows its hidden drift as one more feature.
+
+    It tests a training: an agent that is not near-optimal here cannot be trusted elsewhere.
+    """
     drift = market.truth["drift"].to(market.features.dtype).unsqueeze(1)
     return dataclasses.replace(
         market,

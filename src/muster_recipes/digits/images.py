@@ -27,7 +27,7 @@ class Images:
     labels: Tensor
 
     def of(self, indices: Tensor) -> Images:
-        """Some of them."""
+        """The images at these indices."""
         return Images(self.pixels[indices], self.labels[indices])
 
 
@@ -59,7 +59,7 @@ def embedded_digits() -> Images:
 
 
 def split(images: Images, share: float, seed: int) -> tuple[Images, Images]:
-    """The rest and about ``share`` of the images, of each class alike; at least one each.
+    """Divide images into the rest and about ``share`` of each class; both get one at least.
 
     The order of the indices is kept, so that a split is a set and not an order.
     """

@@ -31,7 +31,7 @@ class EmbedConfig:
     """Precision of the weights; vectors are float32 always."""
 
     def check(self) -> None:
-        """UsageError for values that cannot be meant."""
+        """Raise UsageError for values that make no sense."""
         if bool(self.model) == bool(self.function):
             raise UsageError(
                 "embed needs either --model or --function"
@@ -49,7 +49,7 @@ class EmbedConfig:
             self._check_no_encoder_flags()
 
     def _check_no_encoder_flags(self) -> None:
-        """What is for encoders has no effect on a function, and would be forgotten silently."""
+        """Refuse flags of encoders beside --function, where they would silently have no effect."""
         for name in ("pooling", "max_length", "dtype"):
             value = getattr(self, name)
             if value != getattr(EmbedConfig, name):

@@ -20,8 +20,9 @@ _NO_LIMIT = 10**6
 
 
 class Encoder:
-    """Loaded once, for one device. The vector of a text does not depend on its batch beyond the
-    rounding of float sums.
+    """An encoder on one device, loaded once.
+
+    The vector of a text does not depend on its batch beyond the rounding of float sums.
     """
 
     def __init__(

@@ -10,14 +10,14 @@ from muster_recipes.embed.stage import Embed
 
 
 def stages(config: EmbedConfig) -> list[Embed]:
-    """The stages of a run, as dataclass instances; UsageError for a config that cannot be meant."""
+    """The stages of a run, as dataclass instances. Raises UsageError for settings without sense."""
     config.check()
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return [Embed(**{**values, "function": config.absolute_function})]
 
 
 def source(config: EmbedConfig) -> None:
-    """There is no data set of its own: ``--input`` says what to read."""
+    """None: the recipe has no data set of its own, so ``--input`` says what to read."""
     return
 
 

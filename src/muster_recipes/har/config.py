@@ -66,7 +66,7 @@ class HarConfig:
 
     @property
     def data(self) -> str:
-        """What the windows are; stands in every result."""
+        """What the windows are, as every result says."""
         return "synthetic" if self.data_dir is None else "uci-har"
 
 
@@ -95,7 +95,7 @@ RECIPE = TrainRecipe(
     name="har",
     config=HarConfig,
     task="muster_recipes.har.task:HarTask",
-    # The recipe of the trainer that this task comes from: learning rate and batch are per rank.
+    # Settings of the trainer that this task comes from: learning rate and batch are per rank.
     defaults={
         "epochs": 30,
         "batch_size": 32,

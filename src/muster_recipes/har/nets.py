@@ -31,7 +31,7 @@ class ConvNet(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Norm before each convolution; the way around is a 1x1 convolution where shapes differ."""
+    """A norm before each convolution; the skip connection is a 1x1 convolution if shapes differ."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()

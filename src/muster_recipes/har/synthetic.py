@@ -1,4 +1,4 @@
-"""Synthetic inertial windows with the shape of UCI-HAR. They are of nobody: only for trying out.
+"""Synthetic inertial windows with the shape of UCI-HAR, only for trying out: no person made them.
 
 Moving classes are sums of three harmonics of a step frequency, with amplitudes by class, sensor
 and axis; resting classes are gravity along an axis by class, with sway. A subject has a gain, a

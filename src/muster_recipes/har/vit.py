@@ -35,7 +35,7 @@ class VitHead(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> VitHead:
-        """The encoder stays as it is used: without dropout."""
+        """Switch the mode of the head; the encoder stays in evaluation mode, without dropout."""
         super().train(mode)
         self.encoder.eval()
         return self

@@ -35,17 +35,18 @@ class Windows:
         return len(self.labels)
 
     def of(self, chosen: NDArray[np.bool_]) -> Windows:
-        """Some of them, in order."""
+        """The chosen windows, in order."""
         return Windows(self.signals[chosen], self.labels[chosen], self.subjects[chosen])
 
 
 def split_by_subject(windows: Windows, share: float, seed: int) -> tuple[Windows, Windows]:
-    """The rest and the windows of about ``share`` of the subjects, at least one on each side."""
+    """Divide windows by subject into the rest and about ``share``, each of one subject at least."""
     subjects = np.unique(windows.subjects)
     if len(subjects) < 2:
         raise UsageError(
-            f"All {len(windows)} training windows are of {len(subjects)} subject(s); at least 2 "
-            "are needed, because training and validation never share a subject."
+            f"All {len(windows)} training windows are of "
+            f"{len(subjects)} subject{'s' * (len(subjects) != 1)}; at least 2 are needed, because "
+            "training and validation never share a subject."
         )
     num_chosen = min(len(subjects) - 1, max(1, round(share * len(subjects))))
     chosen = np.random.default_rng(seed).permutation(subjects)[:num_chosen]

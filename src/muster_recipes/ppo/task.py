@@ -22,7 +22,7 @@ from muster.agents import (
 )
 from muster_recipes.ppo.config import AGENT, PpoRecipeConfig, parse_env_kwargs
 
-#: As many as a claim such as "solves CartPole-v1" is usually made over.
+#: Episodes over which a claim such as "solves CartPole-v1" is usually made.
 _FINAL_EPISODES = 100
 
 
@@ -53,8 +53,10 @@ class PpoTask(AgentTask):
     def finish(
         self, policy: Policy, device: torch.device, seed: int, folder: Path
     ) -> Mapping[str, Any]:
-        """100 episodes with the likeliest action each, and 100 with sampled actions, from the
-        same initial states."""
+        """Play 100 episodes with the likeliest actions and 100 with sampled ones.
+
+        Both begin in the same initial states.
+        """
         if self.rehearsing:  # the environments have been tried; an episode may take long
             return {"env": self.config.env}
         return {
@@ -67,7 +69,7 @@ class PpoTask(AgentTask):
         self, policy: Policy, device: torch.device, seed: int, *, deterministic: bool
     ) -> dict[str, Any]:
         place = Place(num_envs=_FINAL_EPISODES, first_env=0, seed=seed, device=device)
-        # In turn: a process each for so many would only be in one another's way.
+        # One after another: a process for each of so many would only slow the others.
         native = self.config.vectorization == "native"
         env = self._make(place, "native" if native else "sync")
         try:

@@ -1,4 +1,4 @@
-"""A stage's way to its engine, and what a record has spent there."""
+"""How a stage asks its engine, and how many tokens a record has spent there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Asking:
         self._engine = self._lent.engine
 
     async def ask(self, messages: tuple[Message, ...], sampling: Sampling, seed: int) -> Completion:
-        """Reject for a prompt that cannot be answered; an engine that broke is not its fault."""
+        """Ask the engine. Raises Reject for a prompt that it refuses, EngineError if it breaks."""
         assert self._engine is not None, "setup comes first"
         try:
             return await self._engine.generate(

@@ -15,7 +15,7 @@ from muster_recipes.refusals import flag_of, require_one_or_more
 ARITH_MODEL = Path(__file__).parent.parent / "arith" / "weights"
 #: For all other data sets: small, free to use, follows instructions, 32,768 positions.
 HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-#: Flags that some engines have no use for. To take and forget them would be a lie.
+#: Flags that have no effect with some engines; they are refused there.
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "base_url": ("openai",),
     "api_key_env": ("openai",),
@@ -114,7 +114,7 @@ class ReasoningConfig:
     """Accepted and without effect: sleeping frees no memory."""
 
     def check(self) -> None:
-        """UsageError for values that cannot be meant."""
+        """Raise UsageError for values that make no sense."""
         require_one_or_more(self, "num_problems", "max_tokens")
         for name in ("batch_size", "concurrency", "max_iterations", "cleanup_delay",
                      "requests_per_minute", "tokens_per_minute"):  # fmt: skip

@@ -57,7 +57,7 @@ def say_once(line: str) -> None:
 
 
 def quiet_third_parties() -> str:
-    """Their warnings and log lines below errors; those of muster stay."""
+    """Switch off warnings and log lines below errors of third parties; those of muster stay."""
     warnings.filterwarnings("ignore", module=_THIRD_PARTIES)
     for name in _THEIR_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -72,7 +72,7 @@ def quiet_third_parties() -> str:
 
 
 def speed_up(device: str) -> list[str]:
-    """TF32 for float32 products and cuDNN's choice by timing, for this process."""
+    """Allow TF32 for float32 products and cuDNN's choice by timing in this process."""
     if not device.startswith("cuda"):
         return [f"--optimize-gpu sets nothing on {device}: TF32 and cuDNN are of CUDA devices"]
     import torch

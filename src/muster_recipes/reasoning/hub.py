@@ -15,9 +15,9 @@ _HUB = "hf:"
 
 
 def refresh(config: ReasoningConfig) -> list[str]:
-    """Renew the hub's cache on this machine; says what was fetched, and what there is not to fetch.
+    """Renew the hub's cache on this machine; returns sentences on what was fetched and not.
 
-    SetupError when a package is missing or the hub cannot be reached.
+    Raises SetupError when a package is missing or the hub cannot be reached.
     """
     return [_refresh_data(config), _refresh_model(config)]
 
@@ -78,7 +78,7 @@ def _need(package: str, extra: str) -> None:
 
 
 def _need_hub(what: str) -> None:
-    """Offline, the libraries would take the cached copy and say nothing."""
+    """Raise SetupError without the hub: the libraries would silently take the cached copy."""
     if not is_hub_reachable():
         raise SetupError(
             f"Cannot fetch {what}: the Hugging Face hub cannot be reached.",

@@ -56,7 +56,7 @@ class Judge:
             seed = seed_for(self._seed, record, "evaluate", version["round"])
             try:
                 completion = await self._asking.ask(messages, self._sampling, seed)
-            except Reject:  # such as a solution that is too long to be read again: it stays
+            except Reject:  # such as a solution that is too long to be graded: it stays ungraded
                 return judged(version, verdict, parse_grades("")), tokens
             grades = parse_grades(separate_thinking(completion.text).reasoning)
             tokens = spent({"tokens": tokens}, completion)

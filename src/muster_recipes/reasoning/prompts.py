@@ -49,8 +49,10 @@ def solve(problem: str) -> tuple[Message, ...]:
 
 
 def grade(problem: str, solution: str, verification: str) -> tuple[Message, ...]:
-    """The grader is told how the final answer compares with the reference, and not the reference:
-    its words go to the model that writes the next version.
+    """The messages that ask for grades of a solution.
+
+    The grader is told how the final answer compares with the reference, and not the reference: its
+    words go to the model that writes the next version.
     """
     known = f"\n\nChecked: {_CHECKED[verification]}" if verification in _CHECKED else ""
     return (
@@ -60,7 +62,10 @@ def grade(problem: str, solution: str, verification: str) -> tuple[Message, ...]
 
 
 def improve(problem: str, solution: str, feedback: str) -> tuple[Message, ...]:
-    """The reference answer is not told: a solution that only aims at it would teach nothing."""
+    """The messages that ask for a better solution.
+
+    They leave out the reference answer: a solution that only aims at it would teach nothing.
+    """
     return (
         {
             "role": "system",

@@ -18,7 +18,7 @@ from muster_recipes.reasoning.stages import Evaluate, Finish, Generate, Improve,
 
 
 def stages(config: ReasoningConfig) -> list[Any]:
-    """The stages of a run, as dataclass instances; UsageError for a config that cannot be meant."""
+    """The stages of a run, as dataclass instances. Raises UsageError for settings without sense."""
     config.check()
     engine = config.engine_spec
     solutions = config.sampling
@@ -52,7 +52,7 @@ def stages(config: ReasoningConfig) -> list[Any]:
 
 
 def read_stage(config: ReasoningConfig) -> Read:
-    """Columns named by flags come before those of the table."""
+    """The stage that reads rows; columns named by flags come before those of the table."""
     item = DATA_SETS.get(config.dataset)
     is_named = bool(config.problem_column or config.answer_column)
     return Read(
@@ -78,8 +78,9 @@ def inform(config: ReasoningConfig) -> list[dict[str, Any]] | None:
 
 
 def remarks(config: ReasoningConfig) -> list[str]:
-    """What is used where nothing was asked for, and what --force-download has fetched: this is
-    called before the input is opened, and not for a dry run.
+    """Sentences on what is used by default, and on what --force-download has fetched.
+
+    This is called before the input is opened, and not for a dry run.
     """
     lines = []
     if not config.model and config.engine != "openai":

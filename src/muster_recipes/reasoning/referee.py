@@ -85,7 +85,7 @@ class Referee:
         return self._process
 
     def _end(self) -> int:
-        """End the process, if there is one; how it ended."""
+        """End the process, if there is one; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -101,7 +101,7 @@ _num_users = 0
 
 
 def borrow() -> Referee:
-    """The referee that all stages of this process share; each loan ends with ``give_back``."""
+    """The referee that all stages of this process share; call ``give_back`` when done with it."""
     global _num_users
     if not _shared:
         Referee.check_installed()
@@ -111,7 +111,7 @@ def borrow() -> Referee:
 
 
 def give_back() -> None:
-    """The last one closes it."""
+    """Release the shared referee; the last call closes it."""
     global _num_users
     _num_users -= 1
     if _num_users == 0:

@@ -32,8 +32,10 @@ def read_row(row: Row, layout: str, problem_column: str, answer_column: str) -> 
 
 
 def _named(row: Row, problem_column: str, answer_column: str) -> tuple[str, str | None]:
-    """Without ``answer_column``: ``reference_answer``, as this recipe writes it, or ``answer``; no
-    reference where neither is there.
+    """Read columns by name.
+
+    Without ``answer_column`` the answer is in ``reference_answer``, as this recipe writes it, or in
+    ``answer``; where neither is there, there is no reference.
     """
     problem = _text(row, problem_column)
     column = answer_column or next((name for name in _ANSWERS if name in row), "")

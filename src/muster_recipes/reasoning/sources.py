@@ -61,8 +61,9 @@ def source_of(config: ReasoningConfig) -> Input:
 
 
 def is_path(text: str) -> bool:
-    """Files by their ending, folders and patterns by a slash at the end, a star or a leading dot;
-    and whatever is there.
+    """Whether a text names files and not a data set of the hub.
+
+    It does with the ending of a file, a slash at its end, a star, a leading dot, or if it exists.
     """
     return (
         text.lower().endswith(_FILES)
@@ -74,7 +75,7 @@ def is_path(text: str) -> bool:
 
 
 def check_columns(config: ReasoningConfig, columns: Iterable[str]) -> None:
-    """UsageError when a column that will be read is not among ``columns``; to be called early."""
+    """Raise UsageError early when a column that will be read is not among ``columns``."""
     known = list(columns)
     item = DATA_SETS.get(config.dataset)
     if item is not None and not config.problem_column and not config.answer_column:

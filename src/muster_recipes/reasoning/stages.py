@@ -47,8 +47,10 @@ _GRADES = Sampling(temperature=0.3, top_p=0.95, max_tokens=4096)
 
 @dataclass(kw_only=True)
 class Read:
-    """Rows of a data set to problems. ``layout``: a key of ``rows.LAYOUTS``, or empty for columns
-    by name: ``problem_column`` ("problem") and ``answer_column`` ("answer" where there is one).
+    """Make problems of the rows of a data set.
+
+    ``layout``: a key of ``rows.LAYOUTS``, or empty for columns by name: ``problem_column``
+    ("problem") and ``answer_column`` ("answer" where there is one).
     """
 
     layout: str = ""
@@ -68,8 +70,11 @@ class Read:
 
 @dataclass(kw_only=True)
 class _Asks:
-    """What the stages that ask a model have in common. They open their ``parts`` in order, close
-    them the other way round, and take records at the pace of the first."""
+    """What the stages that ask a model have in common.
+
+    They open their ``parts`` in order, close them in reverse, and take as many records at once as
+    the first asks for.
+    """
 
     engine: EngineSpec = _ENGINE
     seed: int = 0
@@ -94,7 +99,7 @@ class _Asks:
 
 @dataclass(kw_only=True)
 class Generate(_Asks):
-    """A step-by-step solution of ``problem``."""
+    """Generate a step-by-step solution of ``problem``."""
 
     sampling: Sampling = _SOLUTIONS
 
@@ -170,7 +175,7 @@ class Improve(_Asks):
             rounds += 1
             try:
                 new, tokens = await self._rewrite(record, best, rounds, tokens)
-            except Reject:  # the feedback made the prompt too long: what there is stays
+            except Reject:  # the feedback made the prompt too long: the best version so far stays
                 break
             versions.append(new)
             if is_better(new, best):
@@ -191,7 +196,7 @@ class Improve(_Asks):
 
 @dataclass(kw_only=True)
 class Finish:
-    """The columns in their order; with ``keep`` accepted, only records good enough to train on."""
+    """Order the columns; with ``keep`` accepted, drop records not good enough to train on."""
 
     keep: Literal["all", "accepted"] = "all"
     quality_threshold: float = 0.8

@@ -68,7 +68,7 @@ _FILLERS = frozenset({
 })  # fmt: skip
 #: Units of no kind in particular.
 _ANY = frozenset({"unit", "units"})
-#: Words that change the number before them in a way that is not told here.
+#: Words that change the number before them in a way that is not known here.
 _CHANGERS = frozenset({
     "below", "under", "above", "over", "less", "fewer", "more", "than", "remainder", "plus",
     "minus", "times", "squared", "cubed", "half", "halves", "third", "thirds", "quarters",
@@ -129,8 +129,8 @@ class Unit(NamedTuple):
 class Quantity(NamedTuple):
     """``value``: the text of the number; ``unit``: None where there is none.
 
-    ``percent``: a percent sign stood behind the number. ``is_changed``: words change the number
-    in a way that nobody here can tell.
+    ``percent``: a percent sign stood behind the number. ``is_changed``: words change the number in
+    a way that is not known here.
     """
 
     value: str
@@ -223,8 +223,8 @@ def split(text: str, *, letters: bool = False) -> Quantity:
 def ratio(ours: Unit | None, theirs: Unit | None) -> Fraction | None:
     """How many of ``theirs`` one of ``ours`` is; 1 where only one side has a unit.
 
-    None: both are known and measure different things. Raises OtherWords where words differ that
-    nobody here knows, and NotConvertible where only a convention would help: days in a month.
+    None: both are known and measure different things. Raises OtherWords where words differ that are
+    not known here, and NotConvertible where only a convention would help: days in a month.
     """
     if ours is None or theirs is None:
         return Fraction(1)

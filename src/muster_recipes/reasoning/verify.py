@@ -1,4 +1,4 @@
-"""Is the final answer the reference answer? Cheap rules first, the ``math-verify`` library last."""
+"""Compares the final answer with the reference: by cheap rules, then by ``math-verify``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def read_choices(problem: str) -> dict[str, str]:
 
 def asks_percent(problem: str) -> bool:
     """Whether the last two sentences of ``problem`` ask for a percentage, as in `what percent of`;
-    `20 percent of 50` does not."""
+    `20 percent of 50` does not.
+    """
     asked = " ".join(_SENTENCE.split(problem.strip())[-2:])
     return _ASKS_PERCENT.search(asked) is not None
 
@@ -79,9 +80,9 @@ def asks_percent(problem: str) -> bool:
 def is_equal(
     answer: str, reference: str, compare: Compare, *, in_percent: bool = False
 ) -> bool | None:
-    """None where it cannot be told.
+    """Whether two answers are equal; None where that cannot be decided.
 
-    A unit on one side alone is not looked at. Units on both are converted where they measure the
+    A unit on one side alone is ignored. Units on both sides are converted where they measure the
     same; known ones that do not are different. A percent sign means hundredths, but where the
     answer is asked for ``in_percent``, a number without the sign is in percent as well.
     """

@@ -57,9 +57,9 @@ def judged(version: Version, verification: Verification, grades: Grades | None) 
 
 
 def is_better(new: Version, old: Version) -> bool:
-    """Higher quality, and never a verified answer for one that is not.
+    """Whether ``new`` has the higher quality; a verified answer never gives way to another.
 
-    Where a quality is unknown, only a verified answer in place of one that is not is better.
+    Where a quality is unknown, ``new`` is better only if its answer is verified and the old is not.
     """
     gains = new["verification"] == "correct" and old["verification"] != "correct"
     loses = old["verification"] == "correct" and new["verification"] != "correct"
@@ -69,14 +69,14 @@ def is_better(new: Version, old: Version) -> bool:
 
 
 def needs_work(version: Version, threshold: float) -> bool:
-    """Below the threshold; of unknown quality only where the answer was found wrong."""
+    """Whether its quality is below the threshold, or unknown with an answer that is wrong."""
     if version["quality"] is None:
         return bool(version["verification"] == "wrong")
     return bool(version["quality"] < threshold)
 
 
 def is_accepted(record: Mapping[str, Any], threshold: float) -> bool:
-    """Good enough to train on: quality at or above the threshold, and not verified wrong."""
+    """Whether it is good enough to train on: of quality from the threshold on, and not wrong."""
     quality = record.get("quality")
     return quality is not None and quality >= threshold and record["verification"] != "wrong"
 

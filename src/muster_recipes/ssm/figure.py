@@ -22,7 +22,7 @@ _SERIES = {
 }
 
 
-#: A mean over fewer accepted guesses is hardly one.
+#: A mean over fewer accepted guesses than this says little.
 _FEW = 10
 
 
@@ -47,7 +47,7 @@ def draw(config: SsmConfig, table: list[dict[str, Any]], folder: Path) -> list[P
 
 
 def _title(table: list[dict[str, Any]]) -> str:
-    """What is shown, and how much of it is missing: medians are over the seeds that have a loss."""
+    """What is shown, and how much is missing, as medians are over the seeds that have a loss."""
     title = "Generalisation loss against student width (lower is better)"
     missing = sum(row["loss"] is None for row in table)
     notes = []
@@ -63,7 +63,8 @@ def _title(table: list[dict[str, Any]]) -> str:
 
 class _Point(NamedTuple):
     """The values of one series at one width. ``is_weak``: seeds are missing, or one of them has
-    accepted so few guesses that its mean says little."""
+    accepted so few guesses that its mean says little.
+    """
 
     dim: int
     values: list[float]

@@ -30,7 +30,7 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """``num_samples`` students of width ``dim``, and what they are judged by.
+    """``num_samples`` students of width ``dim``, and the data of their losses.
 
     ``h`` has K entries, the impulse response of the teacher on lags 1..K; ``w`` has N >= 1 rows of
     K entries, the training sequences; ``seed`` is in ``[0, 2**64)`` and names the stream (see

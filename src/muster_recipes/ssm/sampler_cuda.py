@@ -90,7 +90,7 @@ def staged(
 
 @functools.cache
 def _is_fused(place: torch.device, lags: int) -> bool:
-    """Whether the kernel runs on this device, which a launch for one student tells."""
+    """Whether the kernel runs on this device, tested by a launch for one student."""
     if place.type != "cuda" or lags > FUSED_MAX_LAGS:
         return False
     ones = torch.ones(1, lags, dtype=torch.float64, device=place)

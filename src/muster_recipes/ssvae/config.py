@@ -99,7 +99,7 @@ class SsvaeConfig:
 
 
 def check_data(config: SsvaeConfig) -> None:
-    """Refuse what the data cannot give, before anything starts; a report does without them."""
+    """Refuse settings that do not fit the data, before anything starts; a report needs no data."""
     source = check_source(config.dataset, config.data_dir)
     check_labels(max(config.n_labels), source, config.dataset)
     if config.factor_scores and source is not None and source.height != source.width:

@@ -88,7 +88,7 @@ class Ensemble:
 
 #: Called after every epoch with the ensemble.
 OnEpoch = Callable[[Ensemble], None]
-#: With the share of the epoch that is done.
+#: Called now and then with the share of the epoch that is done.
 OnStep = Callable[["Ensemble", float], None]
 #: Seeds of runs to their weights before the first step.
 Initial = Callable[[Sequence[int]], Parameters]
@@ -230,7 +230,7 @@ def begin(
 def end_epoch(
     ensemble: Ensemble, objectives: list[float], runs: Sequence[RunSpec], initial: Initial
 ) -> None:
-    """Record the epoch, and put runs that have left the finite numbers to rest."""
+    """Record the epoch, and stop runs whose numbers are no longer finite."""
     ensemble.epoch += 1
     ensemble.objectives.append(objectives)
     leaves = [leaf.detach().flatten(1) for leaf in ensemble.parameters.values()]
@@ -245,7 +245,7 @@ def end_epoch(
 
 
 def _ill(ensemble: Ensemble, row: int) -> Failure:
-    """The first weight of a run that is not finite; there is one."""
+    """The failure of a run at its first weight that is not finite; there must be one."""
     for name, leaf in ensemble.parameters.items():
         ill = leaf[row].detach()
         ill = ill[~ill.isfinite()]
@@ -255,7 +255,7 @@ def _ill(ensemble: Ensemble, row: int) -> Failure:
 
 
 def _rest(ensemble: Ensemble, row: int, first: Parameters) -> None:
-    """Initial weights and an empty memory of the optimizer for one run."""
+    """Reset one run to its initial weights and an empty optimizer state."""
     with torch.no_grad():
         for name, leaf in ensemble.parameters.items():
             leaf[row] = first[name][0].to(leaf)

@@ -1,4 +1,4 @@
-"""What decides the shape of a model. No torch."""
+"""The sizes and the estimator of a model. No torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Hyper:
 
 
 def check_model(config: Any) -> None:
-    """Refuse what no model can be made of, in the settings of a sweep or of a training."""
+    """Refuse settings, of a sweep or of a training, from which no model can be made."""
     require_one_or_more(config, "num_style", "num_samples")
     require_above_zero(config, "temperature")
     if config.unlabelled == "exact" and config.temperature != TEMPERATURE:

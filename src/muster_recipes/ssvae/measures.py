@@ -1,4 +1,4 @@
-"""What trained runs are measured by; all runs of an ensemble at once.
+"""The measures of trained runs, for all runs of an ensemble at once.
 
 Images are the same for all runs, [n, D]. A value that is not a finite number is None.
 """

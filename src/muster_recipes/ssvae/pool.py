@@ -25,7 +25,7 @@ class Pool(NamedTuple):
     size: tuple[int, int] | None = None
 
     def to(self, device: str | torch.device) -> Pool:
-        """The same images there."""
+        """The same images on ``device``."""
         return Pool(self.x.to(device), self.labels.to(device), self.size)
 
 

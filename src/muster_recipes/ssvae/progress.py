@@ -22,7 +22,7 @@ class Progress:
     """How far one call is: results of the runs that are over, and the ensemble in training.
 
     A checkpoint belongs to the first task of a call, so it is found again by a call that begins
-    with the same task; runs that this call has not are ignored.
+    with the same task; runs in it that are not in this call are ignored.
     """
 
     def __init__(self, ctx: Context, num_runs: int) -> None:
@@ -90,7 +90,7 @@ class Progress:
             self._save([], None)
 
     def result_of(self, task: Task) -> dict[str, Any] | Failure:
-        """What a run that is over has come to."""
+        """The result of a run that is over."""
         result = self._results[name_of(task)]
         return Failure(*result) if isinstance(result, list) else result
 

@@ -107,7 +107,7 @@ def _statistics(rows: Mapping[int, Row], metrics: Sequence[str]) -> dict[str, An
 
 
 def _note(rows: Mapping[int, Row], metrics: Sequence[str]) -> str | None:
-    """What the numbers of a row do not say: why runs failed or have not all ``metrics``."""
+    """Why runs of a row failed or lack some of ``metrics``, which the numbers do not say."""
     num_done = len(_done(rows))
     notes = [
         f"{name} over {count} of {num_done}: "

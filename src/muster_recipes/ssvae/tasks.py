@@ -107,7 +107,7 @@ def _train_chunk(
 
 
 def _unmeasured(end: Result, last: Result, epoch: int) -> Failure | None:
-    """Finite weights may still be so large that a measure is not: the run has failed, too.
+    """The failure of a run whose weights are finite but so large that a measure is not; else None.
 
     A probe that does not converge is no failure of the run.
     """
@@ -190,7 +190,7 @@ def _work_of(task: Task, device: str) -> Work:
 
 @functools.lru_cache(maxsize=1)
 def _splits(dataset: str, data_dir: str | None, split_seed: int, device: str) -> dict[str, Pool]:
-    """Read once per process and kept on the device."""
+    """The splits of a data set, read once per process and kept on the device."""
     read = load(dataset, None if data_dir is None else Path(data_dir), split_seed)
     return {part: pool.to(device) for part, pool in read.items()}
 

@@ -131,7 +131,7 @@ def test_symbols_may_be_mixed_and_are_put_together(tmp_path: Path) -> None:
 
 def test_missing_columns_are_named_with_what_is_there_and_what_is_near(tmp_path: Path) -> None:
     text = refusal(written(tmp_path, ["stamp,open,high,low,closing,volume", "1,2,3,4,5,6"]))
-    assert "lacks the column(s) timestamp, close; it has 'stamp', 'open'" in text
+    assert "lacks the columns timestamp, close; it has 'stamp', 'open'" in text
     assert "is 'closing' meant as 'close'?" in text
 
 

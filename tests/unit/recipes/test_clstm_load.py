@@ -25,7 +25,7 @@ def test_a_file_becomes_a_market(tmp_path: Path) -> None:
     assert market.features.dtype == torch.float32 and market.features.isfinite().all()
     assert market.volatility.dtype == torch.float64 and (market.volatility > 0).all()
     assert not market.truth
-    assert any("800 bars of 2 symbol(s), 252 bars per year" in line for line in said)
+    assert any("800 bars of 2 symbols, 252 bars per year" in line for line in said)
     assert load_market(config, said.append) is market
     file_of(tmp_path, 401)
     assert len(load_market(config, said.append).time) == 802

@@ -81,7 +81,7 @@ def test_environments_and_policy_fit() -> None:
 
 def test_remarks_say_what_is_traded_and_what_it_costs() -> None:
     said = "\n".join(ClstmPpoTask(SMALL).remarks())
-    assert "Simulated market: 520 bars of 2 symbol(s)" in said
+    assert "Simulated market: 520 bars of 2 symbols" in said
     assert "20 bars; possible starts: train " in said
     assert "costs      on" in said
     free = ClstmPpoTask(dataclasses.replace(SMALL, costs=False)).remarks()

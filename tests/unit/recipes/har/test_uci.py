@@ -122,5 +122,5 @@ def test_a_folder_without_parts_is_refused(tmp_path: Path) -> None:
 def test_one_subject_cannot_be_split(tmp_path: Path) -> None:
     write_uci(tmp_path)
     (tmp_path / "train" / "subject_train.txt").write_text("1\n" * 7)
-    with pytest.raises(UsageError, match=r"of 1 subject\(s\); at least 2 are needed"):
+    with pytest.raises(UsageError, match=r"of 1 subject; at least 2 are needed"):
         _ = HarTask(HarConfig(data_dir=tmp_path)).splits
