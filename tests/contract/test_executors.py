@@ -161,6 +161,31 @@ def test_numbers_that_json_does_not_know_survive(bench: Bench) -> None:
     assert str(value) == "{'nan': nan, 'up': inf, 'down': -inf, 'list': [1.5, nan]}"
 
 
+@pytest.mark.parametrize("pauses", [False, True])
+@pytest.mark.parametrize(
+    "bench",
+    [pytest.param(name, marks=[pytest.mark.thorough] if name in CLUSTERS else [])
+     for name in sorted({*EXECUTORS} - {"inline"})],
+    indirect=True,
+)  # fmt: skip
+def test_a_task_that_is_told_to_end_does_and_its_worker_goes_on(bench: Bench, pauses: bool) -> None:
+    executor = bench.start("steps_until_told")
+    bench.ready()
+    task = bench.task(1)
+    executor.send(1, [task], together=False)
+    bench.until(lambda: bench.of(Progress))
+    executor.stop_task(1, task.task_id, pauses=pauses)
+    bench.until(bench.results)
+    [result] = bench.results()
+    assert (result.outcome, result.poisoned) == (Outcome.STOPPED, False)
+    again = task._replace(token=4)
+    executor.send(1, [again], together=False)  # it goes on where it was, on the same worker
+    seen = len(bench.of(Progress))
+    bench.until(lambda: len(bench.of(Progress)) > seen)
+    assert "step 0" not in bench.of(Progress)[seen].text
+    assert bench.of(WorkerDied) == []
+
+
 @every
 def test_what_a_task_logs_comes_ahead_of_its_result(bench: Bench) -> None:
     bench.one("logs", 5)

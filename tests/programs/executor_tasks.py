@@ -21,6 +21,14 @@ def logs(x: int, ctx):
         ctx.log(step, loss=x)
 
 
+def steps_until_told(x: int, ctx):
+    """Saves every step; ends by itself only after a minute."""
+    for step in range((ctx.restore() or {"step": 0})["step"], 6000):
+        ctx.report(0.0, f"step {step}")
+        ctx.checkpoint({"step": step + 1})
+        time.sleep(0.01)
+
+
 def boom(x: int):
     raise ValueError(f"no {x}")
 

@@ -135,6 +135,7 @@ class Run:
                 "done": tasks.done,
                 "failed": tasks.failed,
                 "cancelled": tasks.cancelled,
+                **({"stopped": tasks.stopped} if tasks.stopped else {}),
                 "running": running,
                 "waiting": tasks.open - running,
             },
@@ -281,6 +282,7 @@ def _tasks_in(ledger: LedgerReader) -> Tasks:
         cancelled=counts[TaskState.CANCELLED],
         open=counts[TaskState.READY] + counts[TaskState.CLAIMED],
         is_whole=ledger.meta("enqueued") is not None,
+        stopped=counts[TaskState.STOPPED],
     )
 
 

@@ -42,6 +42,8 @@ def counts_text(view: RunView) -> str:
     parts = [f"{view.num_done:,} done"]
     if view.num_failed:
         parts.append(f"{view.num_failed:,} failed")
+    if view.num_stopped:
+        parts.append(f"{view.num_stopped:,} stopped early")
     if view.num_cancelled:
         parts.append(f"{view.num_cancelled:,} cancelled")
     if view.num_retried:
@@ -78,7 +80,7 @@ def waiting_lines(view: RunView) -> dict[str, str]:
 
 
 def summary_line(name: str, counts: Mapping[str, int], elapsed_s: float) -> str:
-    words = {"waiting": "not run", "running": "cut short"}
+    words = {"waiting": "not run", "running": "cut short", "stopped": "stopped early"}
     shown = ", ".join(
         f"{n:,} {words.get(state, state)}" for state, n in counts.items() if n or state == "done"
     )

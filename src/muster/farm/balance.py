@@ -1,6 +1,7 @@
 """Whether the counts of a run add up, asked before anything of it is published. Pure.
 
-A sweep: tasks of the plan = done + failed + cancelled + waiting, and every done one has a result.
+A sweep: tasks of the plan = done + failed + cancelled + stopped + waiting, and every done or
+stopped one has a result.
 A map: rows of the source = rows out + dropped + rejected + blank lines, chunk by chunk and without
 a gap. Where a stage makes several records of a row, and for a row that is rejected twice, the right
 side may be larger; it is never smaller.
@@ -35,18 +36,20 @@ def imbalance_of_tasks(
     ``planned``: tasks of the plan, 0 while they have not all been listed. There may be more of
     them than planned, from earlier seeds or divided tasks, and never fewer.
     """
-    known = sum(counts.values())
+    known, stopped = sum(counts.values()), counts.get(TaskState.STOPPED, 0)
     waiting = counts[TaskState.READY] + counts[TaskState.CLAIMED]
     if known < planned:
         parts = (
             f"{counts[TaskState.DONE]:,} done + {counts[TaskState.FAILED]:,} failed + "
             f"{counts[TaskState.CANCELLED]:,} cancelled + {waiting:,} waiting"
+            + (f" + {stopped:,} stopped" if stopped else "")
         )
         return f"the plan has {planned:,} tasks, and the ledger knows {known:,} ({parts})"
-    if counts[TaskState.DONE] != num_results:
+    if counts[TaskState.DONE] + stopped != num_results:
+        more = f" and {stopped:,} stopped" if stopped else ""
         return (
-            f"{counts[TaskState.DONE]:,} tasks are done, and the ledger holds {num_results:,} "
-            "results"
+            f"{counts[TaskState.DONE]:,} tasks are done{more}, and the ledger holds "
+            f"{num_results:,} results"
         )
     return None
 

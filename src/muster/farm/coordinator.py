@@ -167,7 +167,7 @@ class Coordinator:
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
-            or decisions.starts
+            or decisions.starts or decisions.stopped or decisions.promoted
         )  # fmt: skip
         deaths = [event for event in events if isinstance(event, WorkerDied)]
         broken = [event for event in events if isinstance(event, TargetBroken)]
@@ -211,6 +211,8 @@ class Coordinator:
             self._executor.send(worker_id, tasks, together=together)
         for worker_id, task_id, others in decisions.shares:
             self._executor.share(worker_id, task_id, others)
+        for worker_id, task_id, pauses in decisions.halts:
+            self._executor.stop_task(worker_id, task_id, pauses=pauses)
         for worker_id in decisions.revokes:
             self._executor.revoke(worker_id)
         for worker_id, _reason in decisions.kills:
@@ -237,6 +239,10 @@ class Coordinator:
             ledger.record_done(decisions.done, values)
         if decisions.failed:
             ledger.record_failed(decisions.failed)
+        if decisions.stopped:
+            ledger.record_stopped(decisions.stopped, [b"{}"] * len(decisions.stopped))
+        if decisions.promoted:
+            ledger.reopen_stopped(decisions.promoted)
         if decisions.tried:
             ledger.record_tried(decisions.tried)
         if decisions.retokened:
@@ -266,6 +272,9 @@ class Coordinator:
             if record.finished.files or has_checkpoints:
                 key = self._ledger.key_of(record.task_id).hex()
                 publish(folder, key, record.token)
+        for task, record in decisions.stopped:
+            if record is not None:
+                publish(folder, task.key.hex(), record.token, may_go_on=True)
 
     def _feed(self) -> None:
         asked, fed = self._chunk, itertools.count()

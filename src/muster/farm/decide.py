@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
-from muster.farm.decisions import Decisions, Division, Policy, Send
+from muster.farm.decisions import Decisions, Division, Policy, Send, Stopped
 from muster.farm.device_health import Blame, DeviceHealth, blame, done_on
 from muster.farm.events import (
     Capacity,
@@ -22,8 +22,10 @@ from muster.farm.events import (
     Event,
     Fetched,
     Progress,
+    Reopen,
     Results,
     Returned,
+    StopTask,
     WorkerDied,
     WorkerLeaving,
     WorkerReady,
@@ -75,6 +77,7 @@ class Scheduler:
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
         self._set_aside: dict[str, Blame] = {}  # by device: blamed for a failure that no other had
+        self._halted: dict[int, StopTask] = {}  # told to end early; by task
         self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
@@ -101,6 +104,11 @@ class Scheduler:
         """When something is due without any event: a retry, a restart, a time limit."""
         times = [self.delayed[0][0]] if self.delayed else []
         times.extend(slot.start_after for slot in self.roster.waiting(self._now))
+        times.extend(
+            due
+            for worker in self.roster.workers.values()
+            if (due := self._halt_due_s(worker)) is not None
+        )
         if self.policy.timeout_s is not None:
             times.extend(
                 due_s(worker, self.targets, self.policy.timeout_s)
@@ -135,11 +143,16 @@ class Scheduler:
                     self.roster.workers[worker_id].stopping = True
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
+                case StopTask():
+                    self._on_stop(event, now, out)
+                case Reopen():
+                    self._on_reopen(event, out)
                 case Drain():
                     self.draining = True
         while self.delayed and self.delayed[0][0] <= now:
             self._enqueue(heapq.heappop(self.delayed)[2])
         self._check_time_limits(now, out)
+        self._check_halts(now, out)
         if self.draining or self.paused:
             self._revoke_all(out)
         else:
@@ -162,6 +175,7 @@ class Scheduler:
             outcome = finished.outcome
             is_in_doubt = finished.poisoned and worker.call_size > 1
             if outcome is Outcome.OK:
+                self._halted.pop(task.task_id, None)  # it was done before it could be stopped
                 out.done.append(record)
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
@@ -272,6 +286,14 @@ class Scheduler:
         self, task: Task, record: AttemptRecord, worker: Worker, now: float, out: Decisions
     ) -> None:
         slot, outcome = worker.slot, record.finished.outcome
+        if task.task_id in self._halted:
+            self._end_early(task, record, out)
+            return
+        if outcome is Outcome.STOPPED:  # and reopened meanwhile
+            again = task._replace(token=task.token + 1)
+            out.tried.append((record, again))
+            self._enqueue(again, front=True)
+            return
         if outcome.is_blameless:
             self._try_elsewhere(task, record, out)
             return
@@ -391,6 +413,69 @@ class Scheduler:
                 worker.overdue = next(iter(worker.in_flight.values()))
                 out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
 
+    # ------------------------------------------------------------------ ending early
+
+    def _on_stop(self, event: StopTask, now: float, out: Decisions) -> None:
+        """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
+        for worker in self.roster.workers.values():
+            if event.task_id in worker.in_flight and not worker.together:
+                self._halted[event.task_id] = event
+                worker.halted_s = now
+                out.halts.append((worker.worker_id, event.task_id, event.pauses))
+                return
+        task = self._take_waiting(event.task_id)
+        if task is not None:
+            out.stopped.append(Stopped(task, None))
+
+    def _on_reopen(self, event: Reopen, out: Decisions) -> None:
+        if event.task_id in self._halted:
+            del self._halted[event.task_id]  # it ends all the same, and is then tried again
+        else:
+            out.promoted.append(event.task_id)
+            self.exhausted = False
+
+    def _take_waiting(self, task_id: int) -> Task | None:
+        for waiting in (self.queue, self.solo, self.wary):
+            for task in waiting:
+                if task.task_id == task_id:
+                    waiting.remove(task)
+                    return task
+        for entry in self.delayed:
+            if entry[1] == task_id:
+                self.delayed.remove(entry)
+                heapq.heapify(self.delayed)
+                return entry[2]
+        return None
+
+    def _end_early(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
+        """Only an error of the task's own counts as one; whatever else ended it did as asked."""
+        del self._halted[task.task_id]
+        if record.finished.outcome in (Outcome.EXCEPTION, Outcome.BAD_RESULT):
+            out.failed.append(record)
+        else:
+            out.stopped.append(Stopped(task, record))
+
+    def _halt_due_s(self, worker: Worker) -> float | None:
+        """When the worker is killed unless the task that it was told to end has ended."""
+        head = next(iter(worker.in_flight.values()), None)
+        event = None if head is None or worker.killing else self._halted.get(head.task_id)
+        if head is None or event is None:
+            return None
+        policy, grace_s = self.policy, self.policy.stop_grace_s
+        if self.targets[head.target_id].kind == "command":
+            grace_s = policy.command_grace_s
+        elif event.pauses:
+            grace_s = policy.pause_grace_s
+        return max(worker.halted_s, worker.head_since) + grace_s
+
+    def _check_halts(self, now: float, out: Decisions) -> None:
+        for worker in self.roster.workers.values():
+            due = self._halt_due_s(worker)
+            if due is not None and now >= due:
+                worker.killing = Outcome.STOPPED
+                worker.overdue = next(iter(worker.in_flight.values()))
+                out.kills.append((worker.worker_id, "its task was told to end and has not"))
+
     # ------------------------------------------------------------------ handing out
 
     def _serve(self, now: float, out: Decisions) -> None:
@@ -411,7 +496,8 @@ class Scheduler:
             self._rebalance(now, out)
             self._share(hungry, now, out)
         want = self._window()
-        if not self.exhausted and not self._fetching and len(self.queue) < want // 2:
+        is_short = len(self.queue) < (want // 2 if self.policy.asks_ahead else want)
+        if not self.exhausted and not self._fetching and is_short:
             self._fetching = True
             out.fetch = want - len(self.queue)
 
@@ -595,6 +681,11 @@ class Scheduler:
         return self.targets[task.target_id].is_batched
 
     def _window(self) -> int:
+        """How many tasks should wait here."""
+        if not self.policy.asks_ahead:
+            busy = sum(bool(worker.in_flight) for worker in self.roster.workers.values())
+            waiting = len(self.solo) + len(self.wary) + len(self.delayed) + len(self._reserved)
+            return max(0, len(self.roster.usable()) - busy - waiting)
         lead = self._pace.longest_lead()
         batch = max((target.max_batch for target in self.targets.values()), default=0)
         return min(8192, max(16, 2 * max(lead, batch) * max(1, len(self.roster.slots))))

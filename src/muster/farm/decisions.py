@@ -25,6 +25,12 @@ class Policy:
     )
     lead_s: float = 0.03  # work kept ready in a worker, to hide the commit
     max_lead: int = 512
+    asks_ahead: bool = True  # claims tasks before a worker is free for them
+    # How long a task that is told to end early may take before its worker is killed: a function,
+    # a function that may first reach its next checkpoint, and a command after SIGTERM.
+    stop_grace_s: float = 0.5
+    pause_grace_s: float = 60.0
+    command_grace_s: float = 10.0
 
 
 class Division(NamedTuple):
@@ -32,6 +38,13 @@ class Division(NamedTuple):
 
     task: Task
     given: Sequence[tuple[bytes, bytes]]
+
+
+class Stopped(NamedTuple):
+    """A task that has ended early on purpose; ``record``: None where it was not running."""
+
+    task: Task
+    record: AttemptRecord | None
 
 
 class Send(NamedTuple):
@@ -51,12 +64,16 @@ class Decisions:
     tried: list[tuple[AttemptRecord, Task]] = field(default_factory=list)  # will run again
     retokened: list[Task] = field(default_factory=list)  # were handed out and are not to blame
     reopened: list[Task] = field(default_factory=list)  # failed because of their device
+    stopped: list[Stopped] = field(default_factory=list)
+    promoted: list[int] = field(default_factory=list)  # were stopped: to be claimed again
     divided: list[Division] = field(default_factory=list)
     late: list[tuple[int, Finished]] = field(default_factory=list)
     fetch: int = 0
     sends: list[Send] = field(default_factory=list)
     #: worker, task, for how many others
     shares: list[tuple[int, int, int]] = field(default_factory=list)
+    #: worker, task, whether it may first reach its next checkpoint
+    halts: list[tuple[int, int, bool]] = field(default_factory=list)
     revokes: list[int] = field(default_factory=list)
     starts: list[tuple[int, int]] = field(default_factory=list)  # slot id, worker id
     stops: list[int] = field(default_factory=list)

@@ -124,6 +124,19 @@ class Capacity(NamedTuple):
     workers: int
 
 
+class StopTask(NamedTuple):
+    """A task is to end early, on purpose; ``pauses``: it may first reach its next checkpoint."""
+
+    task_id: int
+    pauses: bool = False
+
+
+class Reopen(NamedTuple):
+    """A task that was stopped, or is about to be, is to go on from its checkpoint."""
+
+    task_id: int
+
+
 class Drain(NamedTuple):
     """The run is asked to hand out no more tasks; what runs may finish."""
 
@@ -140,5 +153,7 @@ Event = (
     | WorkerDied
     | WorkerLeaving
     | Capacity
+    | StopTask
+    | Reopen
     | Drain
 )

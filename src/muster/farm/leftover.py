@@ -221,6 +221,9 @@ class _Orders:
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         return
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        return
+
     def revoke(self, worker_id: int) -> None:
         return
 

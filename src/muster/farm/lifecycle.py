@@ -26,6 +26,7 @@ REASONS: dict[Outcome, str] = {
     Outcome.PREEMPTED: "was preempted by the cluster",
     Outcome.JOB_TIMEOUT: "was cut short by the time limit of its worker's job",
     Outcome.LOST: "was interrupted with its worker's job or its run",
+    Outcome.STOPPED: "was stopped early on purpose",
 }
 
 
@@ -63,6 +64,7 @@ class RetryPolicy:
             Outcome.PREEMPTED: self.lost_limit,
             Outcome.JOB_TIMEOUT: self.lost_limit,
             Outcome.LOST: self.lost_limit,
+            Outcome.STOPPED: 0,
         }[outcome]
 
     def pause_s(self, tries: int, jitter: float) -> float:

@@ -65,7 +65,9 @@ class Picture:
             elif isinstance(event, WorkerReady):
                 self.pids[event.worker_id] = event.pid
         self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)
-        for record in [*decisions.done, *decisions.failed, *(r for r, _ in decisions.tried)]:
+        stopped = [record for _, record in decisions.stopped if record is not None]
+        tried = [record for record, _ in decisions.tried]
+        for record in [*decisions.done, *decisions.failed, *stopped, *tried]:
             self._learn(record)
         for record, again in decisions.tried:
             if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
@@ -73,14 +75,15 @@ class Picture:
         for record in decisions.done:
             self._ended_one(record)
             self._durations.add(record.finished.seconds)
-        for record in decisions.failed:
+        for record in [*decisions.failed, *stopped]:
             self._ended_one(record)
+        self._counts[TaskState.STOPPED] += len(decisions.stopped) - len(decisions.promoted)
         self._counts[TaskState.DONE] += len(decisions.done)
         self._counts[TaskState.FAILED] += len(decisions.failed) - len(decisions.reopened)
         self._retried += len(decisions.tried) + len(decisions.reopened)
         self.notes.extend(decisions.notes)
         del self.notes[:-_MAX_NOTES]
-        if decisions.done or decisions.failed:
+        if decisions.done or decisions.failed or decisions.stopped:
             self._rate.add(now, self._ended)
 
     def view(self, scheduler: Scheduler, now: float, phase: str) -> RunView:
@@ -95,6 +98,7 @@ class Picture:
             num_done=self._counts[TaskState.DONE],
             num_failed=self._counts[TaskState.FAILED],
             num_cancelled=self._counts[TaskState.CANCELLED],
+            num_stopped=self._counts[TaskState.STOPPED],
             num_running=len(running),
             num_retried=self._retried,
             elapsed_s=now - self._begin_s,
@@ -116,8 +120,7 @@ class Picture:
 
     @property
     def _ended(self) -> int:
-        counts = self._counts
-        return counts[TaskState.DONE] + counts[TaskState.FAILED] + counts[TaskState.CANCELLED]
+        return sum(count for state, count in self._counts.items() if state.is_final)
 
     def _ended_one(self, record: AttemptRecord) -> None:
         self._memory[record.worker_id] = record.finished.peak_mib
@@ -174,7 +177,8 @@ def tell(events: Sequence[Event], decisions: Decisions) -> None:
                 EVENTS.debug("worker %d ended: %s", event.worker_id, event.reason)
             case _:
                 continue
-    for record in [*decisions.done, *decisions.failed]:
+    stopped = [record for _, record in decisions.stopped if record is not None]
+    for record in [*decisions.done, *decisions.failed, *stopped]:
         EVENTS.debug(_ended(record))
     for record, _ in decisions.tried:
         EVENTS.debug("%s; it will run again", _ended(record))

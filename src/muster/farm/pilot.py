@@ -235,6 +235,9 @@ class _Gate:
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         self._executor.share(worker_id, task_id, others)
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        self._executor.stop_task(worker_id, task_id, pauses=pauses)
+
     def revoke(self, worker_id: int) -> None:
         self._executor.revoke(worker_id)
 

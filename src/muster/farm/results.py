@@ -221,8 +221,9 @@ def store_value(folder: RunFolder, key: str, value: bytes) -> tuple[bytes | None
     return None, hashlib.sha256(value).hexdigest()
 
 
-def publish(folder: RunFolder, key: str, token: int) -> None:
-    """Make the folder of an accepted attempt the task's artifact, and drop its checkpoint.
+def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False) -> None:
+    """Make the folder of an accepted attempt the task's artifact, and drop its checkpoint, unless
+    the task was stopped and may go on.
 
     Does nothing for what is not there, so that doing it again is no harm.
     """
@@ -232,7 +233,8 @@ def publish(folder: RunFolder, key: str, token: int) -> None:
         if target.exists():
             shutil.rmtree(target)
         os.replace(source, target)
-    folder.checkpoint(key).unlink(missing_ok=True)
+    if not may_go_on:
+        folder.checkpoint(key).unlink(missing_ok=True)
 
 
 def publish_after_crash(
@@ -240,10 +242,10 @@ def publish_after_crash(
 ) -> int:
     """Finish what a coordinator that died between commit and rename left; returns how many.
 
-    ``accepted_token(key)`` answers with the task's state ("done", "failed", "claimed", "open" or
-    "unknown") and the token of its accepted result. Folders of attempts that were cut short are
-    removed; those of failed tasks are kept for the user to look at, and those of claimed ones
-    belong to workers that go on.
+    ``accepted_token(key)`` answers with the task's state ("done", "stopped", "failed", "claimed",
+    "open" or "unknown") and the token of its accepted result. Folders of attempts that were cut
+    short are removed; those of failed tasks are kept for the user to look at, and those of claimed
+    ones belong to workers that go on.
     """
     if not folder.attempts.exists():
         return 0
@@ -251,9 +253,9 @@ def publish_after_crash(
     for path in folder.attempts.iterdir():
         key, _, token = path.name.rpartition(".")
         state, accepted = accepted_token(key)
-        if state == "done" and str(accepted) == token:
-            publish(folder, key, int(token))
+        if state in ("done", "stopped") and str(accepted) == token:
+            publish(folder, key, int(token), may_go_on=state == "stopped")
             published += 1
-        elif state in ("done", "open"):
+        elif state in ("done", "stopped", "open"):
             shutil.rmtree(path, ignore_errors=True)
     return published

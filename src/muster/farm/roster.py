@@ -40,6 +40,7 @@ class Worker:
     left: float = 0.0  # what that task has before it, by its own account
     is_asked: bool = False  # to share it
     has_declined: bool = False
+    halted_s: float = 0.0  # when its task was last told to end early
     killing: Outcome | None = None
     overdue: Task | None = None  # for which it is being killed
     stopping: bool = False

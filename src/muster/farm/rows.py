@@ -93,7 +93,7 @@ def _flat(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
-    if row.state is not TaskState.DONE:
+    if row.state not in (TaskState.DONE, TaskState.STOPPED):
         return {}
     value = row.value
     if value is None:

@@ -21,10 +21,11 @@ class TaskState(IntEnum):
     DONE = 2
     FAILED = 3
     CANCELLED = 4
+    STOPPED = 5  # ended early on purpose; a promotion opens it again
 
     @property
     def is_final(self) -> bool:
-        return self in (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+        return self not in (TaskState.READY, TaskState.CLAIMED)
 
 
 class Outcome(StrEnum):
@@ -42,6 +43,7 @@ class Outcome(StrEnum):
     PREEMPTED = "preempted"
     JOB_TIMEOUT = "job_timeout"
     LOST = "lost"
+    STOPPED = "stopped"
 
     @property
     def ends_worker(self) -> bool:

@@ -114,7 +114,8 @@ class RunView(NamedTuple):
     workers: tuple[WorkerLine, ...]
     notes: tuple[tuple[str, str], ...]
     numbers: Mapping[str, float] = MappingProxyType({})
+    num_stopped: int = 0  # ended early on purpose
 
     @property
     def num_ended(self) -> int:
-        return self.num_done + self.num_failed + self.num_cancelled
+        return self.num_done + self.num_failed + self.num_cancelled + self.num_stopped

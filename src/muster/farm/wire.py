@@ -22,7 +22,7 @@ _MAX_MESSAGE = 8_000  # characters, which JSON may write as six bytes each
 TASK, TOGETHER, REVOKE, STOP, SETUP = "task", "together", "revoke", "stop", "setup"
 SHARE, DIVIDED, WARN = "share", "divided", "warn"
 READY, BROKEN, RESULT, RETURNED, PROGRESS = "ready", "broken", "r", "returned", "progress"
-UNFIT = "unfit"
+UNFIT, STOP_TASK = "unfit", "stop_task"
 METRICS, CONFIRMED = "metrics", "confirmed"
 
 

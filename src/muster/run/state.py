@@ -41,6 +41,7 @@ class Tasks(NamedTuple):
     cancelled: int = 0
     open: int = 0
     is_whole: bool = False
+    stopped: int = 0  # early, on purpose
 
 
 class State(NamedTuple):
@@ -83,18 +84,19 @@ def state_of_array(word: Word, *, num_open: int, num_running: int, num_queued: i
 
 def _of_tasks(folder: RunFolder, record: RunRecord, tasks: Tasks, *, is_running: bool) -> State:
     unit = "chunks" if record.kind == "map" else "tasks"
-    known = tasks.done + tasks.failed + tasks.cancelled + tasks.open
+    known = tasks.done + tasks.failed + tasks.cancelled + tasks.open + tasks.stopped
     total: int | None = known
     if not tasks.is_whole:
         planned = _planned(folder)
         total = None if planned is None else max(planned, known)
     word = "running" if is_running else _word_of_tasks(folder, record, tasks)
-    return State(word, tasks.done, total, unit)
+    return State(word, tasks.done + tasks.stopped, total, unit)
 
 
 def _word_of_tasks(folder: RunFolder, record: RunRecord, tasks: Tasks) -> Word:
     if tasks.open or not tasks.is_whole:
-        known = (tasks.done, tasks.failed) if tasks.is_whole else tasks[:4]
+        ended = (tasks.done, tasks.failed, tasks.stopped)
+        known = ended if tasks.is_whole else (*ended, tasks.cancelled, tasks.open)
         return "stopped" if any(known) or _last(folder, "start") is not None else "not begun"
     if tasks.cancelled:
         return "cancelled"

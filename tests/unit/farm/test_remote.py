@@ -94,6 +94,9 @@ class Recorder:
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         self.calls.append(("share", worker_id, task_id, others))
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        self.calls.append(("stop_task", worker_id, task_id, pauses))
+
     def revoke(self, worker_id: int) -> None:
         self.calls.append(("revoke", worker_id))
 
@@ -113,6 +116,7 @@ COMMANDS = st.lists(
         st.tuples(st.just("send"), IDS, st.lists(TASKS, min_size=1, max_size=4), st.booleans()),
         st.tuples(st.just("share"), IDS, IDS, st.integers(1, 99)),
         st.tuples(st.just("revoke"), IDS),
+        st.tuples(st.just("stop_task"), IDS, IDS, st.booleans()),
         st.tuples(st.just("end"), IDS, st.booleans()),
     ),
     max_size=8,
@@ -127,6 +131,8 @@ def written(call: tuple[Any, ...]) -> bytes:
             return remote.send_command(worker_id, tasks, together=together)
         case ("share", worker_id, task_id, others):
             return remote.share_command(worker_id, task_id, others)
+        case ("stop_task", worker_id, task_id, pauses):
+            return remote.stop_task_command(worker_id, task_id, pauses=pauses)
         case ("revoke", worker_id):
             return remote.revoke_command(worker_id)
         case ("end", worker_id, kill):

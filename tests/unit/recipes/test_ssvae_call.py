@@ -43,6 +43,12 @@ class Coordinator:
     def should_stop(self) -> bool:
         return False
 
+    def halted(self, task_id: int) -> None:
+        return None
+
+    def runs(self, task_id: int, pid: int | None) -> None:
+        return
+
     def wanted(self, task_id: int) -> int:
         return 0
 

@@ -86,6 +86,12 @@ class TakesCommands(Protocol):
     def revoke(self, worker_id: int) -> None:
         """Ask a worker for the tasks that it has not begun; ``Returned`` follows unless it dies."""
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        """Tell a running task to end early, at once or (``pauses``) at its next checkpoint.
+
+        Its result or the worker's death answers; the worker goes on with its other tasks.
+        """
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         """Let a worker end after the tasks it holds, or kill it with all its descendants.
 

@@ -86,6 +86,9 @@ class InlineExecutor:
         self._calls = deque(call for call in self._calls if call[0] != worker_id)
         self._events.append(Returned(worker_id, [t.task_id for tasks in mine for t in tasks]))
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        """Do nothing: no task runs while this is called."""
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         if worker_id not in self._performers:
             return
@@ -177,6 +180,12 @@ class _InlineLine:
 
     def should_stop(self) -> bool:
         return False
+
+    def halted(self, task_id: int) -> None:
+        return None
+
+    def runs(self, task_id: int, pid: int | None) -> None:
+        return
 
     def divide(
         self,

@@ -153,6 +153,11 @@ class LocalExecutor:
         if worker is not None:
             worker.channel.send(wire.pack([wire.REVOKE]))
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.channel.send(wire.pack([wire.STOP_TASK, task_id, pauses]))
+
     @property
     def worker_ids(self) -> list[int]:
         """Workers whose death has not been reported yet."""

@@ -111,6 +111,9 @@ class RayExecutor:
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         self._command(worker_id, remote.share_command(worker_id, task_id, others))
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        self._command(worker_id, remote.stop_task_command(worker_id, task_id, pauses=pauses))
+
     def revoke(self, worker_id: int) -> None:
         self._command(worker_id, remote.revoke_command(worker_id))
 

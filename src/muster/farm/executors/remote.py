@@ -54,6 +54,10 @@ def share_command(worker_id: int, task_id: int, others: int) -> bytes:
     return wire.pack([wire.SHARE, worker_id, task_id, others])
 
 
+def stop_task_command(worker_id: int, task_id: int, *, pauses: bool) -> bytes:
+    return wire.pack([wire.STOP_TASK, worker_id, task_id, pauses])
+
+
 def revoke_command(worker_id: int) -> bytes:
     return wire.pack([wire.REVOKE, worker_id])
 
@@ -91,6 +95,8 @@ class CommandReader:
                 self._take(header, body)
             case "share":
                 self._executor.share(*header[1:])
+            case "stop_task":
+                self._executor.stop_task(header[1], header[2], pauses=header[3])
             case "revoke":
                 self._executor.revoke(header[1])
             case "end":

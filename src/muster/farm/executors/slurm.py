@@ -87,6 +87,9 @@ class SlurmExecutor:
     def share(self, worker_id: int, task_id: int, others: int) -> None:
         self._order(worker_id, remote.share_command(worker_id, task_id, others))
 
+    def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
+        self._order(worker_id, remote.stop_task_command(worker_id, task_id, pauses=pauses))
+
     def revoke(self, worker_id: int) -> None:
         self._order(worker_id, remote.revoke_command(worker_id))
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from muster.base.errors import LedgerError
 from muster.base.settings import Settings
+from muster.farm.decisions import Stopped
 from muster.farm.ledger.connect import (
     add_worker_code,
     explained,
@@ -65,6 +66,7 @@ class AwayLedger(Ledger):
         """``home``: where the ledger of the run folder is."""
         self._shipper = Shipper(home)
         self._changes_shipped = -1
+        self._has_more = False  # than lines can say, to be brought home by a snapshot
         self._must_snapshot = True  # before the first line: a segment may have a torn end
         fold_log(home)
         at_home = _read_home(home)
@@ -94,6 +96,12 @@ class AwayLedger(Ledger):
     # ------------------------------------------------------------------ shipping
 
     def commit(self) -> None:
+        self._commit_and_ship()
+        if self._has_more:
+            self.snapshot()
+            self._has_more = False
+
+    def _commit_and_ship(self) -> None:
         if not self._shipper.has_lines:
             super().commit()
             return
@@ -115,6 +123,7 @@ class AwayLedger(Ledger):
 
     def roll_back(self) -> None:
         super().roll_back()
+        self._has_more = False
         self._shipper.forget()
 
     def snapshot(self) -> None:
@@ -170,6 +179,14 @@ class AwayLedger(Ledger):
         # Without it the result of the smaller task would pass for that of the whole one.
         self._shipper.note(Parted(task.key, payload, task.target_id, tuple(given)))
         return added
+
+    def record_stopped(self, stopped: Sequence[Stopped], values: Sequence[bytes]) -> None:
+        super().record_stopped(stopped, values)
+        self._has_more = True
+
+    def reopen_stopped(self, task_ids: Sequence[int]) -> None:
+        super().reopen_stopped(task_ids)
+        self._has_more = True
 
     def worker_started(
         self, worker_id: int, slot: SlotSpec, host: str, log: str, code: str | None = None

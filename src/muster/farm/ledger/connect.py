@@ -13,8 +13,10 @@ from pathlib import Path
 from muster.base.atomic_files import sync_folder
 from muster.base.errors import LedgerError, MusterError
 
-#: Raised with every change that an older muster could not read.
-SCHEMA_VERSION = 1
+#: What this muster reads. A ledger is made with format 1 and gets the other with its first stopped
+#: task: older musters read all others.
+FIRST_VERSION, WITH_STOPPED = 1, 2
+SCHEMA_VERSION = WITH_STOPPED
 
 #: Added to ledgers that were made without it; older musters read and write them as before. A worker
 #: imports its target once, so the code of an attempt is that of its worker.
@@ -108,7 +110,7 @@ def create(path: Path) -> None:
         database.execute("PRAGMA page_size = 8192")
         # Not WAL yet: a full disk would let `close` fail in silence to move the log into the
         # file, and what is renamed below would be empty. With a rollback journal COMMIT says so.
-        database.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        database.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {FIRST_VERSION}; COMMIT;")
         database.close()
         put_in_place(beside, path)
 

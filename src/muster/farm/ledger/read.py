@@ -81,10 +81,11 @@ class LedgerReader:
         self._db.close()
 
     def counts(self) -> dict[TaskState, int]:
-        """Tasks by state. Done ones are counted through their results, which is an index scan."""
+        """Tasks by state. Done and stopped ones have results, whose count is an index scan."""
         sql = "SELECT state, count(*) FROM tasks WHERE state <> 2 GROUP BY state"
         rows: dict[int, int] = dict(self._all(sql))
-        rows[TaskState.DONE.value] = self._all("SELECT count(*) FROM results")[0][0]
+        results = self._all("SELECT count(*) FROM results")[0][0]
+        rows[TaskState.DONE.value] = results - rows.get(TaskState.STOPPED.value, 0)
         return {state: rows.get(state.value, 0) for state in TaskState}
 
     def num_tasks(self) -> int:
@@ -93,7 +94,8 @@ class LedgerReader:
     def num_retried(self) -> int:
         """Attempts that failed and were tried again."""
         sql = (
-            "SELECT count(*) FROM attempts JOIN tasks USING (task_id) WHERE outcome <> 'ok' "
+            "SELECT count(*) FROM attempts JOIN tasks USING (task_id) "
+            "WHERE outcome NOT IN ('ok', 'stopped') "
             "AND NOT (state = 3 AND attempts.token = tasks.token)"
         )
         return int(self._all(sql)[0][0])

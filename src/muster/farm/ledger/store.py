@@ -19,11 +19,18 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.farm.ledger.connect import add_metrics, create, explained, open_writer
+from muster.farm.decisions import Stopped
+from muster.farm.ledger.connect import (
+    WITH_STOPPED,
+    add_metrics,
+    create,
+    explained,
+    open_writer,
+)
 from muster.farm.lifecycle import fingerprint
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
-READY, CLAIMED, DONE, FAILED, CANCELLED = (state.value for state in TaskState)
+READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
 
 
 class NewTask(NamedTuple):
@@ -98,8 +105,8 @@ class Ledger:
         return None if row is None else (Task(*row[:-1]), row[-1] == DONE)
 
     def accepted(self, key_hex: str) -> tuple[str, int | None]:
-        """The task's state ("done", "failed", "claimed", "open" or "unknown") and the token of its
-        accepted result.
+        """The task's state ("done", "stopped", "failed", "claimed", "open" or "unknown") and the
+        token of its accepted result.
         """
         try:
             key = bytes.fromhex(key_hex)
@@ -113,7 +120,7 @@ class Ledger:
             ).fetchone()
         if row is None:
             return "unknown", None
-        names = {DONE: "done", FAILED: "failed", CLAIMED: "claimed"}
+        names = {DONE: "done", FAILED: "failed", CLAIMED: "claimed", STOPPED: "stopped"}
         return names.get(row[0], "open"), row[1]
 
     def target_id(self, name: str) -> int:
@@ -184,7 +191,8 @@ class Ledger:
         """Claim this one task, also one that has failed; None when it is done or unknown."""
         with explained(self.path, "write"):
             row = self._db.execute(
-                "UPDATE tasks SET state = 1, token = token + 1 WHERE key = ? AND state <> 2 "
+                "UPDATE tasks SET state = 1, token = token + 1 WHERE key = ? "
+                "AND state NOT IN (2, 5) "
                 "RETURNING task_id, key, target_id, payload, grp, token, tries",
                 (key,),
             ).fetchone()
@@ -289,6 +297,43 @@ class Ledger:
             )
         self._insert_attempts(records)
 
+    def record_stopped(self, stopped: Sequence[Stopped], values: Sequence[bytes]) -> None:
+        """Record tasks that ended early on purpose, each with the last it has said."""
+        with explained(self.path, "write"):
+            self._db.execute(f"PRAGMA user_version = {WITH_STOPPED}")
+            self._db.executemany(
+                f"UPDATE tasks SET state = {STOPPED} WHERE task_id = ? AND token = ?",
+                [(task.task_id, task.token) for task, _ in stopped],
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO results (task_id, token, value) VALUES (?, ?, ?)",
+                [(task.task_id, task.token, value)
+                 for (task, _), value in zip(stopped, values, strict=True)],
+            )  # fmt: skip
+        self._insert_attempts([record for _, record in stopped if record is not None])
+
+    def stop_ready(self, task_id: int, value: bytes) -> None:
+        """End a task that waits, because it was to be stopped when its coordinator died."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT task_id, key, target_id, payload, grp, token, tries FROM tasks "
+                f"WHERE task_id = ? AND state = {READY}",
+                (task_id,),
+            ).fetchone()
+        if row is not None:
+            self.record_stopped([Stopped(Task(*row), None)], [value])
+
+    def reopen_stopped(self, task_ids: Sequence[int]) -> None:
+        """Make stopped tasks ready again: they go on from their checkpoints."""
+        with explained(self.path, "write"):
+            for task_id in task_ids:
+                changed = self._db.execute(
+                    f"UPDATE tasks SET state = {READY} WHERE task_id = ? AND state = {STOPPED}",
+                    (task_id,),
+                ).rowcount
+                if changed:
+                    self._db.execute("DELETE FROM results WHERE task_id = ?", (task_id,))
+
     def record_tried(self, tried: Sequence[tuple[AttemptRecord, Task]]) -> None:
         """Failed attempts of tasks that will be tried again under a new token."""
         self._insert_attempts([record for record, _ in tried])
@@ -319,7 +364,7 @@ class Ledger:
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
         rows = []
         for task_id, token, worker_id, f in records:
-            failure_id = None if f.outcome == "ok" else self._failure_id(f)
+            failure_id = None if f.outcome in ("ok", "stopped") else self._failure_id(f)
             rows.append(
                 (
                     task_id, token, worker_id, f.started_s, f.seconds, f.outcome, f.signal,

@@ -76,7 +76,11 @@ def _spawn_and_wait(argv: list[str], environment: dict[str, str], context: Conte
         raise CommandFailed(f"cannot start {argv[0]!r}: {error.strerror}") from None
     except ValueError as error:  # a zero byte in an argument
         raise CommandFailed(f"cannot start {argv[0]!r}: {error}") from None
-    status, context.command_peak_mib = wait_for(pid)
+    context.runs(pid)
+    try:
+        status, context.command_peak_mib = wait_for(pid)
+    finally:
+        context.runs(None)
     return os.waitstatus_to_exitcode(status)
 
 

@@ -16,7 +16,7 @@ from muster.base.errors import TargetError
 from muster.farm import canonical
 from muster.farm.results import plain
 from muster.farm.worker.gather import Gatherer
-from muster.farm.worker.inbox import Line
+from muster.farm.worker.inbox import Halt, Line
 from muster.farm.worker.logs import task_logger
 from muster.run.folder import RunFolder
 
@@ -25,7 +25,7 @@ _JSON, _TORCH = b"J", b"T"
 
 
 class MadeRoom(BaseException):
-    """A task has saved its state and ends, because its worker's place is about to be taken.
+    """A task ends where it may: its worker loses its place, or the task is told to end early.
 
     Not an Exception, so that code which catches those lets it pass.
     """
@@ -131,6 +131,8 @@ class Context:
                 hint="return the numbers as fields of each task's result.",
             )
         self._gatherer.add(step, metrics)
+        if self.halted == "stop":
+            raise MadeRoom
 
     def end_log(self) -> None:
         """Send what was logged and has not been sent; called when the task has ended."""
@@ -193,10 +195,19 @@ class Context:
 
     @property
     def should_stop(self) -> bool:
-        """Whether this worker will soon lose its place: on SLURM its job is being preempted or is
-        near its time limit. Call ``checkpoint`` at once then; the task goes on elsewhere.
+        """Whether this task is to end: on SLURM its job is being preempted or is near its time
+        limit, or a search stops it early. Call ``checkpoint`` at once then.
         """
-        return self._line.should_stop()
+        return self._line.should_stop() or self.halted is not None
+
+    @property
+    def halted(self) -> Halt | None:
+        """Whether this task is to end early: at once ("stop") or at a checkpoint ("pause")."""
+        return self._line.halted(self._task_id)
+
+    def runs(self, pid: int | None) -> None:
+        """Note the process of the command that is this task; None: it has ended."""
+        self._line.runs(self._task_id, pid)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Replace the saved state by ``state`` atomically, so that a later attempt can go on.

@@ -13,13 +13,17 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Literal, Protocol
 
 from muster.farm import canonical, wire
+from muster.farm.worker.memory import tree
 
 _CHUNK = 1 << 18
 
 Message = tuple[list[Any], bytes]
+#: How a task is told to end early: at once, or at its next checkpoint.
+Halt = Literal["stop", "pause"]
 
 
 class Inbox:
@@ -35,6 +39,9 @@ class Inbox:
         self.num_sent = 0  # frames of metrics
         self.confirmed = 0  # the last of them that the coordinator has recorded
         self.is_warned = False  # the place of this worker will soon be taken from it
+        self._halted: dict[int, bool] = {}  # tasks told to end early; whether they pause
+        self._program: tuple[int, int] | None = None  # the task's, and its process
+        self._halting = threading.Lock()
 
     def start(self) -> None:
         threading.Thread(target=self._receive, name="muster-inbox", daemon=True).start()
@@ -50,6 +57,28 @@ class Inbox:
         """How many other workers wait for a part of this task."""
         asked_for, others = self._wish
         return others if asked_for == task_id else 0
+
+    def halted(self, task_id: int) -> Halt | None:
+        """Whether this task was told to end early, and how."""
+        pauses = self._halted.get(task_id)
+        return None if pauses is None else "pause" if pauses else "stop"
+
+    def runs(self, task_id: int, pid: int | None) -> None:
+        """Note the program that does a task; it gets SIGTERM when the task is told to end."""
+        with self._halting:
+            self._program = None if pid is None else (task_id, pid)
+            self._end_program(task_id)
+
+    def _halt(self, task_id: int, pauses: bool) -> None:
+        with self._halting:
+            self._halted[task_id] = pauses
+            self._end_program(task_id)
+
+    def _end_program(self, task_id: int) -> None:
+        if self._program is not None and self._program[0] == task_id and task_id in self._halted:
+            for pid in tree(self._program[1]):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
 
     def answered(self) -> None:
         self._wish = (0, 0)
@@ -78,6 +107,8 @@ class Inbox:
                     self.is_warned = True
                 elif message[0][0] == wire.CONFIRMED:
                     self.confirmed = message[0][1]
+                elif message[0][0] == wire.STOP_TASK:
+                    self._halt(*message[0][1:])
                 elif message[0][0] == wire.SHARE:
                     _, task_id, others = message[0]
                     self._wish = (task_id, others)
@@ -85,6 +116,8 @@ class Inbox:
                     self._add(message)
 
     def _add(self, message: Message) -> None:
+        if message[0][0] == wire.TASK:
+            self._halted.pop(message[0][1], None)  # of an earlier attempt
         if self._call or message[0][0] == wire.TOGETHER:
             self._call.append(message)
             num_tasks = self._call[0][0][1]
@@ -135,6 +168,12 @@ class Line(Protocol):
     def should_stop(self) -> bool:
         """Whether this worker's place will soon be taken from it."""
 
+    def halted(self, task_id: int) -> Halt | None:
+        """Whether this task was told to end early: at once, or at its next checkpoint."""
+
+    def runs(self, task_id: int, pid: int | None) -> None:
+        """Note the process that does a task, so that it can be told to end; None: it has ended."""
+
     def divide(
         self,
         task_id: int,
@@ -170,6 +209,12 @@ class InboxLine:
 
     def should_stop(self) -> bool:
         return self._inbox.is_warned
+
+    def halted(self, task_id: int) -> Halt | None:
+        return self._inbox.halted(task_id)
+
+    def runs(self, task_id: int, pid: int | None) -> None:
+        self._inbox.runs(task_id, pid)
 
     def divide(
         self,

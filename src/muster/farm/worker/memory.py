@@ -78,14 +78,14 @@ def _watch(pid: int) -> float:
 def _tree_mib(pid: int) -> float:
     """The tree's resident MiB now, or the peak of its largest process where that is more."""
     total = largest = 0.0
-    for member in _tree(pid):
+    for member in tree(pid):
         now, highest = _resident_mib(str(member))
         total += now
         largest = max(largest, highest)
     return max(total, largest)
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """``pid`` and its descendants."""
     found = [pid]
     for parent in found:

@@ -123,6 +123,8 @@ class Performer:
             context = self._context(order, params)
             if loaded.function is None:
                 value = run_command(loaded.spec, params, context)
+                if context.halted is not None:
+                    raise MadeRoom  # it was told to end, so this need not be all of its result
             else:
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
@@ -130,7 +132,7 @@ class Performer:
                 value = _store(loaded.function(**call), context, self._log)
             context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails
-            failure = self._explain(error)
+            failure = self._explain(error, context)
         if context is not None:
             context.end_log()  # ahead of the result
         failure = self._ask_device(failure)
@@ -216,7 +218,11 @@ class Performer:
             return self._explain(error).of(finished._replace(files=context.has_files))
         return finished._replace(value=encoded, files=context.has_files)
 
-    def _explain(self, error: BaseException) -> _Failure:
+    def _explain(self, error: BaseException, context: Context | None = None) -> _Failure:
+        if context is not None and context.halted is not None:
+            is_command = isinstance(error, CommandFailed) and bool(error.signal or error.code)
+            if isinstance(error, MadeRoom) or is_command:
+                return _Failure(Outcome.STOPPED, "it was told to end early")
         if isinstance(error, MadeRoom):
             said = "it saved its state because its worker is about to be stopped"
             return _Failure(Outcome.PREEMPTED, said, is_poisoned=True)

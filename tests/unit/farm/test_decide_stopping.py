@@ -1,0 +1,112 @@
+"""The scheduler when tasks are told to end early: who is told, who is killed, what is stopped."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.farm.test_decide import TARGETS, Rig, cpus, tasks
+
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Policy
+from muster.farm.events import Fetched, Reopen, StopTask, WorkerReady
+from muster.farm.task import Outcome, TargetSpec
+
+AS_ASKED = [
+    Outcome.STOPPED, Outcome.PREEMPTED, Outcome.JOB_TIMEOUT, Outcome.LOST, Outcome.CRASH,
+    Outcome.DEVICE_OOM, Outcome.DEVICE_FAULT, Outcome.HOST_OOM, Outcome.TIMEOUT,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", AS_ASKED)
+def test_however_a_stopped_task_ends_its_worker_goes_on(outcome: Outcome) -> None:
+    rig = Rig(cpus(1), tasks(2))
+    rig.ready()
+    worker = rig.worker_on(0)
+    assert rig.step(StopTask(1)).halts == [(worker, 1, False)]
+    out = rig.end(worker, outcome)
+    [(task, record)] = out.stopped
+    assert task.task_id == 1
+    assert record is not None and record.finished.outcome is outcome
+    assert (out.failed, out.tried, out.done) == ([], [], [])
+    assert [task.task_id for send in out.sends for task in send.tasks] == [2]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.EXCEPTION, Outcome.BAD_RESULT])
+def test_an_error_of_its_own_stays_one(outcome: Outcome) -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1))
+    out = rig.end(rig.worker_on(0), outcome)
+    assert (len(out.failed), out.stopped) == (1, [])
+
+
+def test_a_task_that_was_faster_is_done() -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1))
+    out = rig.end(rig.worker_on(0))
+    assert (len(out.done), out.stopped) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("pauses", "target", "grace_s"),
+    [(False, 1, 0.5), (True, 1, 60.0), (False, 9, 10.0), (True, 9, 10.0)],
+)
+def test_a_worker_whose_task_does_not_end_is_killed(
+    pauses: bool, target: int, grace_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TARGETS, 9, TargetSpec(name="c", kind="command", argv=("c",)))
+    rig = Rig(cpus(1), tasks(1, target=target))
+    rig.ready()
+    rig.step(StopTask(1, pauses), at=7.0)
+    assert rig.scheduler.next_deadline() == 7.0 + grace_s
+    out = rig.wait()
+    worker = rig.worker_on(0)
+    assert [kill[0] for kill in out.kills] == [worker]
+    assert rig.scheduler.next_deadline() is None
+    [(_, record)] = rig.die(worker).stopped
+    assert record is not None and record.finished.outcome is Outcome.STOPPED
+
+
+def test_a_task_that_waits_ends_at_once() -> None:
+    rig = Rig(cpus(1), tasks(3))
+    rig.ready()
+    out = rig.step(StopTask(3))
+    assert ([t.task_id for t, _ in out.stopped], out.halts) == ([3], [])
+    assert 3 not in {task.task_id for task in rig.scheduler.open_tasks()}
+    assert rig.step(StopTask(3)).stopped == [], "it has ended"
+
+
+def test_a_task_promoted_while_it_is_being_stopped_runs_again() -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1, pauses=True))
+    assert rig.step(Reopen(1)).promoted == [], "it still runs"
+    out = rig.end(rig.worker_on(0), Outcome.STOPPED)
+    assert out.stopped == []
+    [(_, again)] = out.tried
+    assert (again.token, again.tries) == (2, 0)
+    assert [task.token for send in out.sends for task in send.tasks] == [2]
+
+
+def test_a_stopped_task_that_is_promoted_is_claimed_again() -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1))
+    rig.end(rig.worker_on(0), Outcome.STOPPED)
+    assert rig.scheduler.is_finished
+    out = rig.step(Reopen(1))
+    assert out.promoted == [1]
+    assert out.fetch
+    assert not rig.scheduler.is_finished
+
+
+def test_tasks_that_are_chosen_late_are_asked_for_one_per_free_worker() -> None:
+    policy = Policy(asks_ahead=False, max_lead=1)
+    scheduler = Scheduler(policy, cpus(3), TARGETS, expected=9)
+    first = scheduler.step([], 0.0)
+    assert (first.fetch, len(first.starts)) == (3, 3)
+    ready = [WorkerReady(worker_id, 1) for _, worker_id in first.starts]
+    out = scheduler.step([Fetched(tasks(2), exhausted=False), *ready], 1.0)
+    assert len(out.sends) == 2
+    assert out.fetch == 1
+    assert not scheduler.is_finished
