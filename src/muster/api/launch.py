@@ -118,7 +118,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         for line in placement_lines(placement, options):
             audience.say(line)
         if own_id(folder).is_new_copy:
-            audience.say(f"{folder.path} is a copy, or was moved: it goes on by itself.")
+            audience.say(f"{folder.path} is a copy, or was moved: it goes on as a run of its own.")
         ledger = open_ledger(folder, settings)
         stack.callback(ledger.close)
         uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}

@@ -189,7 +189,10 @@ def read_published(folder: RunFolder) -> Published | None:
     try:
         return Published(**record)
     except TypeError as error:
-        raise SetupError(f"The published.json at {folder.published_json}: {error}.") from None
+        raise SetupError(
+            f"The published.json at {folder.published_json} is damaged: {error}.",
+            hint="restore it from a copy.",
+        ) from None
 
 
 def size_of(path: Path) -> int:

@@ -171,7 +171,7 @@ class MapSettings:
         if self.exception_retries < 0:
             raise UsageError(f"--retry-exceptions {self.exception_retries}: write 0 or more.")
         if self.max_worker_memory_mib is not None and self.max_worker_memory_mib <= 0:
-            raise UsageError("--max-worker-memory must be more than nothing.")
+            raise UsageError("--max-worker-memory must be greater than 0, such as 8G.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,8 @@ def send_array(array: SlurmArray, run: Any) -> int:
     if run.json:
         output.say_json({"job_id": job_id, "path": str(path), "elements": count})
     elif not run.quiet:
-        output.say(f"job {job_id}: {count} elements, {workload.total:,} tasks, in {path}")
+        elements = f"{count} element{'s' * (count != 1)}"
+        tasks = f"{workload.total:,} task{'s' * (workload.total != 1)}"
+        output.say(f"job {job_id}: {elements}, {tasks}, in {path}")
         output.say(f"Bring the results together: muster collect {path}")
     return EXIT_OK

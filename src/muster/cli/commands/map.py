@@ -183,8 +183,9 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
     for cause in mapped.causes[:3]:
         output.say(f"  {cause}")
     if mapped.num_lost:
+        records = "record is" if mapped.num_lost == 1 else "records are"
         output.say(
-            f"{mapped.num_lost:,} records are in chunks that failed: muster errors {mapped.path}   "
+            f"{mapped.num_lost:,} {records} in chunks that failed: muster errors {mapped.path}   "
             "the same command tries them again"
         )
     if mapped.is_interrupted:

@@ -88,7 +88,8 @@ def _sum_up(flags: _Monitor, options: WatchOptions, done: Watched) -> None:
     for line in output.table_lines(SUMMARY_HEADERS, summary_rows(done.devices)):
         say(line)
     if done.num_missed:
-        say(f"{done.num_missed:,} samples were missed: this machine was too busy or asleep")
+        what = "sample was" if done.num_missed == 1 else "samples were"
+        say(f"{done.num_missed:,} {what} missed: this machine was too busy or asleep")
     if options.output is not None:
         say(f"log: {options.output}")
 
