@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.ledger.store import Ledger
+from muster.farm.metrics import curves_of
+from muster.farm.points import encode
 from muster.farm.results import store_value
-from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
+from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 from muster.run.folder import RunFolder
 
 _TAIL_BYTES, _MAX_LINES = 4000, 4
@@ -116,6 +119,7 @@ def _record(
         task.task_id, task.token, worker_id,
         finished._replace(task_id=task.task_id, token=task.token),
     )  # fmt: skip
+    _copy_metrics(ledger, reader, row.task_id, task)
     if finished.outcome is not Outcome.OK:
         ledger.record_failed([record])
         return True
@@ -125,6 +129,19 @@ def _record(
         main.artifact(key).parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(element.artifact(key), main.artifact(key), dirs_exist_ok=True)
     return True
+
+
+def _copy_metrics(ledger: Ledger, reader: LedgerReader, task_id: int, task: Task) -> None:
+    """Record what holds of a task there as what one attempt has logged here."""
+    rows = [
+        point
+        for name, curve in curves_of(reader, task_id).items()
+        for point in zip(
+            repeat(name), curve.step.tolist(), curve.time_s.tolist(), curve.value.tolist()
+        )
+    ]
+    if rows:
+        ledger.record_metrics([(task.task_id, task.token, 1, encode(rows))])
 
 
 def _finished(element: RunFolder, reader: LedgerReader, row: TaskRow) -> Finished:

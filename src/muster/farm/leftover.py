@@ -227,5 +227,8 @@ class _Orders:
     def revoke(self, worker_id: int) -> None:
         return
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        return
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         self.ending.add(worker_id)

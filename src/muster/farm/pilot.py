@@ -241,6 +241,9 @@ class _Gate:
     def revoke(self, worker_id: int) -> None:
         self._executor.revoke(worker_id)
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        self._executor.confirm(worker_id, serial)
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         self._executor.end(worker_id, kill=kill)
 

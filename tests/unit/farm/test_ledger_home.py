@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muster.base.errors import LedgerError
+from muster.farm import points
 from muster.farm.ledger.away import AwayLedger, open_at_home
 from muster.farm.ledger.home import Choice, Mark, choose
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.metrics import curves_of
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
@@ -135,6 +137,11 @@ class Place:
             group = tasks[2 * turn : 2 * turn + 2]
             ends = [Finished(t.task_id, t.token, Outcome.OK, 0, 0, 0, 0, None) for t in group]
             records = [AttemptRecord(f.task_id, f.token, 1, f) for f in ends]
+            for serial in range(2):  # numbers come in ahead of the results, in turns of their own
+                ledger.begin()
+                point = points.encode([("loss", serial, 0.0, float(os.getpid()))])
+                ledger.record_metrics([(t.task_id, t.token, serial, point) for t in group])
+                ledger.commit()
             ledger.begin()
             ledger.record_done(records, [(b'{"y":1}', None)] * len(records))
             ledger.commit()
@@ -150,7 +157,12 @@ class Place:
             assert not self.acknowledged
             return
         with LedgerReader(self.home) as reader:
-            done = {task.key for task in reader.tasks() if task.state is TaskState.DONE}
+            tasks = [task for task in reader.tasks() if task.state is TaskState.DONE]
+            done = {task.key for task in tasks}
+            for task in tasks:
+                curve = curves_of(reader, task.task_id)["loss"]
+                assert curve.step.tolist() == [0, 1]
+                assert len(set(curve.value.tolist())) == 1, "one attempt has logged all of it"
         assert self.acknowledged <= done, f"{len(self.acknowledged - done)} results are lost"
 
     def lose(self, host: str) -> None:

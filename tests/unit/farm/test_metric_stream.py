@@ -22,6 +22,7 @@ from muster.farm import metrics, points
 from muster.farm.ledger.connect import open_reader
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
+from muster.farm.worker.context import Context
 from muster.farm.worker.gather import SEND_AT, Gatherer
 from muster.run.folder import RunFolder
 
@@ -225,6 +226,47 @@ def test_a_run_that_logs_nothing_has_no_table(tmp_path: Path) -> None:
     tables = database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'metrics%'")
     assert tables.fetchall() == []
     database.close()
+
+
+def context(tmp_path: Path, line: Sent, token: int) -> Context:
+    return Context(
+        folder=RunFolder(tmp_path), task_id=1, key="0" * 32, token=token, attempt=token, tries=0,
+        device="cpu", params={}, line=line,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [1, torch.ones(2)])
+@pytest.mark.parametrize("safe", [0, 1, 2])
+def test_a_checkpoint_holds_what_is_not_known_to_be_safe(
+    value: Any, safe: int, tmp_path: Path
+) -> None:
+    """Its coordinator is killed with the first attempt; of its frames ``safe`` were recorded."""
+    first, second = Sent(), Sent()
+    ctx = context(tmp_path, first, 1)
+    for step in range(2):
+        ctx.log(step, loss=0.1)
+        ctx.checkpoint({"step": step})
+    first.safe = safe
+    ctx.checkpoint({"value": value})
+    again = context(tmp_path, second, 2)
+    for _ in range(2):  # asking twice sends them once
+        state = again.restore()
+        assert state is not None and list(state) == ["value"]
+    again.log(2, loss=0.1)
+    again.end_log()
+    ctx.end_log()
+    frames = [(1, points.decode(body)) for body in first.bodies[:safe]]
+    frames += [(2, points.decode(body)) for body in second.bodies]
+    assert metrics.effective(frames)["loss"].step.tolist() == [0, 1, 2]
+    assert [step for _, step, _ in second.rows()] == list(range(safe, 3))
+
+
+def test_a_checkpoint_of_an_earlier_muster_is_read(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    ctx = context(tmp_path, Sent(), 1)
+    RunFolder(tmp_path).checkpoint("0" * 32).parent.mkdir(exist_ok=True)
+    RunFolder(tmp_path).checkpoint("0" * 32).write_bytes(b'J{"step":3}')
+    assert ctx.restore() == {"step": 3}
 
 
 TARGET = """

@@ -100,6 +100,9 @@ class Recorder:
     def revoke(self, worker_id: int) -> None:
         self.calls.append(("revoke", worker_id))
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        self.calls.append(("confirm", worker_id, serial))
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         self.calls.append(("end", worker_id, kill))
 
@@ -117,6 +120,7 @@ COMMANDS = st.lists(
         st.tuples(st.just("share"), IDS, IDS, st.integers(1, 99)),
         st.tuples(st.just("revoke"), IDS),
         st.tuples(st.just("stop_task"), IDS, IDS, st.booleans()),
+        st.tuples(st.just("confirm"), IDS, IDS),
         st.tuples(st.just("end"), IDS, st.booleans()),
     ),
     max_size=8,
@@ -135,6 +139,8 @@ def written(call: tuple[Any, ...]) -> bytes:
             return remote.stop_task_command(worker_id, task_id, pauses=pauses)
         case ("revoke", worker_id):
             return remote.revoke_command(worker_id)
+        case ("confirm", worker_id, serial):
+            return remote.confirm_command(worker_id, serial)
         case ("end", worker_id, kill):
             return remote.end_command(worker_id, kill=kill)
     raise AssertionError(call)

@@ -92,6 +92,9 @@ class TakesCommands(Protocol):
         Its result or the worker's death answers; the worker goes on with its other tasks.
         """
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        """Tell a worker that what it has logged is durable, up to the frame of this number."""
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         """Let a worker end after the tasks it holds, or kill it with all its descendants.
 

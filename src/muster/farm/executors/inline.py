@@ -37,6 +37,7 @@ class InlineExecutor:
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._performers: dict[int, Performer] = {}
+        self._lines: dict[int, _InlineLine] = {}
         self._environment = ExitStack()
         self._calls: deque[tuple[int, list[Task]]] = deque()
         self._events: list[Event] = []
@@ -46,13 +47,14 @@ class InlineExecutor:
         device = _device_of(slot)
         if device == "cpu" and not is_in_use():  # CUDA reads the variable once
             self._environment.enter_context(kept_environment({"CUDA_VISIBLE_DEVICES": ""}))
+        line = self._lines[worker_id] = _InlineLine(worker_id, self._events)
         try:
             self._performers[worker_id] = Performer(
                 self._assignment.targets,
                 self._assignment.folder,
                 device,
                 log=None,
-                line=_InlineLine(worker_id, self._events),
+                line=line,
             )
         except MusterError as error:
             self._events.append(TargetBroken(worker_id, str(error), ""))
@@ -88,6 +90,10 @@ class InlineExecutor:
 
     def stop_task(self, worker_id: int, task_id: int, *, pauses: bool) -> None:
         """Do nothing: no task runs while this is called."""
+
+    def confirm(self, worker_id: int, serial: int) -> None:
+        if worker_id in self._lines:
+            self._lines[worker_id].num_confirmed = serial
 
     def end(self, worker_id: int, *, kill: bool) -> None:
         if worker_id not in self._performers:
@@ -163,6 +169,7 @@ class _InlineLine:
         self._worker_id = worker_id
         self._events = events
         self._num_logged = 0
+        self.num_confirmed = 0
 
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
         self._events.append(Progress(self._worker_id, task_id, text, numbers))
@@ -173,7 +180,7 @@ class _InlineLine:
         return self._num_logged
 
     def confirmed(self) -> int:
-        return 0
+        return self.num_confirmed
 
     def wanted(self, task_id: int) -> int:
         return 0

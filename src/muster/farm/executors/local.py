@@ -158,6 +158,11 @@ class LocalExecutor:
         if worker is not None:
             worker.channel.send(wire.pack([wire.STOP_TASK, task_id, pauses]))
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.channel.send(wire.pack([wire.CONFIRMED, serial]))
+
     @property
     def worker_ids(self) -> list[int]:
         """Workers whose death has not been reported yet."""

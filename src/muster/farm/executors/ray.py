@@ -117,6 +117,9 @@ class RayExecutor:
     def revoke(self, worker_id: int) -> None:
         self._command(worker_id, remote.revoke_command(worker_id))
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        self._command(worker_id, remote.confirm_command(worker_id, serial))
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         pilot = self._by_worker.get(worker_id)
         if pilot is None:

@@ -62,6 +62,10 @@ def revoke_command(worker_id: int) -> bytes:
     return wire.pack([wire.REVOKE, worker_id])
 
 
+def confirm_command(worker_id: int, serial: int) -> bytes:
+    return wire.pack([wire.CONFIRMED, worker_id, serial])
+
+
 def end_command(worker_id: int, *, kill: bool) -> bytes:
     return wire.pack([END, worker_id, kill])
 
@@ -99,6 +103,8 @@ class CommandReader:
                 self._executor.stop_task(header[1], header[2], pauses=header[3])
             case "revoke":
                 self._executor.revoke(header[1])
+            case wire.CONFIRMED:
+                self._executor.confirm(header[1], header[2])
             case "end":
                 self._executor.end(header[1], kill=header[2])
             case "close":

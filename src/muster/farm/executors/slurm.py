@@ -93,6 +93,9 @@ class SlurmExecutor:
     def revoke(self, worker_id: int) -> None:
         self._order(worker_id, remote.revoke_command(worker_id))
 
+    def confirm(self, worker_id: int, serial: int) -> None:
+        self._order(worker_id, remote.confirm_command(worker_id, serial))
+
     def end(self, worker_id: int, *, kill: bool) -> None:
         slot = self._owners.get(worker_id)
         if slot is None or slot.worker_id != worker_id:

@@ -41,6 +41,7 @@ from muster.farm.ledger.ship import (
     TRIED,
     Ended,
     Line,
+    Noted,
     Parted,
     Shipper,
     Started,
@@ -188,6 +189,11 @@ class AwayLedger(Ledger):
         super().reopen_stopped(task_ids)
         self._has_more = True
 
+    def record_metrics(self, rows: Sequence[tuple[int, int, int, bytes]]) -> None:
+        super().record_metrics(rows)
+        for task_id, token, serial, body in rows:
+            self._shipper.note(Noted(self.key_of(task_id), token, serial, body))
+
     def worker_started(
         self, worker_id: int, slot: SlotSpec, host: str, log: str, code: str | None = None
     ) -> None:
@@ -301,6 +307,10 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
                 "again in another --run-dir.",
             )
         task, is_done = found
+        if isinstance(line, Noted):  # of an attempt that may have ended before it arrived
+            ledger.record_metrics([(task.task_id, line.token, line.serial, line.body)])
+            ledger.use_up_token(task.task_id, line.token)
+            continue
         if is_done:
             continue  # the snapshot has it already
         if isinstance(line, Parted):

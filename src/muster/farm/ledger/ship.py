@@ -3,7 +3,7 @@
 Guarantees
 - What has been committed is in the run folder too before it is acknowledged or acted upon: as a
   line of the segment (with a checksum, synced), or in a snapshot. Lines are attempts, divisions
-  of tasks and started workers, in the order in which they happened.
+  of tasks, started workers and what tasks have logged, in the order in which they happened.
 - A snapshot appears by rename; the segment it makes superfluous is removed afterwards.
 - A commit is one numbered shipment, which counts only when all of its lines are there.
 
@@ -12,6 +12,7 @@ Not guaranteed: how workers ended, and results that came late, since the last sn
 
 from __future__ import annotations
 
+import base64
 import os
 import sqlite3
 import zlib
@@ -28,6 +29,7 @@ from muster.farm.ledger.home import Mark, Shipment
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
 
 DONE, FAILED, TRIED, DIVIDED, WORKER = "done", "failed", "tried", "divided", "worker"
+METRICS = "metrics"
 _SHIPMENT = "shipment"
 
 
@@ -64,7 +66,16 @@ class Started(NamedTuple):
     code: str | None = None
 
 
-Line = Ended | Parted | Started
+class Noted(NamedTuple):
+    """What an attempt of this task has logged at once."""
+
+    key: bytes
+    token: int
+    serial: int
+    body: bytes
+
+
+Line = Ended | Parted | Started | Noted
 
 
 class Shipper:
@@ -163,6 +174,8 @@ def _write(line: Line) -> list[Any]:
         case Parted(key, payload, target_id, given):
             parts = [[part.hex(), text.decode()] for part, text in given]
             return [DIVIDED, key.hex(), target_id, parts, payload.decode(), None]
+        case Noted(key, token, serial, body):
+            return [METRICS, key.hex(), token, serial, base64.b64encode(body).decode()]
         case Started(worker_id, slot, host, log, code):
             return [WORKER, worker_id, slot.slot_id, slot.label, slot.devices, host, log, code]
 
@@ -172,6 +185,9 @@ def _read(line: Sequence[Any]) -> Line:
         _, worker_id, slot_id, label, devices, host, log, *code = line
         slot = SlotSpec(slot_id=slot_id, label=label, devices=tuple(devices))
         return Started(worker_id, slot, host, log, *code)
+    if line[0] == METRICS:
+        _, key, token, serial, text = line
+        return Noted(bytes.fromhex(key), token, serial, base64.b64decode(text))
     kind, key, worker_id, fields, text, sha, *tries = line
     if kind == DIVIDED:
         given = tuple((bytes.fromhex(name), payload.encode()) for name, payload in fields)

@@ -361,6 +361,13 @@ class Ledger:
                 rows,
             )
 
+    def use_up_token(self, task_id: int, token: int) -> None:
+        """Have later claims of the task get higher tokens than this one."""
+        with explained(self.path, "write"):
+            self._db.execute(
+                "UPDATE tasks SET token = max(token, ?) WHERE task_id = ?", (token, task_id)
+            )
+
     def _insert_attempts(self, records: Sequence[AttemptRecord]) -> None:
         rows = []
         for task_id, token, worker_id, f in records:

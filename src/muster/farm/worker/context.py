@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.errors import TargetError
-from muster.farm import canonical
+from muster.farm import canonical, wire
 from muster.farm.results import plain
 from muster.farm.worker.gather import Gatherer
 from muster.farm.worker.inbox import Halt, Line
@@ -22,6 +23,8 @@ from muster.run.folder import RunFolder
 
 _REPORT_EVERY_S = 0.2
 _JSON, _TORCH = b"J", b"T"
+#: In front of one of them: u32 length, and frames of what was logged and not known to be safe.
+_LOGGED, _LENGTH = b"L", struct.Struct("<I")
 
 
 class MadeRoom(BaseException):
@@ -73,6 +76,7 @@ class Context:
         self._line = line
         self._gatherer = Gatherer(task_id, token, line)
         self._num_together = num_together
+        self._has_restored = False
         self._reported_s = 0.0
         self._is_retiring = False
         #: The most memory that the processes of a command had, in MiB, for its row.
@@ -218,16 +222,19 @@ class Context:
         Values may be anything that a result may hold, and tensors, which are saved with
         ``torch.save`` and read back with ``weights_only=True``. Raises TargetError for others.
         """
+        # Ahead of the state: the next attempt begins behind these points and does not log them.
         self._gatherer.flush()
+        unsafe = b"".join(wire.pack([], body) for body in self._gatherer.unconfirmed())
+        front = _LOGGED + _LENGTH.pack(len(unsafe)) + unsafe if unsafe else b""
         path = self._run_folder.checkpoint(self._key)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch = sys.modules.get("torch")
         if torch is not None and _holds_tensor(state, torch):
             buffer = io.BytesIO()
             torch.save(dict(state), buffer)
-            write_atomic(path, _TORCH + buffer.getvalue())
+            write_atomic(path, front + _TORCH + buffer.getvalue())
         else:
-            write_atomic(path, _JSON + canonical.encode(plain(state, "state")))
+            write_atomic(path, front + _JSON + canonical.encode(plain(state, "state")))
         if self.should_stop:
             raise MadeRoom
 
@@ -242,6 +249,14 @@ class Context:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
+        if data[:1] == _LOGGED:
+            start = 1 + _LENGTH.size
+            end = start + _LENGTH.unpack_from(data, 1)[0]
+            if not self._has_restored:
+                frames = wire.unpack(bytearray(data[start:end]))
+                self._gatherer.send_again([body for _, body in frames])
+            data = data[end:]
+        self._has_restored = True
         if data[:1] == _JSON:
             state: dict[str, Any] = canonical.decode(data[1:])
             return state
