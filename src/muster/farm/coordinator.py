@@ -274,9 +274,9 @@ class Coordinator:
             if record.finished.files or has_checkpoints:
                 key = self._ledger.key_of(record.task_id).hex()
                 publish(folder, key, record.token)
-        for task, record in decisions.stopped:
-            if record is not None:
-                publish(folder, task.key.hex(), record.token, may_go_on=True)
+        for task, ended in decisions.stopped:
+            if ended is not None:
+                publish(folder, task.key.hex(), ended.token, may_go_on=True)
 
     def _feed(self) -> None:
         asked, fed = self._chunk, itertools.count()

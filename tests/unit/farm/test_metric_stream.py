@@ -111,6 +111,11 @@ class Sent:
     def should_stop(self) -> bool:
         return False
 
+    def halted(self, task_id: int) -> None:
+        return None
+
+    def runs(self, task_id: int, pid: int | None) -> None: ...
+
     def divide(
         self, task_id: int, token: int, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]
     ) -> None: ...
