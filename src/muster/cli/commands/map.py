@@ -161,7 +161,8 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
 def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: list[str]) -> None:
     if mapped.was_done:
         output.say(f"{mapped.output}: complete since an earlier run, nothing to do.")
-    parts = [f"{mapped.num_in:,} records in", f"{mapped.num_out:,} out"]
+    records = f"{mapped.num_in:,} record{'s' * (mapped.num_in != 1)}"
+    parts = [f"{records} in", f"{mapped.num_out:,} out"]
     if mapped.num_dropped:
         parts.append(f"{mapped.num_dropped:,} dropped")
     if mapped.num_rejected:
