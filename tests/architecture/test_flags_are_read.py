@@ -46,13 +46,13 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
         "muster.cli.gang_flags", 'options.get("executor", "local")',
     ),
     ("muster.cli.commands.sweep.TargetPlace", "target"): (
-        "muster.cli.commands.sweep", "target = words[0] if words",
+        "muster.cli.commands.sweep", "target, words = split_target(",
     ),
     ("muster.cli.map_flags.StagesPlace", "pipeline"): (
-        "muster.cli.map_flags", "name = words[0] if words",
+        "muster.cli.map_flags", "name, words = split_target(",
     ),
     ("muster.cli.train_flags.TaskPlace", "task"): (
-        "muster.cli.train_flags", "name = words[0] if words",
+        "muster.cli.train_flags", "name, words = split_target(",
     ),
     ("muster.cli.launcher.questions.LaunchFlags", "kind"): (
         "muster.cli.launcher.questions", 'answers["kind"]',

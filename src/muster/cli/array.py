@@ -42,7 +42,7 @@ class SlurmArray:
 
     def make_ready(self) -> Path:
         """Make the run folder for a script that is sent by hand; where its output goes."""
-        make_ready(self.plan, self.workload, self.options, ["muster", "sweep", *self.argv])
+        make_ready(self.plan, self.workload, self.options, self.argv)
         return self.plan.folder.job_files
 
 
@@ -91,7 +91,7 @@ def send_array(array: SlurmArray, run: Any) -> int:
         output.say("Nothing was sent (--dry-run).")
         return EXIT_OK
     plan, workload = array.plan, array.workload
-    job_id = send(plan, workload, array.options, ["muster", "sweep", *array.argv])
+    job_id = send(plan, workload, array.options, array.argv)
     path, count = plan.folder.path, plan.num_elements
     if run.json:
         output.say_json({"job_id": job_id, "path": str(path), "elements": count})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MusterError, UnknownNameError
 from muster.base.signals import Interrupted, listening, stop_code
@@ -115,10 +115,7 @@ asking to be started again, 130 interrupted (what is finished is saved; the same
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``muster`` program; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Behind `--` is a command that `monitor` runs.
-    only_looks = (
-        not words or words[0] not in COMMANDS or (words[0] in _LOOKING and "--" not in words)
-    )
+    only_looks = not words or words[0] not in COMMANDS or _only_looks(words)
     with steady(is_vital=only_looks):
         try:
             if not words or words[0] not in (*_GOES_ON, "run"):
@@ -135,6 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_INTERRUPTED
         except ReaderGone:
             return EXIT_OK
+
+
+def _only_looks(words: list[str]) -> bool:
+    """Behind `--` is a command that `monitor` runs."""
+    if words[0] not in _LOOKING:
+        return False
+    from muster.cli.parse import kind_of_word
+
+    return all(kind_of_word(word) != "end" for word in words)
 
 
 def _obey(words: list[str]) -> int:
@@ -159,8 +165,9 @@ def _run(command: str, rest: list[str]) -> int:
     return result
 
 
-def read_command(argv: Sequence[str]) -> Parsed:
-    """The options that a stored command line (``muster train digits --lr 1``) means.
+def read_command(argv: Sequence[str], more: Mapping[str, Any] | None = None) -> Parsed:
+    """The options that a stored command line (``muster train digits --lr 1``) means. ``more``:
+    further groups, of the command that this one is said to.
 
     ``Parsed.argv`` is the way back. Raises UsageError for what is no command that makes a run, and
     whatever the command itself refuses.
@@ -169,7 +176,9 @@ def read_command(argv: Sequence[str]) -> Parsed:
     if name not in _READERS:
         raise UnknownNameError("command that makes a run", name, _READERS)
     module, _, function = _READERS[name].partition(":")
-    parsed: Parsed = getattr(importlib.import_module(module), function)(list(argv[2:]))
+    parsed: Parsed = getattr(importlib.import_module(module), function)(
+        list(argv[2:]), **({} if more is None else {"more": more})
+    )
     return parsed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,8 +13,8 @@ from muster.api.recipe import MapRecipe
 from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
-from muster.cli.options import Part, options_of
-from muster.cli.parse import Parsed, parse_groups, word_first
+from muster.cli.options import Part
+from muster.cli.parse import Parsed, parse_groups, split_target
 from muster.cli.recipes import MAPS, is_named, map_recipe, names_of
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
@@ -68,7 +68,15 @@ _FIRST = (
     "quiet",
 )  # fmt: skip
 #: Of a training on several nodes; a map has one coordinator, see decision 0018.
-_OF_NODES = ("nodes", "num_nodes", "nnodes", "node_rank", "master_addr", "master_port")
+_OF_NODES = dict.fromkeys(
+    ("nodes", "num-nodes", "nnodes", "node-rank", "master-addr", "master-port"),
+    (
+        "one coordinator gives chunks to workers on all nodes.",
+        "use --on slurm or --on ray with --workers. By hand, give each node its rows with --skip "
+        "and --limit and an --output of its own; ids stay rows of the whole input, and JSON lines "
+        "can be joined end to end.",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +102,7 @@ class MapCommand:
 
 def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
     """The flags alone. A class of the user's is imported, for its fields are flags."""
-    words = word_first(argv, is_pipeline)
-    name = words[0] if words and not words[0].startswith("-") else ""
+    name, words = split_target(argv, is_pipeline)
     text = text.format(recipes=", ".join(sorted(MAPS)))
     recipe = map_recipe(name) if name else None
     if recipe is not None:
@@ -111,23 +118,8 @@ def flags_of_map(argv: Sequence[str], text: str = "{recipes}") -> Parsed:
             "There is no pipeline to run: no file.py:stage and no recipe.",
             hint=f"write `muster map file.py:stage …` or one of {', '.join(sorted(MAPS))}.",
         )
-    words = words[1:] if name else words
-    _refuse_nodes(words, groups)
-    return parse_groups(groups, words, f"map {name}".strip(), text, common=_FIRST)
-
-
-def _refuse_nodes(words: Sequence[str], groups: Mapping[str, Any]) -> None:
-    own = {one.path[-1] for key, group in groups.items() for one in options_of(key, group)}
-    for word in words:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in _OF_NODES and name not in own:
-            raise UsageError(
-                f"muster map has no --{name.replace('_', '-')}: one coordinator gives chunks to "
-                "workers on all nodes.",
-                hint="use --on slurm or --on ray with --workers. By hand, give each node its rows "
-                "with --skip and --limit and an --output of its own; ids stay rows of the whole "
-                "input, and JSON lines can be joined end to end.",
-            )
+    command = f"map {name}".strip()
+    return parse_groups(groups, words, command, text, common=_FIRST, refused=_OF_NODES)
 
 
 def _own(target: str) -> dict[str, Any]:
@@ -143,9 +135,8 @@ def _own(target: str) -> dict[str, Any]:
     return {"stage": Part(of=found, is_loose=True)} if is_class else {}
 
 
-def parse_map(argv: Sequence[str], text: str) -> MapCommand:
-    """The job that the words mean."""
-    parsed = flags_of_map(argv, text)
+def read_map(parsed: Parsed) -> MapCommand:
+    """The job that the flags mean."""
     recipe = map_recipe(parsed.target)
     config = None if recipe is None else parsed.recipe
     found = MapCommand(job=None, parsed=parsed, recipe=recipe, config=config)

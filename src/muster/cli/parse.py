@@ -11,7 +11,8 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from muster.base.errors import EXIT_OK, UsageError
 from muster.base.flags import Alias, Flag
@@ -96,6 +97,16 @@ class Parsed:
                 kept.append(one)
         return kept
 
+    def saying(self, without: Collection[str] = (), **changes: Any) -> Parsed:
+        """The same command line without some fields, and with other values of ``changes``."""
+        said = self.but({*without, *changes})
+        by_field = {option.path[-1]: option for option in self.flags}
+        for name, value in changes.items():
+            option = by_field[name]
+            words = () if option.arity == 0 else tuple(values.texts(value))
+            said.append(Said(option, "", words, value))
+        return dataclasses.replace(self, said=tuple(said), made={})
+
     def argv(self, without: Collection[str] = (), **changes: Any) -> list[str]:
         """The whole command line that says the same; see ``words``."""
         program = ["--", *self.program] if self.program else []
@@ -107,14 +118,9 @@ class Parsed:
 
         ``without``: fields that are left out; ``changes``: fields that are said anew.
         """
-        kept = self.but({*without, *changes})
+        kept = self.saying(without, **changes).said
         places = [word for one in kept if one.option.flag.is_positional for word in one.words]
         said = [one for one in kept if not one.option.flag.is_positional]
-        by_field = {option.path[-1]: option for option in self.flags}
-        for name, value in changes.items():
-            option = by_field[name]
-            words = () if option.arity == 0 else tuple(values.texts(value))
-            said.append(Said(option, "", words, value))
         # Where a program follows, a flag takes one value at a time.
         flags = [word for one in said for word in _say(one, apart=bool(self.program))]
         return [*places, *flags]
@@ -131,7 +137,7 @@ def _say(said: Said, *, apart: bool) -> list[str]:
         flag = f"--{alias.name}"
     words: list[str] = []
     for word in said.words:
-        if ends_values(word):
+        if kind_of_word(word) != "value":  # unless `=` joins them
             words.append(f"{flag}={word}")
         elif not words or (apart and option.collects):
             words += [flag, word]
@@ -155,15 +161,17 @@ def parse_groups(
     common: Sequence[str] = (),
     program: str = "",
     takes_rest: bool = False,
+    refused: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> Parsed:
     """What ``argv`` says of these groups; UsageError for what it cannot mean.
 
     ``common``: fields that the help shows first; empty: all. ``program``: the first word that is no
     flag begins a program, whose words are not read; how the help names it. ``takes_rest``: the
-    command does something with the words behind ``--``. ``--help`` shows the help and ends.
+    command does something with the words behind ``--``. ``refused``: flags that others have, why
+    they are none here, and what to do instead. ``--help`` shows the help and ends.
     """
     options = tuple(option for name, group in groups.items() for option in options_of(name, group))
-    reading = _Reading(command, options, list(argv), stops=bool(program))
+    reading = _Reading(command, options, list(argv), bool(program), refused)
     said, rest, wants_help = reading.read()
     if wants_help:
         from muster.cli import help_page
@@ -194,9 +202,11 @@ class _Reading:
     """One command line, from its first word to its last."""
 
     def __init__(
-        self, command: str, options: Sequence[Option], words: list[str], stops: bool
-    ) -> None:
+        self, command: str, options: Sequence[Option], words: list[str], stops: bool,
+        refused: Mapping[str, tuple[str, str]],
+    ) -> None:  # fmt: skip
         self._command, self._words, self._stops = command, words, stops
+        self._refused = refused
         self._places = [option for option in options if option.flag.is_positional]
         flags = [option for option in options if not option.flag.is_positional]
         self._names: dict[str, Option] = {}
@@ -220,9 +230,10 @@ class _Reading:
         while self._at < len(self._words):
             word = self._words[self._at]
             self._at += 1
-            if word == "--":
+            kind = kind_of_word(word)
+            if kind == "end":
                 return said, self._words[self._at :], wants_help
-            if not _is_flag(word):
+            if kind == "value":
                 if self._stops:
                     return said, self._words[self._at - 1 :], wants_help
                 if not places:
@@ -265,7 +276,7 @@ class _Reading:
         words = [] if text is None else [text]
         while len(words) < limit and self._at < len(self._words):
             word = self._words[self._at]
-            if ends_values(word):
+            if kind_of_word(word) != "value":
                 break
             words.append(word)
             self._at += 1
@@ -278,6 +289,9 @@ class _Reading:
         )
 
     def _unknown(self, flag: str, name: str) -> UsageError:
+        if name in self._refused:
+            why, hint = self._refused[name]
+            return UsageError(f"muster {self._command.split()[0]} has no {flag}: {why}", hint=hint)
         for group in _SYNONYMS:
             ours = [other for other in group if other in self._names]
             if name in group and ours:
@@ -304,13 +318,14 @@ def _value(option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
     return values.read(option.kind, words, flag, option.default)
 
 
-def _is_flag(word: str) -> bool:
-    return len(word) > 1 and word[0] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
-
-
-def ends_values(word: str) -> bool:
-    """Whether it is no value of the flag before it, unless ``=`` joins them."""
-    return word == "--" or (_is_flag(word) and not _is_number(word))
+def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
+    """What a word of a command line is: all that look at words one by one ask here. ``--`` ends
+    the flags; ``-inf`` is a number.
+    """
+    if word == "--":
+        return "end"
+    is_flag = word[:1] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
+    return "flag" if is_flag and not _is_number(word) else "value"
 
 
 def _is_number(word: str) -> bool:
@@ -389,22 +404,20 @@ _SYNONYMS = (
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words before ``--`` and those after it; UsageError where nothing follows it."""
     words = list(argv)
-    if "--" not in words:
-        return words, []
-    cut = words.index("--")
+    cut = next((at for at, word in enumerate(words) if kind_of_word(word) == "end"), len(words))
     if cut + 1 == len(words):
         raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
     return words[:cut], words[cut + 1 :]
 
 
-def word_first(words: Sequence[str], is_it: Callable[[str], bool]) -> list[str]:
-    """Flags may come before what they are for: ``muster sweep --seeds 3 train.py:run``."""
-    if words and not words[0].startswith("-"):
-        return list(words)
+def split_target(words: Sequence[str], is_it: Callable[[str], bool]) -> tuple[str, list[str]]:
+    """What the flags are for, "" where it is not said, and the other words: flags may come before
+    it, as in ``muster sweep --seeds 3 train.py:run``.
+    """
     for position, word in enumerate(words):
-        if is_it(word):
-            return [word, *words[:position], *words[position + 1 :]]
-    return list(words)
+        if (position == 0 and kind_of_word(word) == "value") or is_it(word):
+            return word, [*words[:position], *words[position + 1 :]]
+    return "", list(words)
 
 
 def wants_slurm(words: Sequence[str]) -> bool:

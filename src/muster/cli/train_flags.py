@@ -6,7 +6,8 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
@@ -15,7 +16,7 @@ from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.cli.gang_flags import gang_groups, gang_options
 from muster.cli.options import Part
-from muster.cli.parse import Parsed, parse_groups, word_first
+from muster.cli.parse import Parsed, parse_groups, split_target
 from muster.cli.recipes import AGENTS, TASKS, is_named, names_of, train_recipe
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
@@ -39,49 +40,66 @@ class TrainFlags:
     """The same as --strategy."""
 
 
-def parse_train(argv: Sequence[str], command: str, text: str) -> tuple[TrainJob, GangOptions, Any]:
-    """The job, the options of its gang and all flags."""
-    job, parsed = read_train(argv, command, text)
-    return job, gang_options(parsed), parsed
+class _Named(NamedTuple):
+    """What is trained: a recipe, or None for a class of the user's; its own flags, None without
+    any; what it is trained by, and what it says of that itself.
+    """
+
+    recipe: TrainRecipe | AgentRecipe | None
+    own: Any
+    config: Any
+    defaults: Mapping[str, Any]
 
 
-def read_train(argv: Sequence[str], command: str, text: str) -> tuple[TrainJob, Parsed]:
-    """The job and what the command line says. The words of ``parsed`` come after the task."""
-    words = word_first(argv, _is_task)
-    name = words[0] if words and not words[0].startswith("-") else ""
-    text = text.format(recipes=", ".join(sorted({**TASKS, **AGENTS})))
-    recipe = train_recipe(name) if name else None
+def _named(name: str) -> _Named:
+    if not name:
+        return _Named(None, TaskPlace, TrainConfig, {})
+    recipe = train_recipe(name)
     if recipe is not None:
-        own: Any = recipe.config
-        defaults, is_agent = recipe.defaults, isinstance(recipe, AgentRecipe)
-    elif name:
-        task, is_agent = _task_class(name)
-        own = Part(of=task, is_loose=True) if dataclasses.is_dataclass(task) else None
-        defaults = task.defaults
-    else:
-        own, defaults, is_agent = TaskPlace, {}, False
-    kind: Any = PpoConfig if is_agent else TrainConfig
+        kind = PpoConfig if isinstance(recipe, AgentRecipe) else TrainConfig
+        return _Named(recipe, recipe.config, kind, recipe.defaults)
+    task, is_agent = _task_class(name)
+    own = Part(of=task, is_loose=True) if dataclasses.is_dataclass(task) else None
+    return _Named(None, own, PpoConfig if is_agent else TrainConfig, task.defaults)
+
+
+def flags_of_train(
+    argv: Sequence[str], command: str, text: str, more: Mapping[str, Any] = MappingProxyType({})
+) -> Parsed:
+    """The flags alone. A class of the user's is imported, for its fields are flags.
+
+    ``more``: groups of the command that this one is said to.
+    """
+    name, words = split_target(argv, _is_task)
+    text = text.format(recipes=", ".join(sorted({**TASKS, **AGENTS})))
+    named = _named(name)
     is_kept = command == "train"
     groups = {
-        **({} if own is None else {"task": own}),
-        "train": kind.of(defaults),
+        **more,
+        **({} if named.own is None else {"task": named.own}),
+        "train": named.config.of(named.defaults),
         "own": Part(of=TrainFlags, without=() if is_kept else ("checkpoint_interval",)),
         **gang_groups(GangOptions(max_restarts=3), _RUN_DIR, may_leave=is_kept),
     }
-    parsed = parse_groups(
-        groups, words[1:] if name else words, f"{command} {name}".strip(), text, common=_COMMON
-    )
+    parsed = parse_groups(groups, words, f"{command} {name}".strip(), text, common=_COMMON)
     if not name:
         raise UsageError(
             "There is no task to train.",
             hint=f"write file.py:Class or one of {', '.join(sorted({**TASKS, **AGENTS}))}.",
         )
-    config = _config(kind, defaults, parsed)
-    parsed = dataclasses.replace(parsed, groups={**groups, "train": config})
-    rest = _checkpoints(parsed)
-    if recipe is not None:
-        return job_of_recipe(recipe, parsed.task, config, **rest), parsed
-    return job_of_target(name, {} if own is None else vars(parsed.task), config, **rest), parsed
+    return dataclasses.replace(parsed, groups={**groups, "train": _config(named, parsed)})
+
+
+def train_job(parsed: Parsed) -> tuple[TrainJob, GangOptions]:
+    """The job that the flags mean, and the options of its gang."""
+    name, named = parsed.target, _named(parsed.target)
+    config, rest = _config(named, parsed), _checkpoints(parsed)
+    if named.recipe is not None:
+        job = job_of_recipe(named.recipe, parsed.task, config, **rest)
+    else:
+        own = {} if named.own is None else vars(parsed.task)
+        job = job_of_target(name, own, config, **rest)
+    return job, gang_options(parsed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +135,9 @@ def _task_class(name: str) -> tuple[Any, bool]:
         raise
 
 
-def _config(kind: Any, defaults: Mapping[str, Any], parsed: Parsed) -> TrainConfig | PpoConfig:
-    config: TrainConfig | PpoConfig = kind.of(defaults, **parsed.given("train"))
+def _config(named: _Named, parsed: Parsed) -> TrainConfig | PpoConfig:
+    given = parsed.given("train")
+    config: TrainConfig | PpoConfig = named.config.of(named.defaults, **given)
     wanted = parsed.own.multi_gpu
     if isinstance(config, PpoConfig):
         if wanted == "dp":

@@ -8,7 +8,7 @@ import pytest
 
 from muster.cli.main import main
 from muster.cli.recipes import AGENTS, RECIPES, TASKS
-from muster.cli.train_flags import parse_train
+from muster.cli.train_flags import flags_of_train, train_job
 
 NAMES = {
     "arith": "arith-4832a6",
@@ -23,7 +23,7 @@ SWEEPS = {"ssm": "ssm-084f44", "ssvae": "ssvae-e195e1"}
 
 @pytest.mark.parametrize("recipe", sorted({**TASKS, **AGENTS}))
 def test_a_recipes_default_folder_keeps_its_name(recipe: str) -> None:
-    job, _, _ = parse_train([recipe], "train", "")
+    job, _ = train_job(flags_of_train([recipe], "train", ""))
     assert job.folder.path.name == NAMES[recipe]
 
 

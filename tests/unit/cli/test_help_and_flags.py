@@ -17,7 +17,7 @@ from muster.cli.help_page import MOST_FLAGS, flag_words, help_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
 from muster.cli.parse import Parsed
-from muster.cli.train_flags import parse_train
+from muster.cli.train_flags import flags_of_train, train_job
 from muster.cli.values import texts
 
 PAGES = [
@@ -168,4 +168,4 @@ def test_what_is_refused_is_refused_in_a_sentence(
 def test_verify_has_no_flags_that_do_nothing_there(flag: str) -> None:
     """They were taken; --dry-run even started it."""
     with pytest.raises(UsageError, match=f"has no flag {flag.split()[0]}"):
-        parse_train(["digits", *flag.split()], "verify", "")
+        train_job(flags_of_train(["digits", *flag.split()], "verify", ""))

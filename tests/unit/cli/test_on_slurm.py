@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from tests.conftest import MusterCli
 
+from muster.api.slurm_gang import SlurmGang
 from muster.cli.commands.run import flags_of_run, slurm_gang
-from muster.cli.commands.slurm_script import output_among
+from muster.cli.commands.slurm_script import FileFlags
+from muster.cli.main import read_command
 from muster.cli.parse import wants_slurm
 from muster.run.folder import RunFolder
 from muster.run.record import write_run
@@ -36,19 +38,23 @@ def test_the_program_keeps_flags_that_look_like_ours(
     Path("train.py").touch()
     argv = ["--on", "slurm", "--gpus", "2", "--slurm-arg", "nice=1", "train.py", "--time", "3"]
     assert list(flags_of_run(argv).program) == ["train.py", "--time", "3"]
-    gang = slurm_gang(argv)
+    gang = slurm_gang(flags_of_run(argv))
     record = gang.renew(None)
-    assert record.argv == ("muster", "run", *argv)
+    assert read_command(record.argv).argv() == flags_of_run(argv).argv()
     assert (record.spec["program"]["path"], record.spec["program"]["args"]) == (
         "train.py", ("--time", "3"),
     )  # fmt: skip
     assert (gang.request.gpus_per_node, gang.request.slurm_args) == (2, ("nice=1",))
-    same = slurm_gang(["--on", "slurm", "--no-wait", "--gpus", "2", "train.py", "--time", "3"])
+    same = _sent("--on slurm --no-wait --gpus 2 train.py --time 3")
     assert same.folder == gang.folder  # found again while its job lives
-    other = slurm_gang(["--on", "slurm", "--gpus", "2", "train.py", "--time", "4"])
-    nodes = slurm_gang(["--on", "slurm", "--gpus", "2", "--nodes", "2", "train.py", "--time", "3"])
-    ranks = slurm_gang(["--on", "slurm", "--gpus", "3", "train.py", "--time", "3"])
+    other = _sent("--on slurm --gpus 2 train.py --time 4")
+    nodes = _sent("--on slurm --gpus 2 --nodes 2 train.py --time 3")
+    ranks = _sent("--on slurm --gpus 3 train.py --time 3")
     assert len({gang.folder, other.folder, nodes.folder, ranks.folder}) == 4
+
+
+def _sent(line: str) -> SlurmGang:
+    return slurm_gang(flags_of_run(line.split()))
 
 
 def test_a_job_that_an_older_muster_has_named_in_its_way_is_found_again(
@@ -62,15 +68,15 @@ def test_a_job_that_an_older_muster_has_named_in_its_way_is_found_again(
     record = {"job_id": "7", "script": "", "argv": before, "cwd": str(tmp_path)}
     old.slurm_job.write_text(json.dumps(record))
     words = ["--on", "slurm", "--devices", "2", "train.py", "--lr"]
-    assert slurm_gang([*words, "1"]).folder == old
-    assert slurm_gang([*words, "2"]).folder != old
+    assert slurm_gang(flags_of_run([*words, "1"])).folder == old
+    assert slurm_gang(flags_of_run([*words, "2"])).folder != old
     old.slurm_job.write_text(json.dumps({**record, "cwd": "/elsewhere"}))
-    assert slurm_gang([*words, "1"]).folder != old
+    assert slurm_gang(flags_of_run([*words, "1"])).folder != old
     # Submitted again by this muster, which has what was typed in the record of the run.
-    write_run(old, slurm_gang([*words, "1"]).renew(None))
+    write_run(old, slurm_gang(flags_of_run([*words, "1"])).renew(None))
     old.slurm_job.write_text(json.dumps({"job_id": "8", "script": ""}))
-    assert slurm_gang([*words, "1"]).folder == old
-    assert slurm_gang([*words, "2"]).folder != old
+    assert slurm_gang(flags_of_run([*words, "1"])).folder == old
+    assert slurm_gang(flags_of_run([*words, "2"])).folder != old
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,8 @@ def test_the_script_can_be_had_as_a_file(muster_main: MusterCli, tmp_path: Path)
     assert "#SBATCH --nodes=2\n" in shown.stdout and "#SBATCH --time=10\n" in shown.stdout
     [folder] = (tmp_path / "runs").iterdir()
     record = json.loads((folder / "run.json").read_bytes())  # what the job will start from
-    assert record["argv"] == ["muster", "train", "--on", "slurm", *words[1:]]
+    typed = read_command(["muster", *words, "--on", "slurm"])
+    assert record["argv"] == typed.argv()
     assert f"muster resume {folder} --node-rank" in shown.stdout
     behind = muster_main("slurm-script", *words, "--output=behind.sh")
     assert behind.returncode == 0, behind.stderr
@@ -136,8 +143,10 @@ def test_the_script_can_be_had_as_a_file(muster_main: MusterCli, tmp_path: Path)
 def test_where_the_script_goes_may_be_said_behind_the_command(
     command: str, words: list[str], target: str | None, rest: list[str]
 ) -> None:
-    found, left = output_among(command, words)
-    assert (found and str(found), left) == (target, rest)
+    parsed = read_command(["muster", command, *words], {"file": FileFlags})
+    assert parsed.file.output == (target and Path(target))
+    left = parsed.saying(("file.output",))
+    assert left.argv() == read_command(["muster", command, *rest]).argv()
 
 
 def test_a_script_that_was_only_printed_starts_no_other_run(

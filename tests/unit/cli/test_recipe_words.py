@@ -12,7 +12,7 @@ from tests.programs import read_program
 
 from muster.base.errors import UsageError
 from muster.cli import recipes
-from muster.cli.commands.sweep import read_sweep
+from muster.cli.commands.sweep import flags_of_sweep
 from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.space_texts import parse_seeds
 
@@ -39,7 +39,7 @@ def test_seeds_of_a_recipe_are_those_of_a_function(
 
 
 def _seeds(recipe: str, *words: str) -> list[int]:
-    return list(read_sweep([recipe, *words]).parsed.recipe.seeds)
+    return list(flags_of_sweep([recipe, *words]).recipe.seeds)
 
 
 @pytest.mark.parametrize("text", ["x", "", "0", "1,1"])

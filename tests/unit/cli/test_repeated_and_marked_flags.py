@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.base.errors import TargetError, UsageError
-from muster.cli.commands.sweep import flags_of_sweep, read_sweep
+from muster.cli.commands.sweep import flags_of_sweep
 from muster.cli.help_page import page
 from muster.cli.options import options_of
 from muster.cli.parse import Parsed, parse, parse_groups
@@ -103,9 +103,7 @@ def test_recipes_and_seeds_that_are_said_twice() -> None:
     """``--seeds 3 --seeds 5`` was 5 seeds of a function, and seeds 3 and 5 of a recipe."""
     of_function = flags_of_sweep("train.py:run --seeds 3 --seeds 5".split())
     assert of_function.space.seeds == "5"
-    parsed = read_sweep(
-        "ssm --student-dims 16 --student-dims 64 --seeds 3 --seeds 5".split()
-    ).parsed
+    parsed = flags_of_sweep("ssm --student-dims 16 --student-dims 64 --seeds 3 --seeds 5".split())
     assert parsed.recipe.student_dims == (16, 64)
     assert list(parsed.recipe.seeds) == [0, 1, 2, 3, 4], "the last, as of a function's sweep"
 

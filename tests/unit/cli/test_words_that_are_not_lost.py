@@ -12,7 +12,7 @@ from muster.base.errors import UsageError
 from muster.cli.flags import ONE_TIME, ShownFlags
 from muster.cli.main import COMMANDS
 from muster.cli.parse import parse_groups
-from muster.cli.train_flags import read_train
+from muster.cli.train_flags import flags_of_train
 from muster.pipeline.sinks.formats import spec_of
 
 #: Of each command a line that is whole without what stands behind ``--``.
@@ -48,7 +48,7 @@ def test_words_behind_the_dashes_are_refused(command: str, muster_main: MusterCl
 def test_they_are_refused_of_what_is_typed_on_top_and_by_verify() -> None:
     assert LINES.keys() | WITH_WORDS | {"verify"} == COMMANDS.keys()
     with pytest.raises(UsageError, match="after `--`: --bogus"):
-        read_train(["digits", "--", "--bogus"], "verify", "")
+        flags_of_train(["digits", "--", "--bogus"], "verify", "")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_fields_of_the_users_are_repeated_whatever_they_are_called(group: str) -
 def test_a_quoted_home_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """``--run-dir '~/a'`` and ``--run-dir=~/a``, which no shell expands, made a folder ``~``."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    parsed = read_train(["digits", "--run-dir=~/a"], "train", "")[1]
+    parsed = flags_of_train(["digits", "--run-dir=~/a"], "train", "")
     assert parsed.options.run_dir == tmp_path / "a"
     assert parsed.words() == ["--run-dir", "~/a"], "as it was said"
 

@@ -14,7 +14,7 @@ from tests.unit.recipes.digits.published_files import write_mnist
 from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 
 from muster import TrainConfig, UsageError
-from muster.cli.train_flags import parse_train
+from muster.cli.train_flags import flags_of_train, train_job
 from muster_recipes.ssvae.hyper import Hyper
 from muster_recipes.ssvae.items import Batch, RedrawnLabels, collate
 from muster_recipes.ssvae.labels import choose_labels
@@ -214,7 +214,7 @@ SPELLINGS = ["--num-epochs 3", "--num_epochs 3", "--num-epochs=3", "--epochs 3"]
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("task", ["ssvae", "digits"])
 def test_num_epochs_is_epochs(task: str, spelling: str) -> None:
-    job, _, _ = parse_train([task, *spelling.split()], "train", "{recipes}")
+    job, _ = train_job(flags_of_train([task, *spelling.split()], "train", "{recipes}"))
     assert isinstance(job.config, TrainConfig) and job.config.epochs == 3
 
 
@@ -228,7 +228,7 @@ def test_a_task_with_a_flag_of_that_name_keeps_it(tmp_path: Path) -> None:
         "    model = dataset = loss = score = None\n"
     )
     words = [f"{tmp_path}/own_epochs.py:Own", "--num-epochs", "5", "--epochs", "2"]
-    job, _, _ = parse_train(words, "train", "{recipes}")
+    job, _ = train_job(flags_of_train(words, "train", "{recipes}"))
     assert isinstance(job.config, TrainConfig)
     assert (job.config.epochs, job.values["num_epochs"]) == (2, 5)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from muster.base.clock import human_duration
 from muster.cli import output
-from muster.cli.map_flags import MapCommand, parse_map
+from muster.cli.map_flags import MapCommand, flags_of_map, read_map
+from muster.cli.parse import Parsed
 
 _HELP = """Put every record of a data set through model stages, exactly once, on every device.
 
@@ -27,7 +28,12 @@ Examples:
 
 
 def main(argv: list[str]) -> int:
-    parsed = parse_map(argv, _HELP)
+    return start(flags_of_map(argv, _HELP), ("muster", "map", *argv))
+
+
+def start(flags: Parsed, typed: Sequence[str]) -> int:
+    """Do what the flags say. ``typed``: the command line that goes into the record."""
+    parsed = read_map(flags)
     if parsed.job is None:
         return _inform(parsed)
     from muster.api.map import preview, run_map
@@ -48,9 +54,7 @@ def main(argv: list[str]) -> int:
         if parsed.recipe is not None:
             for line in parsed.recipe.remarks(parsed.config):
                 screen.line(line)
-        audience = Audience(
-            show=screen.show, say=screen.line, warn=screen.warn, argv=("muster", "map", *argv)
-        )
+        audience = Audience(show=screen.show, say=screen.line, warn=screen.warn, argv=tuple(typed))
         mapped = run_map(job, parsed.options, audience)
     summary, made = _report(parsed, mapped)
     if run.json:

@@ -81,13 +81,13 @@ def _map_maker(stored: RunRecord) -> MapMaker | None:
     Of a recipe alone: a ``file.py:stage`` would be imported, and a report only looks.
     """
     from muster.api.report.map import MapMaker
-    from muster.cli.map_flags import is_pipeline, parse_map
-    from muster.cli.parse import word_first
+    from muster.cli.map_flags import flags_of_map, is_pipeline, read_map
+    from muster.cli.parse import split_target
 
-    words = word_first(stored.argv[2:], is_pipeline)
-    if not words or not is_recipe(words[0], MapRecipe):
+    name, _ = split_target(stored.argv[2:], is_pipeline)
+    if not is_recipe(name, MapRecipe):
         return None
-    parsed = parse_map(list(stored.argv[2:]), "")
+    parsed = read_map(flags_of_map(stored.argv[2:]))
     if parsed.recipe is None or parsed.job is None:
         return None
     return MapMaker(parsed.recipe, parsed.config, parsed.job.output)

@@ -27,7 +27,7 @@ from muster.cli.commands import run as run_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import ONE_TIME, ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
-from muster.cli.parse import Parsed, RunPlace, Said, parse_groups, split_command, word_first
+from muster.cli.parse import Parsed, RunPlace, Said, parse_groups, split_command, split_target
 from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
@@ -77,10 +77,10 @@ _FIRST = (
 )  # fmt: skip
 #: What goes on with a run of ranks or with a map, which are not retried either.
 _COMMANDS: Mapping[Kind, Callable[..., int]] = {
-    "map": map_command.main,
-    "train": train.main,
-    "agent": train.main,
-    "run": run_command.main,
+    "map": map_command.start,
+    "train": train.start,
+    "agent": train.start,
+    "run": run_command.start,
 }
 
 
@@ -103,9 +103,9 @@ def retry(argv: list[str]) -> int:
 
 def _run_in(argv: list[str]) -> tuple[Run | None, list[str]]:
     """The run that is named, and the other words: flags and their values may stand before it."""
-    words = word_first(argv, lambda word: _named(word) is not None)
-    run = _named(words[0]) if words else None
-    return (None, argv) if run is None else (run, words[1:])
+    name, words = split_target(argv, lambda word: _named(word) is not None)
+    run = _named(name) if name else None
+    return (None, argv) if run is None else (run, words)
 
 
 def _named(word: str) -> Run | None:
@@ -139,7 +139,8 @@ def _resume_other(run: Run, extra: list[str]) -> int:
             )
     if stored.is_program:
         raise _cannot_go_on(run)
-    return command(_merged(path, before, typed, ONE_TIME))
+    again = _merged(path, before, typed, ONE_TIME)
+    return command(again, again.argv())
 
 
 def _check_script(folder: RunFolder, of: str, digest: str, argv: Sequence[str]) -> None:
@@ -170,7 +171,7 @@ def _cannot_go_on(run: Run) -> UsageError:
 
 def _on_node(
     path: Path, before: Parsed, typed: Parsed, argv: tuple[str, ...]
-) -> tuple[list[str], NodeStart]:
+) -> tuple[Parsed, tuple[str, ...], NodeStart]:
     """What a node of a job starts: what the job was handed in for, at its place among the nodes.
     What was to be shown was for whoever handed it in.
     """
@@ -181,7 +182,7 @@ def _on_node(
         dataclasses.replace(before, said=asked),
         dataclasses.replace(typed, said=tuple(typed.but(place))),
     )
-    return _merged(path, before, typed), NodeStart(place, argv)
+    return _merged(path, before, typed), argv, NodeStart(place, argv)
 
 
 def _go_on(argv: list[str], extra: list[str], command: str, description: str) -> int:
@@ -212,8 +213,8 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     go_to(stored.cwd)
     if stored.argv:
         before, typed, _ = _both(stored, extra)
-        words = _merged(path, before, typed, ONE_TIME)
-        return sweep.main(words, reopens=reopens)
+        again = _merged(path, before, typed, ONE_TIME)
+        return sweep.start(again, again.argv(), reopens)
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
     options = _options(parsed, stored_options(run))
     return sweep.run_and_sum_up(workload, options, (), parsed.shown)
@@ -296,15 +297,14 @@ def _both(stored: RunRecord, extra: list[str]) -> tuple[Parsed, Parsed, _JobFlag
     return before, typed, both.job
 
 
-def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> list[str]:
-    """The words for the stored command, with what is typed now on top of it."""
+def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> Parsed:
+    """The stored command in its own folder, with what is typed now on top of it."""
     gone = {*without, "run_dir", *(said.option.path[-1] for said in typed.said)}
     if gone & _DEVICES:
         gone |= _DEVICES
     engines = {said.value for said in typed.said if said.option.name == "on"}
     kept = [one for one in before.but(gone) if _works_on(engines, one)]
-    both = dataclasses.replace(before, said=(*kept, *typed.said))
-    return both.argv(run_dir=path)[2:]
+    return dataclasses.replace(before, said=(*kept, *typed.said)).saying(run_dir=path)
 
 
 def _works_on(engines: set[str], said: Said) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MusterError, UsageError
 from muster.cli.parse import wants_slurm
@@ -46,29 +47,41 @@ _RUN_DIR = "The run folder. Default: runs/<name>-<time>."
 _NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run")
 
 
-def main(argv: list[str], node: NodeStart | None = None) -> int:
-    """``node``: of the job that this command, as it was handed in, has become."""
+def main(argv: list[str]) -> int:
     began = time.monotonic()
     with ExitStack() as stack:
         supervisor = None
         # A program may have such flags too; its supervisor is then started a moment later.
-        stays_here = node is not None or not wants_slurm(argv)
-        if argv and stays_here and not any(word in _NO_START for word in argv):
+        if argv and not wants_slurm(argv) and not any(word in _NO_START for word in argv):
             supervisor = stack.enter_context(start_supervisor(forks="--start=fork" in argv))
-        return _run(argv, supervisor, began, node)
+        return _run(flags_of_run(argv), ("muster", "run", *argv), supervisor, began)
+
+
+def start(parsed: Parsed, typed: Sequence[str], node: NodeStart | None = None) -> int:
+    """Do what the flags say. ``typed``: the command line that goes into the record; ``node``: of
+    the job that this command, as it was handed in, has become.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        supervisor = None
+        if node is not None and not parsed.shown.dry_run:
+            forks = parsed.given("options").get("start") == "fork"
+            supervisor = stack.enter_context(start_supervisor(forks=forks))
+        return _run(parsed, typed, supervisor, began, node)
 
 
 def _run(
-    argv: list[str],
+    parsed: Parsed,
+    typed: Sequence[str],
     supervisor: SupervisorHandle | None,
     began: float,
-    node: NodeStart | None,
+    node: NodeStart | None = None,
 ) -> int:
     from muster.api.run import code_of_script, plan_script, run_script
     from muster.cli.gang_screen import gang_audience, show_gang_plan, sum_up_gang
 
-    parsed, script, options = read_run(argv)
-    shown, typed = parsed.shown, ("muster", "run", *argv)
+    script, options = read_run(parsed)
+    shown = parsed.shown
     if node is not None:
         from muster.api.slurm_gang import options_on_node
 
@@ -93,14 +106,16 @@ def _run(
     return sum_up_gang(folder.path, ending, seconds, is_quiet=shown.quiet, is_json=shown.json)
 
 
-def slurm_gang(argv: list[str]) -> SlurmGang:
-    """What ``muster run ARGV --on slurm`` would send."""
-    parsed, script, options = read_run(argv)
-    return _on_nodes(parsed, script, options, ("muster", "run", *argv))
+def slurm_gang(parsed: Parsed) -> SlurmGang:
+    """What is sent to SLURM where the flags say so."""
+    script, options = read_run(parsed)
+    return _on_nodes(parsed, script, options, parsed.argv())
 
 
-def flags_of_run(argv: list[str]) -> Parsed:
-    """Our flags, which end at the first other word, and the program with its arguments."""
+def flags_of_run(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType({})) -> Parsed:
+    """Our flags, which end at the first other word, and the program with its arguments. ``more``:
+    groups of the command that this one is said to.
+    """
     from muster.api.options import GangOptions
     from muster.cli.gang_flags import gang_groups
     from muster.cli.options import Part
@@ -108,17 +123,17 @@ def flags_of_run(argv: list[str]) -> Parsed:
     from muster.gang.spec import Script
 
     groups = {
+        **more,
         "script": Part(of=Script, only=("is_module", "is_python")),
         **gang_groups(GangOptions(), _RUN_DIR),
     }
     return parse_groups(groups, argv, "run", _HELP, common=_COMMON, program="SCRIPT [ARGS]")
 
 
-def read_run(argv: list[str]) -> tuple[Parsed, Script, GangOptions]:
-    """What the words mean."""
+def read_run(parsed: Parsed) -> tuple[Script, GangOptions]:
+    """What the flags mean."""
     from muster.cli.gang_flags import gang_options
 
-    parsed = flags_of_run(argv)
     if not parsed.program:
         raise UsageError(
             "There is no script to run.",
@@ -128,7 +143,7 @@ def read_run(argv: list[str]) -> tuple[Parsed, Script, GangOptions]:
     if given.get("is_module") and not given.get("is_python", True):
         raise UsageError("-m and --no-python contradict each other.", hint="give one of them.")
     script = parsed.make("script", path=parsed.program[0], args=parsed.program[1:])
-    return parsed, script, gang_options(parsed)
+    return script, gang_options(parsed)
 
 
 def _on_nodes(
@@ -161,7 +176,7 @@ def _folder_of_job(script: Script, options: GangOptions) -> RunFolder:
 
     for folder, argv in handed_in_here(script):
         with suppress(MusterError):  # a flag that there is no more
-            _, other, how = read_run(argv[2:])
+            other, how = read_run(flags_of_run(argv[2:]))
             is_same = what_decides(other, how) == what_decides(script, options)
             if is_same and how.run_dir is None:
                 return folder

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 from muster.base.atomic_files import explain_os_error, write_atomic
-from muster.base.errors import EXIT_OK, EXIT_USAGE, UnknownNameError, UsageError
+from muster.base.errors import EXIT_OK, UnknownNameError, UsageError
+from muster.base.flags import Flag
 from muster.cli import output
-from muster.cli.commands.run import flags_of_run
-from muster.cli.main import COMMANDS
-from muster.cli.parse import wants_slurm
+from muster.cli.main import COMMANDS, read_command
+from muster.cli.parse import parse_groups
 
-#: command → the function that takes its words and says what would be sent.
+#: command → the function that says what its flags would send.
 _SCRIPTS = {
     "train": "muster.cli.commands.train:slurm_gang",
     "run": "muster.cli.commands.run:slurm_gang",
     "sweep": "muster.cli.commands.sweep:slurm_array",
 }
-_NAMES = ("--output", "-o")
-_HELP = """Usage: muster slurm-script [--output FILE] train|run|sweep … [--output FILE]
+_HELP = """Write the batch script that `muster train … --on slurm` would send, to edit and send it.
 
-Write the batch script that `muster train … --on slurm` would send, to edit it and send it with
-sbatch. The words after the command are those of the command. Without --output it is printed.
+COMMAND is train, run or sweep with its own words, and --output may stand among its flags.
 
 Examples:
   muster slurm-script train har --nodes 2 --gpus 4 --time 4:00:00
@@ -31,25 +31,29 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileFlags:
+    """Where the script goes."""
+
+    output: Annotated[Path | None, Flag(metavar="FILE", aliases=("o",))] = None
+    """Write the script there, and the record of what it runs; else it is printed."""
+
+
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "--help-all"):
-        output.say(_HELP)
-        return EXIT_OK if argv else EXIT_USAGE
-    target, words = _output(argv)
-    if words and words[0] in COMMANDS and words[0] not in _SCRIPTS:
+    said = parse_groups({"file": FileFlags}, argv, "slurm-script", _HELP, program="COMMAND …")
+    command, words = (*said.program[:1], "")[0], said.program[1:]
+    if command in COMMANDS and command not in _SCRIPTS:
         raise UsageError(
-            f"muster {words[0]} has no script of its own to send; {', '.join(_SCRIPTS)} have.",
-            hint="with --on slurm it sends its workers' jobs itself." * (words[0] == "map") or None,
+            f"muster {command} has no script of its own to send; {', '.join(_SCRIPTS)} have.",
+            hint="with --on slurm it sends its workers' jobs itself." * (command == "map") or None,
         )
-    if not words or words[0] not in _SCRIPTS:
-        raise UnknownNameError("command", words[0] if words else "", _SCRIPTS)
-    command, words = words[0], words[1:]
-    if target is None:
-        target, words = output_among(command, words)
-    if not wants_slurm(words):
-        words = ["--on", "slurm", *words]
-    module, _, function = _SCRIPTS[command].partition(":")
-    job = getattr(importlib.import_module(module), function)(words)
+    if command not in _SCRIPTS:
+        raise UnknownNameError("command", command, _SCRIPTS)
+    parsed = read_command(["muster", command, *words], {"file": FileFlags})
+    if (on := parsed.given("options").get("executor", "slurm")) != "slurm":
+        raise UsageError(f"--on {on} and a script for SLURM contradict each other.")
+    target = said.file.output or parsed.file.output
+    job = _job(command, parsed.saying(("file.output",), executor="slurm"))
     text = job.script()
     if target is None:
         output.say(text.rstrip("\n"))
@@ -64,29 +68,6 @@ def main(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _output(argv: list[str]) -> tuple[Path | None, list[str]]:
-    name, equals, value = argv[0].partition("=")
-    if name not in _NAMES:
-        return None, argv
-    if equals:
-        return Path(value), argv[1:]
-    if len(argv) < 2:
-        raise UsageError("--output needs the name of a file.")
-    return Path(argv[1]), argv[2:]
-
-
-def output_among(command: str, words: list[str]) -> tuple[Path | None, list[str]]:
-    """--output among the flags of the command; in a program's own words it is the program's."""
-    # The program of `run` begins behind its flags, which are read without --output.
-    for position, word in enumerate(words):
-        if word == "--":
-            break
-        if word.partition("=")[0] in _NAMES and not _in_program(command, words[:position]):
-            target, rest = _output(words[position:])
-            return target, [*words[:position], *rest]
-    return None, words
-
-
-def _in_program(command: str, before: list[str]) -> bool:
-    """Whether the words ``before`` have begun the program of ``muster run``."""
-    return command == "run" and bool(flags_of_run(before).program)
+def _job(command: str, parsed: Any) -> Any:
+    module, _, function = _SCRIPTS[command].partition(":")
+    return getattr(importlib.import_module(module), function)(parsed)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
@@ -25,7 +26,7 @@ from muster.base.target import names_at_top, read_source
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
-from muster.cli.parse import Parsed, parse_groups, split_command, word_first
+from muster.cli.parse import Parsed, parse_groups, split_command, split_target
 from muster.cli.programs import as_program, is_script
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe
 from muster.cli.wording import summary_line
@@ -83,61 +84,53 @@ _FIRST = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepCommand:
-    """What a command line means."""
-
-    workload: Workload
-    parsed: Parsed
-
-    @property
-    def options(self) -> SweepOptions:
-        return sweep_options(self.parsed)
+def main(argv: list[str]) -> int:
+    return start(flags_of_sweep(argv), ("muster", "sweep", *argv))
 
 
-def main(argv: list[str], *, reopens: tuple[TaskState, ...] = ()) -> int:
-    """``reopens``: tasks in these states are run again, once the run has really started."""
-    command = read_sweep(argv)
-    parsed, options = command.parsed, command.options
-    workload = dataclasses.replace(command.workload, reopens=reopens)
+def start(parsed: Parsed, typed: Sequence[str], reopens: tuple[TaskState, ...] = ()) -> int:
+    """Do what the flags say. ``typed``: the command line that goes into the record; ``reopens``:
+    tasks in these states are run again, once the run has really started.
+    """
+    workload = dataclasses.replace(workload_of(parsed), reopens=reopens)
+    options = sweep_options(parsed)
     if parsed.sharing.array is not None:
         from muster.cli.array import array_of, send_array
 
-        return send_array(array_of(workload, options, parsed, argv), parsed.shown)
+        return send_array(array_of(workload, options, parsed, typed), parsed.shown)
     if parsed.sharing.part is not None:
         from muster.api.array import part_of
 
         workload = part_of(workload, parsed.sharing.part)
-    full = ["muster", "sweep", *argv]
-    return run_and_sum_up(workload, options, full, parsed.shown)
+    return run_and_sum_up(workload, options, typed, parsed.shown)
 
 
-def slurm_array(argv: list[str]) -> SlurmArray:
-    """What ``muster sweep ARGV --on slurm --array N`` would send."""
+def slurm_array(parsed: Parsed) -> SlurmArray:
+    """What is sent to SLURM where the flags say so."""
     from muster.cli.array import array_of
 
-    command = read_sweep(argv)
-    if command.parsed.sharing.array is None:
+    if parsed.sharing.array is None:
         raise UsageError(
             "The workers of a sweep serve the command that submitted them: their script does "
             "nothing by itself.",
             hint="add --array N for a script that works without it, or see that of the workers "
             "with `muster sweep … --on slurm --dry-run`.",
         )
-    return array_of(command.workload, command.options, command.parsed, argv)
+    return array_of(workload_of(parsed), sweep_options(parsed), parsed, parsed.argv())
 
 
-def flags_of_sweep(argv: Sequence[str]) -> Parsed:
-    """The flags alone; nothing of what they name is looked at."""
+def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType({})) -> Parsed:
+    """The flags alone; nothing of what they name is looked at. ``more``: groups of the command
+    that this one is said to.
+    """
     words, program = split_command(argv)
-    words = word_first(words, is_target)
-    target = words[0] if words and not words[0].startswith("-") else ""
+    target, words = split_target(words, is_target)
     recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
         about = (recipe.config.__doc__ or "").strip()
         text = f"Recipe {target}: {about}\n\nExample:\n  muster sweep {target} --dry-run"
-        groups = {"recipe": _of_recipe(recipe.config), **_COMMON}
-        return parse_groups(groups, words[1:], f"sweep {target}", text, common=_FIRST)
+        groups = {**more, "recipe": _of_recipe(recipe.config), **_COMMON}
+        return parse_groups(groups, words, f"sweep {target}", text, common=_FIRST)
     if program:
         if target:
             raise UsageError(
@@ -145,13 +138,15 @@ def flags_of_sweep(argv: Sequence[str]) -> Parsed:
                 hint="leave one of them out.",
             )
         line = [*words, "--", *program]
-        return parse_groups(_ALL, line, "sweep", _help(), common=_FIRST, takes_rest=True)
+        return parse_groups(
+            {**more, **_ALL}, line, "sweep", _help(), common=_FIRST, takes_rest=True
+        )
     if not target:
         _help_or_complain(words)
-    _refuse_program(words)
+    _refuse_program([target, *words])
     if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
         raise UnknownNameError("recipe", target, names_of(Recipe))
-    return parse_groups(_ALL, words[1:], f"sweep {target}", _help(), common=_FIRST)
+    return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
 
 
 def _of_recipe(config: type) -> Part:
@@ -159,12 +154,6 @@ def _of_recipe(config: type) -> Part:
     # --seeds by the one rule of all sweeps: 3 are three of them, and 3 5 8 is 3,5,8.
     readers = {"seeds": lambda texts: parse_seeds(",".join(texts))} if has_seeds else {}
     return Part(of=config, readers=readers)
-
-
-def read_sweep(argv: Sequence[str]) -> SweepCommand:
-    """What the words mean; the words of a command are behind ``--``."""
-    parsed = flags_of_sweep(argv)
-    return SweepCommand(workload=workload_of(parsed), parsed=parsed)
 
 
 def workload_of(parsed: Parsed) -> Workload:

@@ -5,10 +5,12 @@ The supervisor is started before anything else: it imports torch while the flags
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from muster.cli.parse import wants_slurm
 from muster.gang.launch import SupervisorHandle, start_supervisor
@@ -36,39 +38,48 @@ Examples:
 _NO_START = ("-h", "--help", "--dry-run", "--dry_run")
 
 
-def main(argv: list[str], node: NodeStart | None = None) -> int:
-    """``node``: of the job that this command, as it was handed in, has become."""
+def main(argv: list[str]) -> int:
     began = time.monotonic()
-    topology = read_topology()
-    with ExitStack() as stack:
-        supervisor = None
-        stays_here = argv and not any(word in _NO_START for word in argv)
-        if topology is None and stays_here and (node is not None or not wants_slurm(argv)):
-            supervisor = stack.enter_context(start_supervisor(forks=_can_fork()))
-        return _train(argv, supervisor, began, node)
+    stays_here = bool(argv) and not any(word in _NO_START for word in argv)
+    with _supervisor(is_wanted=stays_here and not wants_slurm(argv)) as supervisor:
+        return _train(flags_of_train(argv), ("muster", "train", *argv), supervisor, began)
 
 
-def _can_fork() -> bool:
-    import sys
+def start(parsed: Parsed, typed: Sequence[str], node: NodeStart | None = None) -> int:
+    """Do what the flags say. ``typed``: the command line that goes into the record; ``node``: of
+    the job that this command, as it was handed in, has become.
+    """
+    began = time.monotonic()
+    stays_here = node is not None or parsed.given("options").get("executor") != "slurm"
+    with _supervisor(is_wanted=stays_here and not parsed.shown.dry_run) as supervisor:
+        return _train(parsed, typed, supervisor, began, node)
 
-    return sys.platform == "linux"
+
+@contextmanager
+def _supervisor(*, is_wanted: bool) -> Iterator[SupervisorHandle | None]:
+    if not is_wanted or read_topology() is not None:
+        yield None
+        return
+    with start_supervisor(forks=sys.platform == "linux") as supervisor:
+        yield supervisor
 
 
 def _train(
-    argv: list[str],
+    flags: Parsed,
+    typed: Sequence[str],
     supervisor: SupervisorHandle | None,
     began: float,
-    node: NodeStart | None,
+    node: NodeStart | None = None,
 ) -> int:
     from muster.api.fit import train_here
     from muster.api.train import plan_training, run_training
     from muster.cli import output
     from muster.cli.gang_screen import show_gang_plan, sum_up_gang
-    from muster.cli.train_flags import parse_train
+    from muster.cli.train_flags import train_job
     from muster.cli.train_screen import TrainScreen
 
-    job, options, flags = parse_train(argv, "train", _HELP)
-    shown, typed = flags.shown, ("muster", "train", *argv)
+    job, options = train_job(flags)
+    shown = flags.shown
     if node is not None:
         from muster.api.slurm_gang import options_on_node
 
@@ -107,18 +118,18 @@ def _train(
     )
 
 
-def flags_of_train(argv: list[str]) -> Parsed:
-    from muster.cli.train_flags import read_train
+def flags_of_train(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyType({})) -> Parsed:
+    from muster.cli import train_flags
 
-    return read_train(argv, "train", _HELP)[1]
+    return train_flags.flags_of_train(argv, "train", _HELP, more)
 
 
-def slurm_gang(argv: list[str]) -> SlurmGang:
-    """What ``muster train ARGV --on slurm`` would send."""
-    from muster.cli.train_flags import parse_train
+def slurm_gang(parsed: Parsed) -> SlurmGang:
+    """What is sent to SLURM where the flags say so."""
+    from muster.cli.train_flags import train_job
 
-    job, options, flags = parse_train(argv, "train", _HELP)
-    return _on_nodes(job, options, ("muster", "train", *argv), flags)
+    job, options = train_job(parsed)
+    return _on_nodes(job, options, parsed.argv(), parsed)
 
 
 def _on_nodes(

@@ -34,10 +34,11 @@ def _verify(argv: list[str], supervisor: Any) -> int:
     from muster.api.train import verify_task
     from muster.cli import output
     from muster.cli.gang_screen import gang_audience
-    from muster.cli.train_flags import parse_train
+    from muster.cli.train_flags import flags_of_train, train_job
     from muster.train.config import TrainConfig
 
-    job, options, flags = parse_train(argv, "verify", _HELP)
+    flags = flags_of_train(argv, "verify", _HELP)
+    job, options = train_job(flags)
     shown = flags.shown
     if not isinstance(job.config, TrainConfig):
         raise UsageError(

@@ -24,7 +24,7 @@ from muster.cli import values
 from muster.cli.help_page import own_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
-from muster.cli.parse import MissingFlag, Parsed, ends_values
+from muster.cli.parse import MissingFlag, Parsed, kind_of_word
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, map_recipe
 from muster.devices.inventory import Device, Inventory
 from muster.devices.placement import busy_reason
@@ -163,7 +163,7 @@ def command_of(answers: Answers) -> Parsed:
     """The command that the answers mean; UsageError for what it refuses."""
     for name, answer in answers.items():
         for word in answer or ():
-            if name != "args" and ends_values(word):
+            if name != "args" and kind_of_word(word) != "value":
                 raise UsageError(f"--{name} {' '.join(answer or ())}: {word} is a flag, no answer.")
     (kind,), (target,) = answers["kind"] or ("",), answers["target"] or ("",)
     program = answers.get("args") or ()
