@@ -25,11 +25,14 @@ def task(x: int, seed: int = 0):
 QUIET = ("--monitor-interval", "0")
 
 
-def write_down(cli: MusterCli, *words: str) -> list[str]:
-    """What `run.json` says was typed, once the run is written down for its job."""
+def write_down(cli: MusterCli, place: Path, *words: str) -> list[str]:
+    """What `run.json` says was asked for, once the run is written down for its job."""
     done = cli("slurm-script", "--output", "job.sh", *words)
     assert done.returncode == 0, done.stderr
-    return ["muster", words[0], "--on", "slurm", *words[1:]]
+    folder = place / words[words.index("--run-dir") + 1]
+    argv: list[str] = json.loads((folder / "run.json").read_bytes())["argv"]
+    assert argv[:2] == ["muster", words[0]] and "--on slurm" in " ".join(argv)
+    return argv
 
 
 def test_a_program_is_started_with_what_was_typed_and_not_once_it_is_another(
@@ -39,7 +42,7 @@ def test_a_program_is_started_with_what_was_typed_and_not_once_it_is_another(
     (tmp_path / "helper.py").write_text("k = 1\n")
     words = ("run", "--devices", "cpu:2", *QUIET, "--quiet", "--all-ranks", "--run-dir", "run",
              "p.py", "--time", "3 4")  # fmt: skip
-    typed = write_down(muster_cli, *words)
+    typed = write_down(muster_cli, tmp_path, *words)
     assert muster_cli("status", "run").stdout.startswith("run: not begun\n")
 
     (tmp_path / "helper.py").write_text("k = 2\n")
@@ -60,7 +63,7 @@ def test_a_program_is_started_with_what_was_typed_and_not_once_it_is_another(
     assert muster_cli("status", "run").stdout.startswith("run: done\n")
 
     (tmp_path / "helper.py").write_text("k = 3\n")
-    write_down(muster_cli, *words[:1], "--allow-changed-code", *words[1:])
+    write_down(muster_cli, tmp_path, *words[:1], "--allow-changed-code", *words[1:])
     (tmp_path / "helper.py").write_text("k = 4\n")
     allowed = muster_cli("resume", "run", "--node-rank", "0")
     assert allowed.returncode == 0 and "[0] words ['--time', '3 4'] 4" in allowed.stdout
@@ -72,7 +75,7 @@ def test_a_training_goes_on_when_its_job_starts_again(
     (tmp_path / "task.py").write_text(slow_task(0.0))
     words = ("train", "task.py:Slow", "--epochs", "2", "--devices", "cpu:2", *QUIET,
              "--no-tensorboard", "--run-dir", "run")  # fmt: skip
-    typed = write_down(muster_cli, *words)
+    typed = write_down(muster_cli, tmp_path, *words)
     first = muster_cli("resume", "run", "--node-rank", "0")
     assert first.returncode == 0, first.stdout + first.stderr
     assert (tmp_path / "run" / "training_results.json").exists()
@@ -92,7 +95,7 @@ def test_elements_do_what_one_sweep_does_and_go_on_by_their_own_folder(
     (tmp_path / "t.py").write_text(TARGET)
     space = ("t.py:task", "--grid", "x=1,2,3", "--seeds", "2", "--seed-offset", "5")
     for name, count in (("seeds", "2"), ("parts", "4")):
-        write_down(muster_cli, "sweep", *space, "--array", count, "--run-dir", name)
+        write_down(muster_cli, tmp_path, "sweep", *space, "--array", count, "--run-dir", name)
         for number in range(int(count)):
             done = muster_cli("resume", name, "--element", str(number), "--quiet")
             assert done.returncode in (0, 1), done.stdout + done.stderr

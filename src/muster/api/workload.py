@@ -135,6 +135,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
             hint="check the spelling, or give its path (./train.sh). Shell syntax needs --shell.",
         )
     line = (shell_line(argv),) if shell else tuple(argv)
+    # These words are the user's program, not options of ours: `python -u train.py` is "python".
     words = [Path(part).stem for part in argv[:2] if not part.startswith("-")]
     name = words[-1] if words else "command"
     shown = ("sh -c: " if shell else "") + " ".join(argv)

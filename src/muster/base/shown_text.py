@@ -157,6 +157,7 @@ def _split(word: str, before: str) -> tuple[str, list[str]]:
         return (f"{name}={inner}" if secrets else word), secrets
     if equals and is_secret_name(name.lstrip("-")):
         return f"{name}={HIDDEN}", [value, *(part.strip("'\" []") for part in value.split(","))]
+    # Any program's words, which nothing has parsed: what follows a flag may be its value.
     is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
     if is_value and is_secret_name(before.lstrip("-")):
         return HIDDEN, [word]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from muster.base.errors import MusterError
+from muster.cli.parse import kind_of_word
 from muster.farm.space_texts import read_list
 from muster.farm.template import names_in
 
@@ -32,10 +33,11 @@ def as_program(words: Sequence[str], flags: Collection[str]) -> str | None:
     options, names = [], []
     taker = ""  # the flag of ours that values go to
     for word in words[1:]:
-        flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else ""
+        is_flag = kind_of_word(word) == "flag"
+        flag = word.partition("=")[0].replace("_", "-") if is_flag else ""
         if flag in flags:
             taker = flag
-        elif word.startswith("-"):
+        elif is_flag:
             taker = ""
         if taker:
             options.append(word)

@@ -187,6 +187,7 @@ def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
     >>> further_option("--constraint=a100&nvlink")
     ('constraint', 'a100&nvlink')
     """
+    # One of sbatch's options as the value of ours; people write it with dashes and without.
     name, _, value = text.strip().removeprefix("--").partition("=")
     if not _NAME.fullmatch(name):
         raise UsageError(
