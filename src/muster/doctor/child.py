@@ -60,7 +60,7 @@ def run_probe(
 
     ``silence_s``: also cut off after this long without a line of progress. ``settings``: variables
     on top of the environment. ``hear``: called in this process with each line of progress.
-    ``program``: whatever else keeps the same conventions.
+    ``program``: another program that follows the same conventions.
     """
     with tempfile.TemporaryDirectory(prefix="muster-doctor-", ignore_cleanup_errors=True) as here:
         out, error = Path(here) / "out", Path(here) / "error"

@@ -34,7 +34,7 @@ from muster.run.folder import RunFolder
 
 _OURS = ("/muster/gang/", "/muster/rank/", "/muster/train/", "/muster/rl/", "<frozen ")
 _MAX_MESSAGE = 4000
-#: Kept, because the interpreter empties a module that nobody holds.
+#: Kept, because the interpreter empties a module that nothing refers to.
 _REPLACED_MAIN: list[ModuleType] = []
 
 

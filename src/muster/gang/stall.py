@@ -23,8 +23,8 @@ nobody waits           (any)                    a remark, never ended
 On GPUs the host runs ahead of its device and then waits for it, at full processor load. With NCCL
 that is where ranks wait for each other: a rank in such a call waits, unless it knows that the work
 of its own GPU is what is unfinished (``own_done``). In muster's own loops it works on its own, in
-an evaluation or a rollout, unless it knows that its GPU waits. How long a GPU may compute nobody
-can tell, so a rank on its GPU counts as one that computes, and one alone there is never ended.
+an evaluation or a rollout, unless it knows that its GPU waits. It is not known how long a GPU may
+compute, so a rank on its GPU counts as one that computes, and one alone there is never ended.
 After ten times the limit ranks are ended only where one is known to wait for others: in a
 collective, in backward, or by ``own_done``.
 
@@ -43,7 +43,7 @@ _IDLE_SHARE = 0.01
 _BUSY_SHARE = 0.05
 _BUSY_WINDOW_S = 10.0
 _PATIENCE = 10.0
-#: The watchdog itself did not run for this long: nobody is judged by that time.
+#: If the watchdog itself did not run for this long, no rank is judged by that time.
 _GAP_S = 5.0
 #: Of a gang that stands, a rank with no heartbeat for this long is silent.
 _QUIET_S = 4.0
@@ -72,7 +72,7 @@ _PLACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Where one rank is: ``count`` grows with every heartbeat, ``step`` is -1 where nobody counts.
+    """Where one rank is: ``count`` grows with every heartbeat; ``step`` is -1 if it is not known.
 
     ``phase``: one of the words above or a place in the code; ``collective``: the one it is in,
     "" for none; ``num_collectives``: issued so far; ``cpu_s``: of the process and its descendants;

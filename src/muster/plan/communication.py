@@ -238,7 +238,7 @@ def sharded_sum(
 def agreement(num_devices: int, fabric: Fabric) -> Figure[Seconds]:
     """The one small sum over all ranks with which muster ends every step; 48 bytes."""
     if num_devices == 1 or fabric.host is None:
-        return Figure(value=Seconds(0.0), origin="measured", source="nobody to agree with")
+        return Figure(value=Seconds(0.0), origin="measured", source="one device needs no agreement")
     value = all_reduce(Bytes(48), num_devices, fabric.host)
     return derived(value, fabric.host.alpha)
 

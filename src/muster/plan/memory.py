@@ -141,7 +141,7 @@ def remedies(need: Need, memory: Bytes) -> tuple[str, ...]:
 
 
 def largest_micro_batch(need: Need, memory: Bytes) -> int | None:
-    """The most samples at once that fit; None where not even one does, or nobody knows."""
+    """The most samples at once that fit; None where not even one does, or it is not known."""
     if need.activations is None or not _fits(replace(need, micro_batch=1), memory):
         return None
     if need.activations.value <= Bytes(0.0):

@@ -269,7 +269,7 @@ _PRODUCTS: dict[tuple[type, type], type[Quantity]] = {
 
 
 #: measured: on this machine or in that run; given: by the user, on the command line or in a file;
-#: table: a maker's data sheet; assumed: a rule of thumb, or a default that nobody has looked at.
+#: table: a maker's data sheet; assumed: a rule of thumb, or a default that was not checked.
 Origin = Literal["measured", "given", "table", "assumed"]
 _FROM_FIRM_TO_WEAK: tuple[Origin, ...] = ("measured", "given", "table", "assumed")
 

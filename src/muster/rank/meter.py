@@ -45,8 +45,8 @@ class Meter:
     """Measures training by the clock: steps and what lies between them, and nothing else.
 
     A GPU is steps behind its host, so that the time between two calls here says little about a
-    step. The sum over many is right because the clock runs on until ``pause``, which whoever does
-    something else (an evaluation) calls when the device has done all steps that were counted.
+    step. The sum over many is right because the clock runs on until ``pause``, which is called
+    before anything else (an evaluation) when the device has done all steps that were counted.
     ``total`` leaves out the first ``warmup`` steps, which compile, allocate and connect.
     """
 

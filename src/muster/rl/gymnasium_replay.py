@@ -1,7 +1,7 @@
 """Resuming in the middle of an episode by replaying it: its seed and its actions are kept.
 
 Gymnasium's environments cannot be saved. One that is a function of its seed and of the actions
-comes to the same point when it is started with the seed and given the actions once more.
+reaches the same point when it is started with the seed and given the actions once more.
 """
 
 from __future__ import annotations

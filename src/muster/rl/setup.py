@@ -230,7 +230,7 @@ def _restore_environments(run: AgentRun, checkpoint: Path, extra: Mapping[str, A
     rows = {k: v.to(device) for k, v in read_rows(checkpoint, counts, run.place).items()}
     observation = run.env.restore(group(rows, "env"))
     if observation is None:
-        return "these environments do not come to the same state again"
+        return "these environments cannot be brought to the same state again"
     run.carry = Carry(
         observation=observation,
         state=group(rows, "memory"),

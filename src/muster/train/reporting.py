@@ -1,4 +1,4 @@
-"""What the training of a model shows and records of its steps, and what it comes to in the end."""
+"""What the training of a model shows and records of its steps, and its results at the end."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CALENDAR_DAYS_PER_YEAR = 365.25
 HALF_LIFE_YEARS = 1.0 / 12.0
 #: Standard errors by which the recent mean must differ before it counts.
 SURPRISE = 2.0
-#: No implied volatility below this, per year: a price that stands still is not certain.
+#: No implied volatility is below this, per year: a constant price may still move.
 VOLATILITY_FLOOR = 0.01
 #: The columns of ``Bars``, one value of each per bar.
 COLUMNS = ("symbol", "time", "open", "high", "low", "close", "volume")

@@ -29,7 +29,7 @@ def register() -> None:
     try:
         from gymnasium.envs import registration
     except ImportError:
-        return  # whoever asks for an environment will be told
+        return  # making an environment will report it
 
     if ID in registration.registry:
         return
@@ -47,7 +47,7 @@ def make(split: Split = "train", device: str = "cpu", **settings: Any) -> EnvFac
 
     Raises:
         UnknownNameError: no such split or setting.
-        UsageError: values that cannot be meant, or data that cannot be used.
+        UsageError: values that make no sense, or data that cannot be used.
         SetupError: Gymnasium is missing.
     """
     from muster.agents import EnvFace

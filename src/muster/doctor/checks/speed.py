@@ -24,7 +24,7 @@ _MOST_ERROR = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 5e-2, "fp16": 1e-2}
 
 
 def probe_trouble(run: Run, what: str) -> Iterator[Finding]:
-    """A measurement that did not come to its end."""
+    """Report a measurement that was not finished."""
     if run.status == "skipped" and run.error:
         yield note(
             what=f"{what} was not measured: {run.error}.",
@@ -68,7 +68,7 @@ def matmul_values(facts: Facts) -> Iterator[Finding]:
 
 
 def matmul_speed(facts: Facts) -> Iterator[Finding]:
-    """The GPUs are as fast as their data sheet lets expect, and equal ones equally fast."""
+    """The GPUs are about as fast as their data sheets say, and equal ones equally fast."""
     if facts.matmuls is None:
         return
     rates = [rate for rate in facts.matmuls.rates if rate.tflops is not None]

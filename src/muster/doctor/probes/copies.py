@@ -3,7 +3,7 @@
     host KIND 0,1,2 SECONDS      pinned memory and not, one device at a time
     pairs KIND 0-1,1-0 SECONDS   each verified: some hosts deliver zeros, or never finish
 
-Each pair is named before it is tried, so that whoever cuts this process off knows which hung. What
+Each pair is named before it is tried, so that the doctor knows which one hung. What
 arrives is compared with what was made on the host, never with a copy of itself.
 """
 

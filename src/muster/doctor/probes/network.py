@@ -43,7 +43,7 @@ def resolve(name: str) -> dict[str, object]:
 
 
 def serve(port: int, deadline_s: float) -> dict[str, object]:
-    """Answer whoever comes until ``deadline_s`` of the monotonic clock."""
+    """Answer every host that connects until ``deadline_s`` of the monotonic clock."""
     try:
         # Both families: what a name resolves to elsewhere is not known here.
         listener = socket.create_server(
@@ -77,7 +77,7 @@ def _answer(guest: socket.socket) -> int:
 
 
 def join(addr: str, port: int, deadline_s: float) -> dict[str, object]:
-    """Ask until somebody answers; the master may start a little later."""
+    """Ask until the master answers, which may start a little later."""
     problem = "nobody answered"
     while (left_s := deadline_s - time.monotonic()) > 0:
         try:

@@ -145,8 +145,8 @@ class VllmEngine:
 def options_of(spec: EngineSpec, num_sharing: int) -> dict[str, Any]:
     """Arguments of ``AsyncEngineArgs`` for one of ``num_sharing`` engines on the same GPU.
 
-    vLLM reserves its share of the whole card when it starts, whatever others have reserved, and
-    refuses to start where so much is not free.
+    vLLM reserves its share of the whole card when it starts, no matter what others have reserved,
+    and refuses to start where that much is not free.
     """
     options: dict[str, Any] = {
         "model": spec.model,

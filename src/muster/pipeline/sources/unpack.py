@@ -28,7 +28,7 @@ def unpack(found: Found, folder: Path) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    # A missing package is told of before a file is begun.
+    # A missing package is reported before a file is begun.
     copy = _copy_gzip if found.packed == "gzip" else _zstd_copier()
     with found.path.open("rb") as packed, replacing(target) as temporary:
         try:
