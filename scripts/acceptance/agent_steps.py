@@ -26,7 +26,7 @@ def generation(here: Here) -> None:
         rates[batch] = asyncio.run(_rate(str(weights), asked, batch, here))
     here.note("tokens/s by the size of the batch", {k: round(v, 1) for k, v in rates.items()})
     gain = max(rates.values()) / rates[1]
-    here.fast("times one at a time", gain, at_least=5)
+    here.goal("generation, times one at a time", gain)
 
 
 async def _rate(model: str, problems: list[str], batch: int, here: Here) -> float:

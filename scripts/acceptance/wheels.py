@@ -21,7 +21,10 @@ from pathlib import Path
 
 #: What a machine for deep learning is taken to have.
 _THERE = {"torch", "numpy", "triton", "pyarrow", "matplotlib", "transformers"}
-_WANTED = ("muster-gpu", "pytest", "pytest-timeout", "hypothesis", "pexpect", "gymnasium")
+_WANTED = (
+    "muster-gpu", "pytest", "pytest-timeout", "hypothesis", "pexpect", "gymnasium",
+    "accelerate", "lightning",
+)  # fmt: skip
 _PYTHON = "3.12"
 _ROOT = Path(__file__).parents[2]
 

@@ -38,7 +38,8 @@ def test_a_step_that_hangs_or_has_no_time_costs_the_others_nothing(tmp_path: Pat
         capture_output=True, text=True, timeout=300, cwd=tmp_path,
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [line["status"] for line in lines] == ["skipped", "skipped"]
+    assert [line["status"] for line in lines] == ["left out", "left out"]
+    assert lines[0]["error"] == "it needs 15 s, and 1 s are left"
     assert done.returncode == 0
 
 
@@ -73,3 +74,46 @@ def test_the_kernel_is_launched_with_what_the_sampler_gives_it(
     block = Block(h=h.tolist(), w=w.tolist(), dim=dim, num_samples=students, seed=seed, eps=1e-3)
     [wanted] = sampler_cuda.staged([block], torch.device("cpu"))
     torch.testing.assert_close((h, w, eps), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.quick
+def test_goals_are_held_or_missed_and_only_rehearsed_without_a_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from acceptance.main import _goals
+
+    found = [
+        {"step": 5, "goals": {"small MLP, share of the raw loop": 0.91}},
+        {"step": 6, "goals": {"share of time that saving takes": 0.03}},
+        {"step": 9, "goals": {"innocent failures, faults of devices": 1}},
+        {"step": 11, "status": "left out"},
+    ]
+    for rehearse, verdicts in ((False, ["held", "missed"]), (True, ["only rehearsed"] * 2)):
+        lines = {
+            line[6:54].strip(): line for line in _goals(found, rehearse=rehearse).splitlines()[2:]
+        }
+        assert lines["small MLP, share of the raw loop"].endswith(verdicts[0])
+        assert lines["share of time that saving takes"].endswith(verdicts[1])
+        assert lines["innocent failures, faults of devices"].endswith("missed")
+        assert lines["generation, times one at a time"].endswith("not measured")
+
+
+@pytest.mark.quick
+def test_several_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits before a round until its turn has come, and settles before it is timed."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from acceptance.programs.tasks import Clock
+
+    sizes = {"WARM": "2", "STEPS": "3", "SETTLE": "1", "ROUNDS": "2"}
+    places = {"CLOCK": str(tmp_path / "a.json"), "TURNS": str(tmp_path), "WAY": "a"}
+    for name, value in {**sizes, **places}.items():
+        monkeypatch.setenv(name, value)
+    clock = Clock()
+    for number in range(2):
+        (tmp_path / f"a-{number}").touch()
+    for step in range(1, 12):
+        clock.tick()
+        done = json.loads((tmp_path / "a.json").read_text()) if step >= 7 else []
+        assert len(done) == (step >= 7) + (step >= 11), step
+        assert (tmp_path / "a-ready").exists() == (step >= 3)

@@ -1,7 +1,7 @@
-"""What is trained: a GPT of 124 million parameters and a small perceptron, as tasks and by hand.
+"""What is trained: a GPT of 124 million parameters and a small perceptron.
 
-Both ways take the time of the same steps: from a synchronize before step FIRST to one before step
-LAST of the environment, written to the file that CLOCK names.
+Whoever trains them, the time of the same steps is taken, each round between two synchronizes, and
+written to the file that CLOCK names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,31 +17,63 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import muster
 
 
 class Clock:
-    """``tick`` is called at the begin of every step."""
+    """``tick`` is called at the begin of every step; ROUNDS of STEPS steps are timed after WARM.
+
+    A program that has a place in the folder TURNS waits before each round for its turn, so that
+    several are timed in turns on one card; the first SETTLE steps of a round are not counted.
+    """
 
     def __init__(self) -> None:
-        self._marks = [int(os.environ["FIRST"]), int(os.environ["LAST"])]
-        self._begin_s = 0.0
+        warm, self._steps, self._settle, self._rounds = (
+            int(os.environ.get(name, "0")) for name in ("WARM", "STEPS", "SETTLE", "ROUNDS")
+        )
         self._count = 0
+        self._next = warm + 1 if self._rounds else 0  # the step at which something is due
+        self._has_turn = "TURNS" not in os.environ
+        self._begin_s: float | None = None
+        self._seconds: list[float] = []
 
     def tick(self) -> None:
         self._count += 1
-        if self._count not in self._marks:
+        if self._count != self._next:
             return
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        if self._count == self._marks[0]:
+        if self._begin_s is not None:
+            self._seconds.append(time.perf_counter() - self._begin_s)
+            _write(Path(os.environ["CLOCK"]), json.dumps(self._seconds))
+            self._begin_s, self._has_turn = None, "TURNS" not in os.environ
+            if len(self._seconds) == self._rounds:
+                return
+        if self._has_turn:
+            self._next += self._steps
             self._begin_s = time.perf_counter()
         else:
-            seconds = time.perf_counter() - self._begin_s
-            found = {"seconds": seconds, "steps": self._marks[1] - self._marks[0]}
-            Path(os.environ["CLOCK"]).write_text(json.dumps(found))
+            _wait_for_turn(len(self._seconds))
+            self._next += self._settle
+            self._has_turn = True
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def _wait_for_turn(number: int) -> None:
+    folder, name = Path(os.environ["TURNS"]), os.environ["WAY"]
+    (folder / f"{name}-ready").touch()
+    limit_s = time.monotonic() + 300
+    while not (folder / f"{name}-{number}").exists():
+        if time.monotonic() > limit_s:
+            raise TimeoutError(f"{name} waited 300 s for round {number}")
+        time.sleep(0.005)
 
 
 class Block(nn.Module):
@@ -159,30 +190,3 @@ class Curve(muster.Task):
 
     def score(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         raise NotImplementedError
-
-
-def train_by_hand(task: Gpt, batch_size: int, num_steps: int, device: str) -> None:
-    """The same training as a textbook has it: one loop, the same optimizer and precision."""
-    torch.manual_seed(0)
-    model = task.model().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda" or None)
-    data = task.dataset("train")
-    assert data is not None
-    steps = 0
-    while True:
-        for batch in DataLoader(data, batch_size, shuffle=True, pin_memory=device == "cuda"):
-            moved = [part.to(device, non_blocking=True) for part in batch]
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-                loss = task.loss(model, moved).mean()
-            loss.backward()
-            optimizer.step()
-            steps += 1
-            if steps == num_steps:
-                return
-
-
-if __name__ == "__main__":
-    kind = {"Gpt": Gpt, "Mlp": Mlp}[sys.argv[1]]
-    made = kind(small=sys.argv[4] == "cpu")
-    train_by_hand(made, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
