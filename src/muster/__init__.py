@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from muster.base.errors import TargetError as TargetError
     from muster.base.errors import UnknownNameError as UnknownNameError
     from muster.base.errors import UsageError as UsageError
+    from muster.base.metric_log import log as log
     from muster.base.target import load_target as load_target
     from muster.farm.batched import batched as batched
     from muster.farm.executors.cluster import ClusterRequest as ClusterRequest
@@ -58,6 +59,7 @@ _PUBLIC = {
     "batched": "muster.farm.batched",
     "fit": "muster.api.fit",
     "load_target": "muster.base.target",
+    "log": "muster.base.metric_log",
     "map": "muster.api.map",
     "seed_of": "muster.pipeline.stages",
     "sweep": "muster.api.sweep",
@@ -85,6 +87,7 @@ __all__ = [
     "batched",
     "fit",
     "load_target",
+    "log",
     "map",
     "seed_of",
     "sweep",

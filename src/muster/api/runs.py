@@ -112,6 +112,11 @@ class Run:
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.has_values()
 
+    def has_metrics(self) -> bool:
+        """Whether any task has logged a number."""
+        with LedgerReader(self.folder.ledger) as ledger:
+            return next(ledger.metrics(), None) is not None
+
     def status(self) -> Status:
         stored, is_running = self.stored, is_held(self.folder)
         tasks, num_retried = Tasks(), 0

@@ -269,7 +269,9 @@ class Coordinator:
 
     def _publish(self, decisions: Decisions) -> None:
         folder = self._plan.folder
-        has_checkpoints = bool(decisions.done) and folder.checkpoints.exists()
+        has_checkpoints = bool(decisions.done) and (
+            folder.checkpoints.exists() or folder.points.exists()
+        )
         for record in decisions.done:
             if record.finished.files or has_checkpoints:
                 key = self._ledger.key_of(record.task_id).hex()

@@ -15,6 +15,7 @@ runs/<name>/
   artifacts/ab/<key>/ the folder of a finished task that wrote files
   attempts/           folders of attempts that have not been accepted (or failed)
   checkpoints/        <key>.ckpt of long tasks that saved one
+  points/             what the programs of unfinished tasks have logged
   values/             results too large for the ledger
   requests/           which session works on the run, and what others have asked of it
   results.parquet     one row per task; results.csv is the same
@@ -129,6 +130,14 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def points(self) -> Path:
+        return self.path / "points"
+
+    def points_of(self, key: str, token: int) -> Path:
+        """Where the program of one attempt writes numbers, until the task is done."""
+        return self.points / f"{key}.{token}.jsonl"
 
     def checkpoint(self, key: str) -> Path:
         return self.checkpoints / f"{key}.ckpt"

@@ -25,6 +25,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
+from muster.base.metric_log import METRICS_FILE
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
 from muster.gang.blame import RankEnd, consequence, read_rank_error
@@ -212,7 +213,11 @@ class Supervisor(SimpleElasticAgent):
             values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         if self._spec.slot is not None:
             values[SLOT] = self._spec.slot
-        values |= self._defaults(child_environment({}))
+        said = child_environment({})
+        if not isinstance(self._spec.program, Entry) and rank == 0:
+            # Of a program that is itself a task of a sweep the numbers are the task's.
+            values[METRICS_FILE] = said.get(METRICS_FILE) or str(self._spec.folder.metrics)
+        values |= self._defaults(said)
         return child_environment(values)
 
     def _defaults(self, said: Mapping[str, str]) -> dict[str, str]:

@@ -96,7 +96,7 @@ class Sent:
         self.bodies: list[bytes] = []
         self.safe = 0
 
-    def logged(self, task_id: int, token: int, body: bytes) -> int:
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
         self.bodies.append(body)
         return len(self.bodies)
 

@@ -34,7 +34,7 @@ class Coordinator:
         if len(self.heard) == self.kill_at:
             raise KeyboardInterrupt
 
-    def logged(self, task_id: int, token: int, body: bytes) -> int:
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
         raise AssertionError("a call of this recipe logs nothing")
 
     def confirmed(self) -> int:

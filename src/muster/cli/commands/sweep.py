@@ -44,6 +44,7 @@ command with {{name}} where a value belongs and {{dir}} for the task's folder. S
 
 What a function returns becomes columns of the table. A command writes a JSON object of numbers to
 result.json in $MUSTER_TASK_DIR, and finds $MUSTER_SEED and $MUSTER_PARAMS (JSON) there as well.
+Numbers over time: muster.log(step, loss=...) in Python, or lines of JSON in $MUSTER_METRICS.
 
 Examples:
   muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
@@ -196,7 +197,7 @@ def run_and_sum_up(
         output.say_json(_outcome(run, seconds, made))
     elif not shown.quiet:
         _sum_up(run, seconds, made)
-        if run.counts()[TaskState.DONE] and not run.has_results():
+        if run.counts()[TaskState.DONE] and not (run.has_results() or run.has_metrics()):
             output.say(_no_numbers(workload))
     return run.exit_code
 
@@ -205,7 +206,9 @@ def _no_numbers(workload: Workload) -> str:
     if any(spec.kind == "command" for spec in workload.targets):
         return (
             "No task handed over a number. A command does it with a JSON object in the file "
-            '"$MUSTER_TASK_DIR/result.json", such as {"loss": 0.1}: its entries become columns.'
+            '"$MUSTER_TASK_DIR/result.json", such as {"loss": 0.1}: its entries become columns. '
+            "Numbers over time are lines of JSON in the file $MUSTER_METRICS, such as "
+            '{"step": 3, "loss": 0.1}; in Python muster.log(3, loss=0.1) writes them.'
         )
     return 'No task returned a value: return a number, or several as {"loss": 0.1}.'
 

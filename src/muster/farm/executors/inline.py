@@ -93,7 +93,8 @@ class InlineExecutor:
 
     def confirm(self, worker_id: int, serial: int) -> None:
         if worker_id in self._lines:
-            self._lines[worker_id].num_confirmed = serial
+            line = self._lines[worker_id]
+            line.num_confirmed = max(line.num_confirmed, serial)
 
     def end(self, worker_id: int, *, kill: bool) -> None:
         if worker_id not in self._performers:
@@ -174,10 +175,12 @@ class _InlineLine:
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None:
         self._events.append(Progress(self._worker_id, task_id, text, numbers))
 
-    def logged(self, task_id: int, token: int, body: bytes) -> int:
-        self._num_logged += 1
-        self._events.append(Logged(self._worker_id, task_id, token, self._num_logged, body))
-        return self._num_logged
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
+        if serial is None:
+            self._num_logged += 1
+            serial = self._num_logged
+        self._events.append(Logged(self._worker_id, task_id, token, serial, body))
+        return serial
 
     def confirmed(self) -> int:
         return self.num_confirmed

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.base.metric_log import METRICS_FILE
 from muster.base.settings import child_environment
 from muster.farm import canonical
 from muster.farm.lifecycle import signal_name
@@ -43,7 +44,8 @@ def run_command(spec: TargetSpec, params: Mapping[str, Any], context: Context) -
 
     ``{name}`` in an argument becomes the parameter's value, ``{dir}`` the attempt's folder; the
     environment says the same. A command reports metrics by writing a JSON object to
-    ``result.json`` in that folder.
+    ``result.json`` in that folder, and logs numbers while it runs
+    by appending lines of JSON to the file that ``MUSTER_METRICS`` names.
     """
     folder = context.folder
     uses_folder = any("dir" in names_in(part) for part in spec.argv)
@@ -52,7 +54,10 @@ def run_command(spec: TargetSpec, params: Mapping[str, Any], context: Context) -
     if spec.shell:
         argv = ["/bin/sh", "-c", argv[0]]
     try:
-        code = _spawn_and_wait(argv, _environment(params, context), context)
+        with context.follower() as follower:
+            environment = _environment(params, context)
+            environment[METRICS_FILE] = str(follower.path)
+            code = _spawn_and_wait(argv, environment, context)
         if code < 0:
             raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
         if code > 0:

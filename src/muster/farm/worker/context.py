@@ -16,6 +16,7 @@ from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.errors import TargetError
 from muster.farm import canonical, wire
 from muster.farm.results import plain
+from muster.farm.worker.follow import Follower
 from muster.farm.worker.gather import Gatherer
 from muster.farm.worker.inbox import Halt, Line
 from muster.farm.worker.logs import task_logger
@@ -137,6 +138,10 @@ class Context:
         self._gatherer.add(step, metrics)
         if self.halted == "stop":
             raise MadeRoom
+
+    def follower(self) -> Follower:
+        """What forwards the numbers that the program of this attempt writes to a file."""
+        return Follower(self._run_folder, self._key, self._task_id, self._token, self._line)
 
     def end_log(self) -> None:
         """Send what was logged and has not been sent; called when the task has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import time
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.base.errors import TargetError
+from muster.base.metric_log import as_number, as_step
 from muster.farm import points, wire
 from muster.farm.worker.inbox import Line
 
@@ -45,8 +45,8 @@ class Gatherer:
                 "ctx.log was called in a process that the task has started.",
                 hint="send the numbers to the task's own process, and log them there.",
             )
-        number = _as_step(step)
-        numbers = [(name, _as_number(name, value)) for name, value in metrics.items()]
+        number = as_step(step)
+        numbers = [(name, as_number(name, value)) for name, value in metrics.items()]
         now = time.time()
         with self._lock:
             for name, value in numbers:
@@ -102,34 +102,3 @@ class Gatherer:
         confirmed = self._line.confirmed()
         while self._sent and self._sent[0][0] <= confirmed:
             self._sent.popleft()
-
-
-def _as_step(step: object) -> int:
-    try:
-        number = operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        raise TargetError(
-            f"ctx.log: the step is {step!r} ({type(step).__name__}); it is a whole number."
-        ) from None
-    if not -(2**63) <= number < 2**63:
-        raise TargetError(f"ctx.log: the step {number} does not fit into 64 bits.")
-    return number
-
-
-def _as_number(name: str, value: Any) -> float:
-    """``value`` as a float; a number, or an array or tensor that is one number and has no shape."""
-    try:
-        if isinstance(value, float | int):  # a bool is an int
-            return float(value)
-        if getattr(value, "shape", None) == () and hasattr(value, "item"):
-            item = value.item()
-            if isinstance(item, float | int):
-                return float(item)
-    except OverflowError:
-        raise TargetError(f"ctx.log: {name} is an integer beyond what a float holds.") from None
-    shape = getattr(value, "shape", None)
-    of_shape = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
-    raise TargetError(
-        f"ctx.log: {name} is a {type(value).__name__}{of_shape}, which is not a number.",
-        hint="log numbers: bool, int, float, or a NumPy scalar or tensor without dimensions.",
-    )

@@ -106,7 +106,7 @@ class Inbox:
                 elif message[0][0] == wire.WARN:
                     self.is_warned = True
                 elif message[0][0] == wire.CONFIRMED:
-                    self.confirmed = message[0][1]
+                    self.confirmed = max(self.confirmed, message[0][1])
                 elif message[0][0] == wire.STOP_TASK:
                     self._halt(*message[0][1:])
                 elif message[0][0] == wire.SHARE:
@@ -156,8 +156,11 @@ _MAX_TEXT = 500
 class Line(Protocol):
     def progress(self, task_id: int, text: str, numbers: Mapping[str, float]) -> None: ...
 
-    def logged(self, task_id: int, token: int, body: bytes) -> int:
-        """Send points; returns the serial number that ``confirmed`` reaches once they are safe."""
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
+        """Send points; returns the serial number that ``confirmed`` reaches once they are safe.
+
+        ``serial``: a negative number of the caller's own, which is never confirmed.
+        """
 
     def confirmed(self) -> int:
         """The serial number up to which all points have been recorded."""
@@ -194,10 +197,11 @@ class InboxLine:
         shown = wire.clean(text)[:_MAX_TEXT]
         self._inbox.send(wire.pack([wire.PROGRESS, task_id, shown, dict(numbers)]))
 
-    def logged(self, task_id: int, token: int, body: bytes) -> int:
-        # One thread at a time logs for the one task at work, so the numbers are in order.
-        self._inbox.num_sent += 1
-        serial = self._inbox.num_sent
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
+        if serial is None:
+            # One thread at a time logs for the one task at work, so the numbers are in order.
+            self._inbox.num_sent += 1
+            serial = self._inbox.num_sent
         self._inbox.send(wire.pack([wire.METRICS, task_id, token, serial], body))
         return serial
 

@@ -21,6 +21,7 @@ from muster.base.device_faults import (
     why_unfit,
 )
 from muster.base.errors import TargetError
+from muster.base.metric_log import logging_to
 from muster.base.target import TargetRef, load
 from muster.farm import canonical
 from muster.farm.batched import batch_spec_of
@@ -129,7 +130,9 @@ class Performer:
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
                     call = {**call, "ctx": context}
-                value = _store(loaded.function(**call), context, self._log)
+                with logging_to(context.log):
+                    returned = loaded.function(**call)
+                value = _store(returned, context, self._log)
             context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails
             failure = self._explain(error, context)
@@ -187,7 +190,9 @@ class Performer:
             _seed_everything(orders[0].key)
             context = self._context(orders[0], params[0], len(orders))
             call = {"ctx": context} if loaded.wants_context else {}
-            values = _check_batch(loaded.function(params, **call), len(orders))
+            with logging_to(context.log):
+                returned = loaded.function(params, **call)
+            values = _check_batch(returned, len(orders))
         except BaseException as error:
             failure = self._explain(error)
         failure = self._ask_device(failure)

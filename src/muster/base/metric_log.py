@@ -1,0 +1,122 @@
+"""``muster.log``: a program records numbers, wherever it runs.
+
+In a function of a sweep they go to the task at work; in a command of a sweep, and in rank 0 of
+``muster run``, to the file that ``MUSTER_METRICS`` names; elsewhere nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from muster.base.errors import TargetError
+from muster.base.settings import variable
+
+#: The environment variable with the file to which a program appends.
+METRICS_FILE = "MUSTER_METRICS"
+#: Of a line: seconds since 1970, and which process has written it. Metrics have other names.
+TIME, PROCESS = "_time", "_process"
+
+_at_work: Callable[..., None] | None = None
+_open: tuple[str, int, int, str] | None = None  # name, process, descriptor, mark of the process
+
+
+def log(step: int, **metrics: Any) -> None:
+    """Record numbers of this step, such as ``muster.log(epoch, loss=0.3, accuracy=0.9)``.
+
+    It works in functions and programs of ``muster sweep`` and in rank 0 of ``muster run``, and does
+    nothing elsewhere, so that a program runs the same without Muster. `muster metrics` shows what
+    was recorded.
+
+    A number is a bool, int or float, or a NumPy scalar or tensor without dimensions. Raises
+    TargetError for other values.
+    """
+    if _at_work is not None:
+        _at_work(step, **metrics)
+        return
+    name = variable(METRICS_FILE)
+    if not name or variable("RANK") not in (None, "", "0"):
+        return
+    values = {key: as_number(key, value) for key, value in metrics.items()}
+    handle, mark = _file(name)
+    line = {"step": as_step(step), TIME: time.time(), PROCESS: mark, **values}
+    os.write(handle, json.dumps(line).encode() + b"\n")  # at once, so that lines do not mix
+
+
+@contextmanager
+def logging_to(sink: Callable[..., None]) -> Iterator[None]:
+    """Have ``log`` call ``sink`` meanwhile, in all threads of this process."""
+    global _at_work
+    before, _at_work = _at_work, sink
+    try:
+        yield
+    finally:
+        _at_work = before
+
+
+def _file(name: str) -> tuple[int, str]:
+    global _open
+    if _open is None or _open[:2] != (name, os.getpid()):
+        handle = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        _open = (name, os.getpid(), handle, f"{time.time():.6f}")
+    return _open[2], _open[3]
+
+
+def as_step(step: object) -> int:
+    """``step`` as an int of 64 bits. Raises TargetError for what is no whole number."""
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        raise TargetError(
+            f"log: the step is {step!r} ({type(step).__name__}); it is a whole number."
+        ) from None
+    if not -(2**63) <= number < 2**63:
+        raise TargetError(f"log: the step {number} does not fit into 64 bits.")
+    return number
+
+
+def as_number(name: str, value: Any) -> float:
+    """``value`` as a float; a number, or an array or tensor that is one number and has no shape.
+
+    Raises TargetError, with the metric's name and the type of the value, for anything else.
+    """
+    try:
+        if isinstance(value, float | int):  # a bool is an int
+            return float(value)
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):
+            item = value.item()
+            if isinstance(item, float | int):
+                return float(item)
+    except OverflowError:
+        raise TargetError(f"log: {name} is an integer beyond what a float holds.") from None
+    shape = getattr(value, "shape", None)
+    of_shape = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
+    raise TargetError(
+        f"log: {name} is a {type(value).__name__}{of_shape}, which is not a number.",
+        hint="log numbers: bool, int, float, or a NumPy scalar or tensor without dimensions.",
+    )
+
+
+def read_line(line: bytes, number: int) -> tuple[int, float | None, dict[str, float]] | None:
+    """Step, time and numbers of a line that a program has written; None where it is no JSON object.
+
+    A line without a step gets ``number``. What is no number is left out.
+    """
+    try:
+        found = json.loads(line)
+        if not isinstance(found, Mapping):
+            return None
+        step, time_s = as_step(found.get("step", number)), found.get(TIME)
+    except (ValueError, TargetError):
+        return None
+    numbers = {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, float | int) and name not in ("step", TIME, PROCESS)
+    }
+    return step, float(time_s) if isinstance(time_s, float | int) else None, numbers

@@ -1,0 +1,113 @@
+"""Forwards what a program writes to the file that ``MUSTER_METRICS`` names.
+
+The file and the places where it was cut into frames outlive the attempt: the next one sends all
+frames of an earlier attempt again as that attempt's, and the last one up to the file's end. A frame
+is numbered by where it begins, so what the coordinator has is recorded once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from muster.base.metric_log import read_line
+from muster.farm import points
+from muster.farm.worker.gather import SEND_AT, SEND_EVERY_S
+from muster.farm.worker.inbox import Line
+from muster.run.folder import RunFolder
+
+
+class Follower:
+    def __init__(self, folder: RunFolder, key: str, task_id: int, token: int, line: Line) -> None:
+        folder.points.mkdir(parents=True, exist_ok=True)
+        self.path = folder.points_of(key, token).absolute()
+        self._earlier = [folder.points_of(key, number) for number in range(1, token)]
+        self._task_id = task_id
+        self._token = token
+        self._line = line
+        self._offset = 0
+        self._num_lines = 0
+        self._complained = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
+
+    def __enter__(self) -> Follower:
+        for token, path in enumerate(self._earlier, 1):
+            if path.exists():
+                self._send_again(token, path)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Forward the rest, also a last line without an end."""
+        self._ended.set()
+        self._thread.join()
+        self._forward(is_over=True)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(SEND_EVERY_S):
+            self._forward()
+
+    def _forward(self, *, is_over: bool = False) -> None:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        for part in _parts(data, is_over=is_over):
+            start, self._offset = self._offset, self._offset + len(part)
+            with _cuts_of(self.path).open("ab", buffering=0) as cuts:
+                cuts.write(b"%d\n" % self._offset)  # its end, before it is sent
+            self._send(self._token, start, part)
+
+    def _send_again(self, token: int, path: Path) -> None:
+        data = path.read_bytes()
+        ends: list[int] = []
+        with suppress(FileNotFoundError, ValueError):
+            ends = [int(word) for word in _cuts_of(path).read_bytes().split()]
+        self._num_lines = 0
+        for start, end in pairwise([0, *ends, len(data)]):
+            self._send(token, start, data[start:end])
+        self._num_lines = 0
+
+    def _send(self, token: int, start: int, data: bytes) -> None:
+        found: list[tuple[str, int, float, float]] = []
+        now = time.time()
+        for text in data.splitlines():
+            line = read_line(text, self._num_lines)
+            self._num_lines += 1
+            if line is None:
+                self._complain(text)
+                continue
+            step, time_s, numbers = line
+            written_s = now if time_s is None else time_s
+            found += [(name, step, written_s, value) for name, value in numbers.items()]
+        if found:
+            # Negative: these numbers count bytes and are not to be taken for those of `Gatherer`.
+            self._line.logged(self._task_id, token, points.encode(found), -1 - start)
+
+    def _complain(self, text: bytes) -> None:
+        if not self._complained and text.strip():
+            self._complained = True
+            shown = text[:80].decode("utf-8", "replace")
+            said = f"muster: this line of MUSTER_METRICS is no JSON object and is left out: {shown}"
+            os.write(1, f"{said}\n".encode("utf-8", "replace"))
+
+
+def _cuts_of(path: Path) -> Path:
+    return path.with_suffix(".cuts")
+
+
+def _parts(data: bytes, *, is_over: bool) -> Iterator[bytes]:
+    """The whole lines of ``data``, some thousand at a time."""
+    lines = data.splitlines(keepends=True)
+    if lines and not is_over and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    for first in range(0, len(lines), SEND_AT):
+        yield b"".join(lines[first : first + SEND_AT])

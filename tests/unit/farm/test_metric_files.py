@@ -1,0 +1,107 @@
+"""Programs log numbers to a file; the worker forwards it, and no kill doubles or loses a line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.farm.test_metric_stream import Sent
+
+import muster
+from muster.base.metric_log import read_line
+from muster.farm import metrics, points
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.worker.follow import Follower
+from muster.run.folder import RunFolder
+
+PROGRAM = """
+import json, os, sys
+import muster
+
+muster.log(0, loss=1.0)
+if sys.argv[1] == "others":  # as a program of another language does it
+    with open(os.environ["MUSTER_METRICS"], "a") as file:
+        print(json.dumps({"step": 1, "loss": 0.5}), file=file)
+        print("no JSON", file=file)
+        print(json.dumps({"loss": 0.25, "note": "no number"}), file=file, end="")
+"""
+
+
+class Ledger(Sent):
+    """Keeps frames as the ledger does: by task, token and serial, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: dict[tuple[int, int], bytes] = {}
+
+    def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
+        assert serial is not None
+        self.frames.setdefault((token, serial), body)
+        return serial
+
+    def steps(self) -> list[int]:
+        frames = [(token, points.decode(body)) for (token, _), body in self.frames.items()]
+        return metrics.effective(frames)["loss"].step.tolist()
+
+
+def line(step: int) -> str:
+    return json.dumps({"step": step, "loss": 0.5}) + "\n"
+
+
+@pytest.mark.parametrize("begins_at", [0, 3, 5])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_the_next_attempt_forwards_what_the_killed_one_has_written(
+    lost: int, begins_at: int, tmp_path: Path
+) -> None:
+    """Two frames were sent, of which the coordinator lost some, and two lines were not sent."""
+    folder, ledger = RunFolder(tmp_path), Ledger()
+    first = Follower(folder, "k", 1, 1, ledger)
+    with first.path.open("a") as file:
+        for steps in ((0, 1), (2,)):
+            file.write("".join(map(line, steps)))
+            file.flush()
+            first._forward()
+        file.write(line(3) + line(4))
+    for key in list(ledger.frames)[2 - lost :]:
+        del ledger.frames[key]
+    with Follower(folder, "k", 1, 2, ledger) as second, second.path.open("a") as file:
+        file.write("".join(map(line, range(begins_at, 8))))
+    assert ledger.steps() == list(range(8))
+
+
+def test_what_a_line_may_hold() -> None:
+    assert read_line(b'{"step": 3, "a": 1, "b": true, "c": NaN}', 0) is not None
+    assert read_line(b'{"loss": 1e-3, "name": "x", "_time": 5}', 7) == (7, 5.0, {"loss": 1e-3})
+    for wrong in (b"", b"[1]", b"{", b'{"step": "x", "a": 1}', b'{"step": 0.5, "a": 1}'):
+        assert read_line(wrong, 0) is None
+
+
+def test_log_does_nothing_where_muster_is_not(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import muster\nmuster.log(0, loss=1.0)\n")
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=300)
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+@pytest.mark.parametrize("how", ["python", "others"])
+def test_programs_of_a_sweep_log_numbers(how: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, f"{tmp_path}/program.py", "{how}"]
+    run = muster.sweep(command, grid={"how": [how]}, run_dir=tmp_path / "run", executor="inline")
+    folder = RunFolder(run.path)
+    with LedgerReader(folder.ledger) as reader:
+        curve = metrics.curves_of(reader, 1)["loss"]
+    expected = [(0, 1.0), (1, 0.5), (3, 0.25)] if how == "others" else [(0, 1.0)]
+    assert list(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) == expected
+    assert list(folder.points.iterdir()) == []
+
+
+def test_log_in_a_function_is_the_tasks(tmp_path: Path) -> None:
+    source = "import muster\n\ndef f(x: int):\n    muster.log(4, loss=x)\n"
+    (tmp_path / "target.py").write_text(source)
+    target, grid = f"{tmp_path}/target.py:f", {"x": [3]}
+    run = muster.sweep(target, grid=grid, run_dir=tmp_path / "run", executor="inline")
+    with LedgerReader(RunFolder(run.path).ledger) as reader:
+        assert metrics.curves_of(reader, 1)["loss"].value.tolist() == [3.0]
