@@ -47,4 +47,9 @@ class RandomSampler:
 
 
 def make_sampler(spec: SearchSpec) -> Sampler:
-    return RandomSampler(spec)
+    """The sampler that the specification names; all but ``random`` are Optuna's."""
+    if spec.sampler == "random":
+        return RandomSampler(spec)
+    from muster.search.optuna_study import StudySampler
+
+    return StudySampler(spec)

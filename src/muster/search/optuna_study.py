@@ -1,0 +1,311 @@
+"""A search as a study of Optuna's, which samplers look at and which other tools open.
+
+Everything that knows Optuna is here; it is imported when a search needs it. Optuna is told through
+its storage in memory, so that a trial costs one entry and no sampler is asked twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from muster.base.errors import MissingPackageError
+from muster.search.distributions import Choice, Distribution, Float, shown_value
+from muster.search.draws import seed_for
+from muster.search.space import is_active
+from muster.search.spec import SearchSpec
+from muster.search.trials import Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+#: These keep something in the study, so a rebuilt study has to be made by asking them again.
+_STATEFUL = frozenset({"qmc", "cmaes", "nsga2"})
+
+
+class StudySampler:
+    """A sampler of Optuna's, made anew for each question with a seed of its own.
+
+    The study grows by an entry for each trial that is asked for, and by another when a paused one
+    has come further: a trial at a rung and the same trial at the next are two observations.
+    """
+
+    def __init__(self, spec: SearchSpec) -> None:
+        self._spec = spec
+        self._optuna = import_optuna(f"The sampler {spec.sampler}")
+        with _quiet(self._optuna):
+            self._storage = self._optuna.storages.InMemoryStorage()
+            self._study = self._optuna.create_study(
+                storage=self._storage,
+                directions=[objective.direction for objective in spec.objectives],
+                sampler=self._optuna.samplers.RandomSampler(seed=0),
+            )
+        self._distributions = optuna_distributions(spec)
+        self._running: dict[int, int] = {}
+
+    def pick(self, number: int) -> dict[str, Any]:
+        with _quiet(self._optuna):
+            self._study.sampler = self._sampler_for(number)
+            trial = self._study.ask()
+            params: dict[str, Any] = {}
+            for axis in self._spec.space.axes:
+                if is_active(axis, params):
+                    found = trial._suggest(axis.name, self._distributions[axis.name])
+                    params[axis.name] = _from_optuna(axis.distribution, found)
+        self._running[number] = trial.number
+        return params
+
+    def fix(self, number: int, params: Mapping[str, Any]) -> None:
+        state = self._optuna.trial.TrialState
+        if number in self._running:
+            self._storage.set_trial_state_values(self._id(self._running.pop(number)), state.FAIL)
+        self._running[number] = self._add(params, state.RUNNING, {}, None, {})
+
+    def recall(self, number: int, params: Mapping[str, Any], by: str) -> None:
+        if by == self._spec.sampler and self._spec.sampler in _STATEFUL:
+            if self.pick(number) != params:
+                self.fix(number, params)
+        elif is_inside(self._spec, params):
+            self.fix(number, params)
+
+    def tell(self, trial: Trial) -> None:
+        if not is_inside(self._spec, trial.params):
+            return
+        state, values, steps = outcome_of(self._spec, trial)
+        marks = constraints_of(self._spec, trial)
+        at = self._running.pop(trial.number, None)
+        if at is None:
+            self._add(trial.params, self._optuna.trial.TrialState[state], steps, values, marks)
+            return
+        identity = self._id(at)
+        for step, value in steps.items():
+            self._storage.set_trial_intermediate_value(identity, step, value)
+        for key, mark in marks.items():
+            self._storage.set_trial_system_attr(identity, key, mark)
+        self._storage.set_trial_state_values(identity, self._optuna.trial.TrialState[state], values)
+
+    def _id(self, number: int) -> int:
+        study_id = self._study._study_id
+        return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+
+    def _add(
+        self,
+        params: Mapping[str, Any],
+        state: optuna.trial.TrialState,
+        steps: dict[int, float],
+        values: list[float] | None,
+        marks: dict[str, Any],
+    ) -> int:
+        made = self._optuna.trial.create_trial(
+            state=state,
+            params=_to_optuna(self._spec, params),
+            distributions={name: self._distributions[name] for name in params},
+            intermediate_values=steps,
+            values=values,
+            system_attrs=marks,
+        )
+        self._study.add_trial(made)
+        count = self._storage.get_n_trials(self._study._study_id)
+        return count - 1
+
+    def _sampler_for(self, number: int) -> optuna.samplers.BaseSampler:
+        samplers = self._optuna.samplers
+        seed = seed_for(self._spec.seed, self._spec.sampler, number)
+        by_itself = samplers.RandomSampler(seed=seed)
+        match self._spec.sampler:
+            case "qmc":
+                same = seed_for(self._spec.seed, "qmc")
+                return samplers.QMCSampler(
+                    seed=same,
+                    scramble=True,
+                    independent_sampler=by_itself,
+                    warn_asynchronous_seeding=False,
+                    warn_independent_sampling=False,
+                )
+            case "tpe":
+                return samplers.TPESampler(seed=seed, constant_liar=True)
+            case "gp":
+                return samplers.GPSampler(seed=seed, warn_independent_sampling=False)
+            case "cmaes":
+                return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+            case "nsga2":
+                return samplers.NSGAIISampler(seed=seed, population_size=_population(self._spec))
+        return by_itself
+
+
+def import_optuna(doing: str) -> Any:
+    """The package, or a MissingPackageError that names the extra."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingPackageError(doing, "optuna", "search") from error
+    return optuna
+
+
+def optuna_distributions(spec: SearchSpec) -> dict[str, optuna.distributions.BaseDistribution]:
+    from optuna import distributions as known
+
+    found: dict[str, known.BaseDistribution] = {}
+    for axis in spec.space.axes:
+        own = axis.distribution
+        if isinstance(own, Choice):
+            found[axis.name] = known.CategoricalDistribution(_choices(own))
+        elif isinstance(own, Float):
+            step, high = own.step, own.high
+            if step is not None and own.size is not None:
+                high = own.low + (own.size - 1) * step
+            found[axis.name] = known.FloatDistribution(own.low, high, log=own.log, step=step)
+        else:
+            last = own.low + (own.size - 1) * own.step
+            found[axis.name] = known.IntDistribution(own.low, last, log=own.log, step=own.step)
+    return found
+
+
+def outcome_of(spec: SearchSpec, trial: Trial) -> tuple[str, list[float] | None, dict[int, float]]:
+    """State, values and numbers at the marks, as Optuna calls them. What has no finite number
+    has failed."""
+    steps = {int(report.step): report.value for report in trial.reports}
+    steps = {step: value for step, value in steps.items() if math.isfinite(value)}
+    if trial.state == "done":
+        values = [trial.value_of(objective.name) for objective in spec.objectives]
+        if all(map(math.isfinite, values)):
+            return "COMPLETE", values, steps
+    elif trial.state in ("waiting", "stopped") and steps:
+        return "PRUNED", [steps[max(steps)]], steps
+    return "FAIL", None, steps
+
+
+def constraints_of(spec: SearchSpec, trial: Trial) -> dict[str, Any]:
+    """How far the trial is beyond each constraint, as Optuna keeps it."""
+    if not spec.constraints or trial.state != "done":
+        return {}
+    return {"constraints": [c.violation(trial.value_of(c.name)) for c in spec.constraints]}
+
+
+def is_inside(spec: SearchSpec, params: Mapping[str, Any]) -> bool:
+    """Whether the space has this setting; a task from before the search may lie outside."""
+    known = {axis.name: axis.distribution for axis in spec.space.axes}
+    return all(name in known and known[name].holds(value) for name, value in params.items())
+
+
+def _to_optuna(spec: SearchSpec, params: Mapping[str, Any]) -> dict[str, Any]:
+    known = {axis.name: axis.distribution for axis in spec.space.axes}
+    found = dict(params)
+    for name, value in params.items():
+        own = known[name]
+        if isinstance(own, Choice):
+            at = own.index(value)
+            assert at is not None
+            found[name] = _choices(own)[at]
+    return found
+
+
+def _from_optuna(distribution: Distribution, value: Any) -> Any:
+    if isinstance(distribution, Choice):
+        return distribution.values[_choices(distribution).index(value)]
+    return float(value) if isinstance(distribution, Float) else int(value)
+
+
+def _choices(choice: Choice) -> tuple[Any, ...]:
+    """The values where Optuna can tell them apart, otherwise their texts."""
+    plain = all(
+        value is None or isinstance(value, bool | int | float | str) for value in choice.values
+    )
+    if plain and len(set(choice.values)) == len(choice.values):
+        return choice.values
+    return tuple(map(shown_value, choice.values))
+
+
+def _population(spec: SearchSpec) -> int:
+    """A population of NSGA-II that the budget has room for a few generations of."""
+    trials = spec.budget.trials
+    return 50 if trials is None else max(4, min(50, trials // 5))
+
+
+@contextmanager
+def _quiet(package: Any) -> Iterator[None]:
+    """Without what Optuna says about itself; its settings are as before afterwards."""
+    before = package.logging.get_verbosity()
+    package.logging.set_verbosity(package.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        package.logging.set_verbosity(before)
+
+
+def to_optuna(
+    spec: SearchSpec, trials: list[Trial], storage: Any = None, name: str = "muster"
+) -> optuna.study.Study:
+    """A study of these trials, numbered as here; ``storage`` is what Optuna takes, such as
+    ``sqlite:///optuna.db``. Raises what Optuna raises where there is a study of that name."""
+    package = import_optuna("An export to Optuna")
+    known = optuna_distributions(spec)
+    with _quiet(package):
+        study = package.create_study(
+            storage=storage,
+            study_name=name,
+            directions=[objective.direction for objective in spec.objectives],
+        )
+        study.set_metric_names([objective.name for objective in spec.objectives])
+        for trial in trials:
+            state, values, steps = outcome_of(spec, trial)
+            own = {name: trial.params[name] for name in trial.params if name in known}
+            inside = own if is_inside(spec, own) else {}
+            study.add_trial(
+                package.trial.create_trial(
+                    state=package.trial.TrialState[
+                        "RUNNING" if trial.state == "running" else state
+                    ],
+                    params=_to_optuna(spec, inside),
+                    distributions={name: known[name] for name in inside},
+                    values=values,
+                    intermediate_values=steps,
+                    user_attrs=_remarks(spec, trial),
+                    system_attrs=constraints_of(spec, trial),
+                )
+            )
+    return study
+
+
+def _remarks(spec: SearchSpec, trial: Trial) -> dict[str, Any]:
+    remarks: dict[str, Any] = {"by": trial.by, "state": trial.state}
+    if trial.parent is not None:
+        remarks["parent"] = trial.parent
+    if spec.seeds is not None:
+        remarks["seeds"] = {
+            str(seed): {o.name: _finite(task.value_of(o.name)) for o in spec.objectives}
+            for seed, task in trial.tasks.items()
+        }
+    outside = {n: v for n, v in trial.params.items() if n not in spec.space.names}
+    if outside:
+        remarks["other parameters"] = json.dumps(outside)
+    return remarks
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def importances(spec: SearchSpec, trials: list[Trial]) -> dict[str, float]:
+    """How much of the first objective's spread each parameter explains (fANOVA, Hutter et al.
+    2014), the largest first. Only finished trials count, and only parameters that all of them
+    have; empty where there are fewer than two of them or all have one value."""
+    package = import_optuna("The importance of parameters")
+    done = [trial for trial in trials if outcome_of(spec, trial)[0] == "COMPLETE"]
+    name = spec.objectives[0].name
+    if len({trial.value_of(name) for trial in done}) < 2:
+        return {}
+    study = to_optuna(spec, done)
+    with _quiet(package):
+        found = package.importance.get_param_importances(
+            study,
+            evaluator=package.importance.FanovaImportanceEvaluator(seed=0),
+            target=lambda trial: trial.values[0],
+        )
+    return {key: float(value) for key, value in found.items()}

@@ -1,0 +1,109 @@
+"""ASHA: asynchronous successive halving.
+
+Li, Jamieson, Rostamizadeh, Gonina, Hardt, Recht and Talwalkar: "Massively Parallel Hyperparameter
+Tuning", 2018 (arXiv:1810.05934), Algorithm 2. There a worker that is free takes a trial that may be
+promoted before it begins a new one. A worker is free when a trial has come to a rung, and only then
+can another trial have become one that may be promoted, so here the promotion is decided at that
+moment. Of a rung with n trials the best floor(n / eta) are promoted, each as soon as it is one.
+"""
+
+from __future__ import annotations
+
+from muster.search.records import Decision
+from muster.search.spec import Objective, Stopping
+from muster.search.stopping.best_share import BestShare
+from muster.search.trials import Report, Trial
+
+
+class Rungs:
+    """The rungs ``min_step * eta**k`` below ``max_step``, each with those who came to it."""
+
+    def __init__(self, spec: Stopping, goal: Objective, *, at_least: int = 0) -> None:
+        self._spec, self._goal, self._at_least = spec, goal, at_least
+        self._shares: list[BestShare] = []
+
+    def mark(self, index: int) -> float | None:
+        """The step of rung ``index``. A trial at ``max_step`` is whole, so that is none."""
+        step = self._spec.min_step * float(self._spec.eta) ** index
+        limit = self._spec.max_step
+        return None if limit is not None and step >= limit else step
+
+    def share(self, index: int) -> BestShare:
+        while len(self._shares) <= index:
+            share = BestShare(
+                self._spec.eta, maximize=self._goal.maximize, at_least=self._at_least
+            )
+            self._shares.append(share)
+        return self._shares[index]
+
+
+class Asha:
+    """Pauses each trial at each rung and promotes the best."""
+
+    pauses = True
+    max_trials: int | None = None
+
+    def __init__(self, spec: Stopping, goal: Objective) -> None:
+        self._rungs = Rungs(spec, goal)
+        self._eta = spec.eta
+
+    def begun(self, trial: Trial) -> None: ...
+
+    def mark(self, trial: Trial, index: int) -> float | None:
+        return self._rungs.mark(index)
+
+    def decide(self, trial: Trial, report: Report) -> list[Decision]:
+        share = self._rungs.share(trial.marks - 1)
+        chosen = share.add(report.value, trial.number)
+        evidence = {
+            "value": report.value, "cutoff": share.cutoff(), "trials": len(share), "eta": self._eta
+        }  # fmt: skip
+        decisions = []
+        if chosen != trial.number:
+            decisions.append(Decision("pause", trial.number, rung=report.step, evidence=evidence))
+        if chosen is not None:
+            if chosen != trial.number:
+                evidence = {**evidence, "value": share.value_of(chosen)}
+            decisions.append(Decision("promote", chosen, rung=report.step, evidence=evidence))
+        return decisions
+
+    def finished(self, trial: Trial) -> list[Decision]:
+        return []
+
+    def left(self, trial: Trial) -> list[Decision]:
+        return []
+
+
+class AshaStop:
+    """Ends a trial for good that is not among the best of those who came to the rung so far.
+
+    The variant without pauses, for trials that keep no checkpoint. The first trials of a rung have
+    nobody to lose against, so the best one always goes on.
+    """
+
+    pauses = False
+    max_trials: int | None = None
+
+    def __init__(self, spec: Stopping, goal: Objective) -> None:
+        self._rungs = Rungs(spec, goal, at_least=1)
+        self._eta = spec.eta
+
+    def begun(self, trial: Trial) -> None: ...
+
+    def mark(self, trial: Trial, index: int) -> float | None:
+        return self._rungs.mark(index)
+
+    def decide(self, trial: Trial, report: Report) -> list[Decision]:
+        share = self._rungs.share(trial.marks - 1)
+        if share.add(report.value, trial.number) == trial.number:
+            return []
+        evidence = {
+            "value": report.value, "cutoff": share.cutoff(), "trials": len(share), "eta": self._eta
+        }  # fmt: skip
+        return [Decision("stop", trial.number, rung=report.step, evidence=evidence)]
+
+    def finished(self, trial: Trial) -> list[Decision]:
+        return []
+
+    def left(self, trial: Trial) -> list[Decision]:
+        return []

@@ -1,0 +1,62 @@
+"""The best share of a growing set of numbers, kept in O(log n) for each number that is added."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+
+class BestShare:
+    """Numbers with their owners, of which the best ``n // eta`` (and ``at_least`` so many) are
+    known at any time. A NaN is the worst; of equals the owner with the lower number is better.
+    """
+
+    def __init__(self, eta: int, *, maximize: bool, at_least: int = 0) -> None:
+        self._eta, self._at_least = eta, at_least
+        self._sign = -1.0 if maximize else 1.0
+        self._top: list[tuple[float, int]] = []  # the worst of the best first, costs negated
+        self._rest: list[tuple[float, int]] = []  # the best of the others first
+
+    def __len__(self) -> int:
+        return len(self._top) + len(self._rest)
+
+    def add(self, value: float, owner: int) -> int | None:
+        """Add a number; the owner that is among the best now and was not, or None. There is at
+        most one: the share grows by one at most, and what is new may be in it itself."""
+        cost = math.inf if math.isnan(value) else self._sign * value
+        room = max((len(self) + 1) // self._eta, min(self._at_least, len(self) + 1))
+        if len(self._top) < room:
+            # heapreplace of the smaller heap: the best of the others and of the new comes in.
+            best = heapq.heappushpop(self._rest, (cost, owner))
+            heapq.heappush(self._top, (-best[0], -best[1]))
+            return best[1]
+        worst = heapq.heappushpop(self._top, (-cost, -owner))
+        heapq.heappush(self._rest, (-worst[0], -worst[1]))
+        return None if -worst[1] == owner else owner
+
+    def cutoff(self) -> float | None:
+        """The worst number among the best, None where there is none."""
+        return -self._sign * self._top[0][0] if self._top else None
+
+
+class RunningMedian:
+    """The median of a growing set, from two heaps (the mean of the middle two of an even one)."""
+
+    def __init__(self) -> None:
+        self._low: list[float] = []  # negated, the largest first
+        self._high: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._low) + len(self._high)
+
+    def add(self, value: float) -> None:
+        heapq.heappush(self._high, -heapq.heappushpop(self._low, -value))
+        if len(self._high) > len(self._low):
+            heapq.heappush(self._low, -heapq.heappop(self._high))
+
+    def median(self) -> float | None:
+        if not self._low:
+            return None
+        if len(self._low) > len(self._high):
+            return -self._low[0]
+        return (self._high[0] - self._low[0]) / 2
