@@ -90,7 +90,8 @@ class StudySampler:
 
     def _id(self, number: int) -> int:
         study_id = self._study._study_id
-        return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        found: int = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        return found
 
     def _add(
         self,
@@ -109,10 +110,10 @@ class StudySampler:
             system_attrs=marks,
         )
         self._study.add_trial(made)
-        count = self._storage.get_n_trials(self._study._study_id)
+        count: int = self._storage.get_n_trials(self._study._study_id)
         return count - 1
 
-    def _sampler_for(self, number: int) -> optuna.samplers.BaseSampler:
+    def _sampler_for(self, number: int) -> Any:
         samplers = self._optuna.samplers
         seed = seed_for(self._spec.seed, self._spec.sampler, number)
         by_itself = samplers.RandomSampler(seed=seed)
@@ -241,8 +242,8 @@ def _quiet(package: Any) -> Iterator[None]:
 
 def to_optuna(
     spec: SearchSpec, trials: list[Trial], storage: Any = None, name: str = "muster"
-) -> optuna.study.Study:
-    """A study of these trials, numbered as here; ``storage`` is what Optuna takes, such as
+) -> Any:
+    """An ``optuna.Study`` of these trials, numbered as here; ``storage`` is what Optuna takes, such as
     ``sqlite:///optuna.db``. Raises what Optuna raises where there is a study of that name."""
     package = import_optuna("An export to Optuna")
     known = optuna_distributions(spec)

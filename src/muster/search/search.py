@@ -202,7 +202,12 @@ class Search:
         number = len(self.trials)
         if self._copies:
             copy = self._copies.popleft()
-            self._begin(copy.evidence["params"], "copy", copy.source)
+            changed: dict[str, Any] | None = copy.evidence["params"]
+            if changed is not None and self._is_known(changed):
+                changed = self._unused(number)
+            if changed is None:
+                return self._begin_next()  # each setting is there once, and none is left
+            self._begin(changed, "copy", copy.source)
             return True
         if self._is_full():
             return False

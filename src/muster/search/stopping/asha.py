@@ -30,9 +30,7 @@ class Rungs:
 
     def share(self, index: int) -> BestShare:
         while len(self._shares) <= index:
-            share = BestShare(
-                self._spec.eta, maximize=self._goal.maximize, at_least=self._at_least
-            )
+            share = BestShare(self._spec.eta, maximize=self._goal.maximize, at_least=self._at_least)
             self._shares.append(share)
         return self._shares[index]
 
@@ -46,6 +44,7 @@ class Asha:
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         self._rungs = Rungs(spec, goal)
         self._eta = spec.eta
+        self._promoted: set[tuple[int, int]] = set()
 
     def begun(self, trial: Trial) -> None: ...
 
@@ -53,18 +52,19 @@ class Asha:
         return self._rungs.mark(index)
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
-        share = self._rungs.share(trial.marks - 1)
-        chosen = share.add(report.value, trial.number)
-        evidence = {
-            "value": report.value, "cutoff": share.cutoff(), "trials": len(share), "eta": self._eta
-        }  # fmt: skip
+        rung = trial.marks - 1
+        share = self._rungs.share(rung)
+        entered = share.add(report.value, trial.number)
+        seen = {"cutoff": share.cutoff(), "trials": len(share), "eta": self._eta}
         decisions = []
-        if chosen != trial.number:
+        if entered is None or entered[0] != trial.number:
+            evidence = {"value": report.value, **seen}
             decisions.append(Decision("pause", trial.number, rung=report.step, evidence=evidence))
-        if chosen is not None:
-            if chosen != trial.number:
-                evidence = {**evidence, "value": share.value_of(chosen)}
-            decisions.append(Decision("promote", chosen, rung=report.step, evidence=evidence))
+        # Who was promoted, fell behind and came back has gone on long ago.
+        if entered is not None and (rung, entered[0]) not in self._promoted:
+            self._promoted.add((rung, entered[0]))
+            evidence = {"value": entered[1], **seen}
+            decisions.append(Decision("promote", entered[0], rung=report.step, evidence=evidence))
         return decisions
 
     def finished(self, trial: Trial) -> list[Decision]:
@@ -95,7 +95,8 @@ class AshaStop:
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
         share = self._rungs.share(trial.marks - 1)
-        if share.add(report.value, trial.number) == trial.number:
+        entered = share.add(report.value, trial.number)
+        if entered is not None and entered[0] == trial.number:
             return []
         evidence = {
             "value": report.value, "cutoff": share.cutoff(), "trials": len(share), "eta": self._eta

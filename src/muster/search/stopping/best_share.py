@@ -20,19 +20,22 @@ class BestShare:
     def __len__(self) -> int:
         return len(self._top) + len(self._rest)
 
-    def add(self, value: float, owner: int) -> int | None:
-        """Add a number; the owner that is among the best now and was not, or None. There is at
-        most one: the share grows by one at most, and what is new may be in it itself."""
+    def add(self, value: float, owner: int) -> tuple[int, float] | None:
+        """Add a number. The owner that came among the best by this, with its number, or None: it
+        is one at most, since the share grows by one at most, and what is new may be in it itself.
+        """
         cost = math.inf if math.isnan(value) else self._sign * value
         room = max((len(self) + 1) // self._eta, min(self._at_least, len(self) + 1))
         if len(self._top) < room:
-            # heapreplace of the smaller heap: the best of the others and of the new comes in.
-            best = heapq.heappushpop(self._rest, (cost, owner))
-            heapq.heappush(self._top, (-best[0], -best[1]))
-            return best[1]
+            cost, owner = heapq.heappushpop(self._rest, (cost, owner))
+            heapq.heappush(self._top, (-cost, -owner))
+            return owner, self._sign * cost
+        if not room:
+            heapq.heappush(self._rest, (cost, owner))
+            return None
         worst = heapq.heappushpop(self._top, (-cost, -owner))
         heapq.heappush(self._rest, (-worst[0], -worst[1]))
-        return None if -worst[1] == owner else owner
+        return None if -worst[1] == owner else (owner, self._sign * cost)
 
     def cutoff(self) -> float | None:
         """The worst number among the best, None where there is none."""

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from muster.search.spec import SearchSpec
+from muster.search.stopping.asha import Asha, AshaStop
+from muster.search.stopping.hyperband import Hyperband
+from muster.search.stopping.median import Median
+from muster.search.stopping.pbt import Pbt
 from muster.search.stopping.rule import NoRule, Rule
 
 
 def make_rule(spec: SearchSpec) -> Rule:
+    """The rule that the specification names, with nothing seen yet."""
+    stopping, goal = spec.stopping, spec.objectives[0]
+    match stopping.rule:
+        case "asha":
+            return Asha(stopping, goal)
+        case "asha-stop":
+            return AshaStop(stopping, goal)
+        case "hyperband":
+            limits = [n for n in (spec.budget.trials, spec.space.size) if n is not None]
+            return Hyperband(stopping, goal, min(limits) if limits else None)
+        case "median":
+            return Median(stopping, goal)
+        case "pbt":
+            return Pbt(stopping, goal, spec.space, spec.seed)
     return NoRule()

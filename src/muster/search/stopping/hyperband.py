@@ -1,0 +1,147 @@
+"""Hyperband: brackets of successive halving that begin with many short or few long trials.
+
+Li, Jamieson, DeSalvo, Rostamizadeh and Talwalkar: "Hyperband: A Novel Bandit-Based Approach to
+Hyperparameter Optimization", JMLR 18 (2018), Algorithm 1. A rung is decided when everybody who
+should be there has come or failed. Brackets run side by side, so that nobody waits for a rung.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muster.search.records import Decision
+from muster.search.spec import Objective, Stopping
+from muster.search.trials import Report, Trial
+
+
+@dataclass(frozen=True)
+class Rung:
+    """``trials`` trials run up to ``step``."""
+
+    trials: int
+    step: float
+
+
+def brackets(min_step: float, max_step: float, eta: int) -> list[list[Rung]]:
+    """The brackets of one round, the most adventurous first: Table 1 of the paper.
+
+    Bracket s begins with ``(s_max + 1) // (s + 1) * eta**s`` trials, as the authors' table and
+    code do; Algorithm 1 rounds later, and would begin the second of R = 81 with 34, not 27.
+
+    >>> for bracket in brackets(1, 81, 3):
+    ...     print(*(f"{rung.trials}:{rung.step:g}" for rung in bracket))
+    81:1 27:3 9:9 3:27 1:81
+    27:3 9:9 3:27 1:81
+    9:9 3:27 1:81
+    6:27 2:81
+    5:81
+    """
+    most = 0
+    while min_step * eta ** (most + 1) <= max_step * (1 + 1e-12):
+        most += 1
+    found = []
+    for halvings in range(most, -1, -1):
+        first = (most + 1) // (halvings + 1) * eta**halvings
+        steps = [max_step / eta ** (halvings - at) for at in range(halvings + 1)]
+        found.append([Rung(first // eta**at, step) for at, step in enumerate(steps)])
+    return found
+
+
+@dataclass
+class _Bracket:
+    """One bracket as it runs. ``awaited[k]`` are those who should come to rung k."""
+
+    rungs: list[Rung]
+    room: int
+    """So many trials begin in it."""
+    members: int = 0
+    awaited: list[set[int]] = field(default_factory=list)
+    arrived: list[dict[int, float]] = field(default_factory=list)
+
+
+class Hyperband:
+    """``trials`` is how many trials there will be at most: the last bracket may be smaller."""
+
+    pauses = True
+    max_trials: int | None = None
+
+    def __init__(self, spec: Stopping, goal: Objective, trials: int | None) -> None:
+        assert spec.max_step is not None
+        self._round = brackets(spec.min_step, spec.max_step, spec.eta)
+        self._eta, self._goal, self._left = spec.eta, goal, trials
+        self._brackets: list[_Bracket] = []
+        self._of: dict[int, _Bracket] = {}
+
+    def begun(self, trial: Trial) -> None:
+        if not self._brackets or self._brackets[-1].members == self._brackets[-1].room:
+            rungs = self._round[len(self._brackets) % len(self._round)]
+            room = rungs[0].trials if self._left is None else min(self._left, rungs[0].trials)
+            made = _Bracket(rungs, max(1, room), awaited=[set() for _ in rungs])
+            made.arrived = [{} for _ in rungs]
+            self._brackets.append(made)
+            self._left = None if self._left is None else self._left - room
+        bracket = self._brackets[-1]
+        bracket.members += 1
+        bracket.awaited[0].add(trial.number)
+        self._of[trial.number] = bracket
+
+    def mark(self, trial: Trial, index: int) -> float | None:
+        rungs = self._of[trial.number].rungs
+        return rungs[index].step if index < len(rungs) - 1 else None
+
+    def decide(self, trial: Trial, report: Report) -> list[Decision]:
+        bracket, rung = self._of[trial.number], trial.marks - 1
+        bracket.awaited[rung].discard(trial.number)
+        bracket.arrived[rung][trial.number] = report.value
+        here = len(bracket.arrived[rung])
+        evidence = {
+            "value": report.value,
+            "trials": here,
+            "expected": self._expected(bracket, rung),
+        }
+        pause = Decision("pause", trial.number, rung=report.step, evidence=evidence)
+        return self._without(trial.number, pause, self._promoted(bracket, rung))
+
+    def finished(self, trial: Trial) -> list[Decision]:
+        return self.left(trial)
+
+    def left(self, trial: Trial) -> list[Decision]:
+        """Those who wait for a trial that failed, or ended by itself, wait no longer."""
+        bracket = self._of[trial.number]
+        decisions: list[Decision] = []
+        for rung, awaited in enumerate(bracket.awaited[:-1]):
+            if trial.number in awaited:
+                awaited.discard(trial.number)
+                decisions += self._promoted(bracket, rung)
+        return decisions
+
+    def _expected(self, bracket: _Bracket, rung: int) -> int:
+        waiting = len(bracket.awaited[rung]) + len(bracket.arrived[rung])
+        return waiting + (bracket.room - bracket.members if rung == 0 else 0)
+
+    def _promoted(self, bracket: _Bracket, rung: int) -> list[Decision]:
+        """The promotions out of a rung where everybody is; none where somebody is awaited."""
+        arrived = bracket.arrived[rung]
+        if bracket.awaited[rung] or (rung == 0 and bracket.members < bracket.room) or not arrived:
+            return []
+        sign = -1.0 if self._goal.maximize else 1.0
+        order = sorted(arrived, key=lambda n: (arrived[n] != arrived[n], sign * arrived[n], n))
+        chosen = order[: len(order) // self._eta]
+        if not chosen:
+            return []
+        bracket.awaited[rung + 1].update(chosen)
+        evidence = {
+            "cutoff": arrived[chosen[-1]], "trials": len(arrived), "eta": self._eta
+        }  # fmt: skip
+        step = bracket.rungs[rung].step
+        return [
+            Decision("promote", n, rung=step, evidence={"value": arrived[n], **evidence})
+            for n in chosen
+        ]
+
+    @staticmethod
+    def _without(number: int, pause: Decision, promoted: list[Decision]) -> list[Decision]:
+        """No pause for a trial that goes on at once."""
+        if any(decision.trial == number for decision in promoted):
+            return promoted
+        return [pause, *promoted]

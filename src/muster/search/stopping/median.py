@@ -1,0 +1,53 @@
+"""The median rule.
+
+Golovin, Solnik, Moitra, Kochanski, Karro and Sculley: "Google Vizier: A Service for Black-Box
+Optimization", KDD 2017, section 3.2.2: a trial is stopped at step s if its best objective by s is
+strictly worse than the median of the running averages, up to s, of all trials that have finished.
+"""
+
+from __future__ import annotations
+
+import math
+
+from muster.search.records import Decision, is_better
+from muster.search.spec import Objective, Stopping
+from muster.search.stopping.best_share import RunningMedian
+from muster.search.trials import Report, Trial
+
+
+class Median:
+    pauses = False
+    max_trials: int | None = None
+
+    def __init__(self, spec: Stopping, goal: Objective) -> None:
+        self._spec, self._goal = spec, goal
+        self._medians: list[RunningMedian] = []
+
+    def begun(self, trial: Trial) -> None: ...
+
+    def mark(self, trial: Trial, index: int) -> float | None:
+        step = self._spec.min_step + index * (self._spec.every or self._spec.min_step)
+        limit = self._spec.max_step
+        return None if limit is not None and step >= limit else step
+
+    def decide(self, trial: Trial, report: Report) -> list[Decision]:
+        index = trial.marks - 1
+        known = self._medians[index] if index < len(self._medians) else RunningMedian()
+        median = known.median()
+        if median is None or len(known) < self._spec.startup_trials:
+            return []
+        if not is_better(median, report.best, self._goal.maximize):
+            return []
+        evidence = {"best": report.best, "median": median, "trials": len(known)}
+        return [Decision("stop", trial.number, rung=report.step, evidence=evidence)]
+
+    def finished(self, trial: Trial) -> list[Decision]:
+        for index, report in enumerate(trial.reports):
+            if index == len(self._medians):
+                self._medians.append(RunningMedian())
+            if not math.isnan(report.mean):
+                self._medians[index].add(report.mean)
+        return []
+
+    def left(self, trial: Trial) -> list[Decision]:
+        return []
