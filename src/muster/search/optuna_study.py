@@ -243,8 +243,8 @@ def _quiet(package: Any) -> Iterator[None]:
 def to_optuna(
     spec: SearchSpec, trials: list[Trial], storage: Any = None, name: str = "muster"
 ) -> Any:
-    """An ``optuna.Study`` of these trials, numbered as here; ``storage`` is what Optuna takes, such as
-    ``sqlite:///optuna.db``. Raises what Optuna raises where there is a study of that name."""
+    """An ``optuna.Study`` of these trials, numbered as here; ``storage`` is what Optuna takes, such
+    as ``sqlite:///optuna.db``. Raises what Optuna raises where there is a study of that name."""
     package = import_optuna("An export to Optuna")
     known = optuna_distributions(spec)
     with _quiet(package):
