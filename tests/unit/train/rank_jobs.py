@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -108,7 +109,8 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outc
     """Train all ``jobs``, each on its first ranks; returns when all have ended.
 
     One process imports what ranks need and is then forked into them. ``limit_s``: without a job
-    that ended for so long, they hang and are ended.
+    that ended for so long, they hang and are ended. Figures are made and saved, but their files
+    are empty: to render them would take as long as many of the trainings.
     """
     ports = _free_ports(len(jobs))
     mother = multiprocessing.get_context("spawn").Process(
@@ -128,11 +130,15 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outc
 
 
 def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) -> None:
-    import matplotlib.figure  # noqa: F401
+    import matplotlib.figure
+    import torch._dynamo  # the first step of an optimizer would load it in every rank
 
     import muster.rl.entry
     import muster.train.entry  # noqa: F401
 
+    matplotlib.figure.Figure.savefig = lambda _, path, **__: Path(path).touch()
+    gc.collect()
+    gc.freeze()  # or each collection in a rank copies what it shares with the others
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=_be_rank, args=(rank, root, jobs, ports))
