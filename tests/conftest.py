@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 import pytest
@@ -57,6 +58,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.property)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.longest_first import LongestFirst
+
+    return LongestFirst(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """The last line says how many tests were skipped, and why: a green suite may lack a part."""
+    yield
+    terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:  # not in a process of pytest -n
+        terminal.write_line(_skipped(terminal.stats.get("skipped", [])))
+
+
+def _skipped(reports: list[pytest.TestReport]) -> str:
+    reasons: Counter[str] = Counter()
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    if not reasons:
+        return "No test was skipped."
+    why = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    return f"Skipped: {len(reports)} of the tests: {why}"
 
 
 @pytest.fixture(autouse=True)

@@ -129,9 +129,12 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, limit_s: float = 300.0) -> Outc
     return Outcomes(root, jobs)
 
 
+_NEVER_FREED: list[Exception] = []
+
+
 def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) -> None:
     import matplotlib.figure
-    import torch._dynamo  # the first step of an optimizer would load it in every rank
+    import torch._dynamo  # noqa: F401  the first step would load it in every rank
 
     import muster.rl.entry
     import muster.train.entry  # noqa: F401
@@ -229,6 +232,9 @@ def _train(job: Job, root: Path) -> Outcome:
         error, trace = str(problem), traceback.format_exc()
         kinds = [kind.__name__ for kind in type(problem).__mro__]
         exit_code = getattr(problem, "exit_code", None)
+        # Freed here, its frames would end gloo's threads while the interpreter is held, and one of
+        # them may wait for it: a rank of a gang leaves without freeing anything.
+        _NEVER_FREED.append(problem)
     noted = {k: v for k, v in vars(job.task).items() if isinstance(v, str | int | float)}
     return Outcome(
         results=results,
