@@ -31,9 +31,10 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "$(PYTHON) -m venv failed. Hint: Debian and Ubuntu have it in the package python3-venv."; \
 	    exit 1; }
 	@echo "Installing into $(VENV) (once; torch is the large part)"
-	@# torch first and alone, so that nothing else chooses its build.
-	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt torch==2.13.0
-	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[test,lint]'
+	@# torch first and alone, so that nothing else chooses its build. pip would compile on one core.
+	@$(BIN)/python -m pip install $(QUIET) --no-compile -c constraints.txt torch==2.13.0
+	@$(BIN)/python -m pip install $(QUIET) --no-compile --prefer-binary -c constraints.txt -e '.[test,lint]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # some are for Python 2
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -57,7 +58,7 @@ servers:
 	    --no-install-recommends slurm-wlm slurm-client munge iproute2 chromium; } >/dev/null 2>&1 \
 	    || echo "apt-get failed: tests that need these are skipped"; fi
 
-# Two files at a time: much of the suite waits for processes that it has started.
+# Two files at a time, the longest first (tests/longest_first.py).
 test: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu"
 
@@ -66,7 +67,7 @@ test: $(STAMP) servers
 test-all: $(STAMP) servers
 	$(PYTEST) --hypothesis-profile=random -n 2 --dist loadfile \
 	    -m "not slow and not gpu and not alone$(if $(filter test,$(AFTER)), and (thorough or property))"
-	$(PYTEST) -m "alone and not slow and not gpu"
+	$(PYTEST) -m "alone and not slow and not gpu" tests/integration
 
 test-slow: $(STAMP) servers
 	$(PYTEST) -m "slow and not gpu"
@@ -80,7 +81,7 @@ test-gpu: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check $(if $(filter true 1,$(CI)),--output-format=concise) .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-cache $(if $(filter true 1,$(CI)),--no-logo)
 
 # Shown and never a limit; beside the commit from which the counting began, where git has it.

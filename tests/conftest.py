@@ -53,8 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(tests).parts[0]
-        of_processes = folder in _OF_PROCESSES or item.get_closest_marker("alone")
-        if of_processes and item.get_closest_marker("quick") is None:
+        if item.get_closest_marker("alone") and folder != "integration":
+            raise pytest.UsageError(f"{item.nodeid}: `alone` is looked for in integration only")
+        if folder in _OF_PROCESSES and item.get_closest_marker("quick") is None:
             item.add_marker(pytest.mark.thorough)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.property)
