@@ -1,4 +1,4 @@
-"""What a run folder holds from earlier commands: whether there is any, and putting it aside."""
+"""What a run folder holds from earlier commands: what did it, and putting it aside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.base.atomic_files import explain_os_error, sync_folder
-from muster.base.errors import SetupError, UsageError
+from muster.base.code import Code, check_same_code
+from muster.base.codec import read_record
+from muster.base.errors import MusterError, SetupError, UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
@@ -20,6 +22,47 @@ from muster.run.session import open_run
 from muster.slurm.commands import elements_of
 from muster.slurm.job import living_job
 from muster.slurm.script import array_name, job_name
+
+
+def check_code(folder: RunFolder, now: Code, *, may_change: bool) -> None:
+    """Raise PlanMismatchError where the work in ``folder`` was done by another code than ``now``.
+
+    The one rule for runs of every kind. It is no part of opening a run: what counts as work stands
+    in ledgers and checkpoints, of which `run` knows nothing, and a dry run asks as well.
+    """
+    if may_change:
+        return
+    main = array_of(folder)
+    if main is not None:  # an element has the code that its array was sent with, from the first
+        check_same_code(read_run(main).code, now, main.path)
+    elif folder.exists() and (code := _code_of_work(folder)) is not None:
+        check_same_code(code, now, folder.path)
+
+
+def _code_of_work(folder: RunFolder) -> Code | None:
+    """The code of what is done there; None where nothing is, and nothing can be mixed."""
+    stored = read_run(folder)
+    if stored.is_program:
+        return stored.code if any(folder.logs.glob("rank-*.log")) else None
+    if stored.is_gang:
+        return (_code_of_checkpoint(folder) or stored.code) if has_trained(folder) else None
+    return stored.code if has_results(folder) else None
+
+
+def has_trained(folder: RunFolder) -> bool:
+    """Whether a training has got as far as a checkpoint there."""
+    return folder.training_results.exists() or any(folder.checkpoints.glob("step-*"))
+
+
+def _code_of_checkpoint(folder: RunFolder) -> Code:
+    """The code that the newest checkpoint was made by; empty where none says so."""
+    paths = folder.checkpoints.glob("step-*/extra.json")
+    by_length = sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
+    for path in reversed(by_length):
+        with suppress(MusterError):
+            code = read_record(path, "record of a checkpoint", {"code": dict})["code"]
+            return {str(name): str(digest) for name, digest in code.items()}
+    return {}
 
 
 def has_results(folder: RunFolder) -> bool:

@@ -10,12 +10,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from muster.api.earlier_work import array_of, has_results
+from muster.api.earlier_work import check_code
 from muster.api.options import SweepOptions
 from muster.api.runs import Run
 from muster.api.workload import Workload, plan_id_of
 from muster.base import codec
-from muster.base.code import Code, check_same_code, code_of, code_of_command
+from muster.base.code import Code, code_of, code_of_command
 from muster.base.errors import PlanMismatchError, SetupError
 from muster.base.settings import job_place
 from muster.base.target import TargetRef
@@ -25,7 +25,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.space import SEED
 from muster.farm.task import TargetSpec
 from muster.run.folder import RunFolder
-from muster.run.record import RunRecord, new_record, plain_options, read_run
+from muster.run.record import RunRecord, new_record, plain_options
 from muster.run.session import Renew
 
 
@@ -55,7 +55,7 @@ def renewal(
             "spec": workload.spec, "fixed": workload.fixed, "code": dict(workload.code),
         }  # fmt: skip
         if before is None:
-            _check_code(folder, None, workload, options)
+            check_code(folder, workload.code, may_change=options.allow_changed_code)
             targets = tuple(dataclasses.asdict(spec) for spec in workload.targets)
             return new_record(
                 folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
@@ -87,20 +87,7 @@ def check_same_plan(
             hint=f"{grows}choose another {other} for the new plan, or begin anew with --restart, "
             "which keeps the old run.",
         )
-    _check_code(folder, stored, workload, options)
-
-
-def _check_code(
-    folder: RunFolder, stored: RunRecord | None, workload: Workload, options: SweepOptions
-) -> None:
-    """An element of an array has the code that the array was sent with, from its first start."""
-    if options.allow_changed_code:
-        return
-    main = array_of(folder)
-    if main is not None:
-        check_same_code(read_run(main).code, workload.code, main.path)
-    elif stored is not None and has_results(folder):
-        check_same_code(stored.code, workload.code, folder.path)
+    check_code(folder, workload.code, may_change=options.allow_changed_code)
 
 
 def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from muster.api.earlier_work import check_code
 from muster.api.gangs import (
     GangAudience,
     GangEnding,
@@ -18,7 +19,7 @@ from muster.api.gangs import (
     run_gang,
 )
 from muster.api.options import GangOptions
-from muster.base.code import Code, check_same_code, code_of_command
+from muster.base.code import Code, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import SetupError, TargetError
 from muster.farm.canonical import name_with_hash
@@ -63,11 +64,8 @@ def code_of_script(script: Script) -> Code:
 
 def check_script(folder: RunFolder, script: Script, options: GangOptions) -> None:
     """PlanMismatchError where a program of another code has been run in this folder."""
-    if options.restart or options.allow_changed_code or not folder.exists():
-        return
-    stored = read_run(folder)
-    if stored.is_program and any(folder.logs.glob("rank-*.log")):
-        check_same_code(stored.code, code_of_script(script), folder.path)
+    if not options.restart and folder.exists() and read_run(folder).is_program:
+        check_code(folder, code_of_script(script), may_change=options.allow_changed_code)
 
 
 def folder_for_job(script: Script, options: GangOptions) -> RunFolder:

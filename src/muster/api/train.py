@@ -13,11 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from muster.api.earlier_work import check_code, has_trained
 from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gang, renewal, run_gang
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
-from muster.base.code import Code, check_same_code, code_of
-from muster.base.codec import plain, read_json, read_record, to_json
+from muster.base.code import Code, code_of
+from muster.base.codec import plain, read_json, to_json
 from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, TargetError
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target
@@ -198,7 +199,7 @@ def check_job(job: TrainJob, options: GangOptions) -> None:
     folder = job.folder
     if options.restart or not folder.exists():
         return
-    if not (any(folder.checkpoints.glob("step-*")) or folder.training_results.exists()):
+    if not has_trained(folder):
         return
     stored = read_run(folder)
     stored.check_kind(job.kind, folder)
@@ -209,8 +210,7 @@ def check_job(job: TrainJob, options: GangOptions) -> None:
             hint="choose another --run-dir for the new one, or begin anew with --restart; this one "
             "is untouched.",
         )
-    if not options.allow_changed_code:
-        check_same_code(_code_of_work(folder) or stored.code, job.code, folder.path)
+    check_code(folder, job.code, may_change=options.allow_changed_code)
 
 
 class _Refused(MusterError):
@@ -274,17 +274,6 @@ def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
             ) from None
     found: Mapping[str, Any] = _plain(values)
     return found
-
-
-def _code_of_work(folder: RunFolder) -> Code:
-    """The code that the newest checkpoint was made by; empty where none says so."""
-    paths = folder.checkpoints.glob("step-*/extra.json")
-    by_length = sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
-    for path in reversed(by_length):
-        with suppress(MusterError):
-            code = read_record(path, "record of a checkpoint", {"code": dict})["code"]
-            return {str(name): str(digest) for name, digest in code.items()}
-    return {}
 
 
 def _results(folder: RunFolder) -> Mapping[str, Any] | None:

@@ -1,0 +1,105 @@
+"""One rule about changed code for runs of every kind: refused where there is work of other code."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from muster.api.earlier_work import check_code
+from muster.api.options import GangOptions, SweepOptions
+from muster.base.errors import EXIT_USAGE, PlanMismatchError
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.task import TaskState
+from muster.run.folder import RunFolder
+from muster.run.record import Kind, new_record, write_run
+
+OLD, NEW = MappingProxyType({"a.py": "1"}), {"a.py": "2"}
+
+
+def _task_done(folder: RunFolder) -> None:
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    number = ledger.target_id("a.py:f")
+    ledger.add_tasks([NewTask(b"k" * 16, number, b"{}")])
+    ledger.commit()
+    ledger.close()
+    with closing(sqlite3.connect(folder.ledger)) as database:
+        database.execute("UPDATE tasks SET state = ?", (TaskState.DONE.value,))
+        database.execute("INSERT INTO results (task_id, token) VALUES (1, 0)")
+        database.commit()
+
+
+def _rows_written(folder: RunFolder) -> None:
+    folder.parts.mkdir()
+
+
+def _checkpoint(folder: RunFolder) -> None:
+    (folder.checkpoints / "step-000000001").mkdir(parents=True)
+
+
+def _rank_printed(folder: RunFolder) -> None:
+    folder.logs.mkdir(exist_ok=True)
+    (folder.logs / "rank-0.log").touch()
+
+
+def _begun(path: Path, kind: Kind) -> RunFolder:
+    folder = RunFolder(path)
+    folder.create()
+    options = SweepOptions() if kind in ("sweep", "map") else GangOptions()
+    write_run(folder, new_record(folder, kind, options, spec={}, code=dict(OLD), argv=()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "work"),
+    [
+        ("sweep", _task_done),
+        ("map", _rows_written),
+        ("train", _checkpoint),
+        ("agent", _checkpoint),
+        ("run", _rank_printed),
+    ],
+)
+def test_work_of_another_code_is_refused(
+    tmp_path: Path, kind: Kind, work: Callable[[RunFolder], None]
+) -> None:
+    folder = _begun(tmp_path / "r", kind)
+    check_code(folder, NEW, may_change=False)  # nothing is done yet, so nothing is mixed
+    work(folder)
+    with pytest.raises(PlanMismatchError) as refused:
+        check_code(folder, NEW, may_change=False)
+    assert f"The code has changed since the work in {folder.path} was done: a.py." in str(
+        refused.value
+    )
+    assert refused.value.exit_code == EXIT_USAGE
+    check_code(folder, OLD, may_change=False)
+    check_code(folder, NEW, may_change=True)
+
+
+def test_a_training_goes_by_its_newest_checkpoint(tmp_path: Path) -> None:
+    """Its record is of the last start, which may have gone on with changed code and saved."""
+    folder = _begun(tmp_path / "r", "train")
+    for step, code in ((1, dict(OLD)), (2, NEW)):
+        place = folder.checkpoints / f"step-{step:09}"
+        place.mkdir(parents=True)
+        (place / "extra.json").write_text(json.dumps({"code": code}))
+    check_code(folder, NEW, may_change=False)
+    with pytest.raises(PlanMismatchError):
+        check_code(folder, OLD, may_change=False)
+
+
+def test_an_element_has_the_code_of_its_array_from_the_first_start(tmp_path: Path) -> None:
+    main = _begun(tmp_path / "r", "sweep")
+    main.elements.mkdir()
+    main.elements_json.write_text("{}")
+    element = main.element(0)
+    with pytest.raises(PlanMismatchError, match=f"the work in {main.path} was done"):
+        check_code(element, NEW, may_change=False)
+    check_code(element, OLD, may_change=False)
+    check_code(element, NEW, may_change=True)
