@@ -32,6 +32,8 @@ from muster.slurm.job import living_job
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from muster.api.metrics import Series
+
 
 @dataclass(frozen=True)
 class Status:
@@ -115,7 +117,7 @@ class Run:
     def has_metrics(self) -> bool:
         """Whether any task has logged a number."""
         with LedgerReader(self.folder.ledger) as ledger:
-            return next(ledger.metrics(), None) is not None
+            return bool(ledger.tasks_with_metrics())
 
     def status(self) -> Status:
         stored, is_running = self.stored, is_held(self.folder)
@@ -159,6 +161,31 @@ class Run:
 
         schema, stream = batches(self.folder)
         return pa.Table.from_batches(stream, schema=schema)
+
+    def series(self, task: str | None = None) -> Iterator[Series]:
+        """What the run has logged over time, of one task (its number or the start of its key) or
+        of all: one item per task and metric.
+        """
+        from muster.api.metrics import series_of_ranks, series_of_tasks
+
+        if self.stored.is_gang and task is None:
+            return series_of_ranks(self.folder)
+        self._expect_tasks()
+        if task is None:
+            return series_of_tasks(self.folder)
+        with LedgerReader(self.folder.ledger) as ledger:
+            task_id = self._find(ledger, task)
+        return series_of_tasks(self.folder, task_id)
+
+    def metrics(self, task: str | None = None, name: str | None = None) -> pa.Table:
+        """What the run has logged over time as a pyarrow table, one row per point.
+
+        Columns: task, attempt, name, step, time (seconds since 1970), value. ``task``: only this
+        one, its number or the start of its key; ``name``: only this metric.
+        """
+        from muster.api.metrics import only, table_of
+
+        return table_of(only(self.series(task), name))
 
     def failures(self) -> list[FailureGroup]:
         """Failed attempts grouped by their traceback."""

@@ -55,6 +55,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("muster.cli.commands.look:logs", "show what a task or a rank printed"),
     "errors": ("muster.cli.commands.look:errors", "show the failures of a run, grouped by cause"),
     "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
+    "metrics": (
+        "muster.cli.commands.metrics:main",
+        "show what a run has logged over time, or write it to a file",
+    ),
     "report": (
         "muster.cli.commands.report:main",
         "put a run of any kind on one page, with its figures",
@@ -86,7 +90,7 @@ _READERS = {
 }
 
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
-_LOOKING = {"list", "status", "logs", "errors", "plan", "devices", "monitor"}
+_LOOKING = {"list", "status", "logs", "errors", "metrics", "plan", "devices", "monitor"}
 
 #: What goes on when the same command is given again.
 _GOES_ON = ("sweep", "map", "train", "resume", "retry")

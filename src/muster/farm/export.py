@@ -69,6 +69,21 @@ def export_records(records: Sequence[Mapping[str, Any]], target: Path) -> int:
     return len(records)
 
 
+def export_table(table: pa.Table, target: Path) -> int:
+    """Write a table to ``target``, as `export` does."""
+    suffix = _suffix_of(target)
+    with _writing(target), replacing(target) as beside:
+        if suffix == ".jsonl":
+            with beside.open("wb") as lines:
+                for batch in table.to_batches():
+                    lines.writelines(canonical.encode(row) + b"\n" for row in batch.to_pylist())
+        else:
+            with _writer(beside, suffix, table.schema) as write:
+                for batch in table.to_batches():
+                    write(batch)
+    return int(table.num_rows)
+
+
 def _suffix_of(target: Path) -> str:
     suffix = target.suffix.lower()
     if suffix not in (".parquet", ".csv", ".jsonl"):

@@ -28,6 +28,7 @@ LINES = {
     "logs": "logs runs/a",
     "errors": "errors runs/a",
     "export": "export runs/a --to table.csv",
+    "metrics": "metrics runs/a",
     "report": "report runs/a",
     "cancel": "cancel runs/a",
     "doctor": "doctor --quick",

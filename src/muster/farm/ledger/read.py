@@ -160,6 +160,12 @@ class LedgerReader:
             while rows := cursor.fetchmany(_FETCH):
                 yield from map(MetricsRow._make, rows)
 
+    def tasks_with_metrics(self) -> set[int]:
+        """The tasks that have logged something."""
+        sql = "SELECT DISTINCT task_id FROM metrics"
+        with explained(self._path, "read"):
+            return {row[0] for row in self._db.execute(sql)} if has_metrics(self._db) else set()
+
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""
         found: list[tuple[int, bytes]] = []

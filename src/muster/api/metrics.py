@@ -1,0 +1,156 @@
+"""Numbers over time of a run of any kind, as the same columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from muster.base.errors import UsageError
+from muster.base.journal import read_journal
+from muster.base.metric_log import PROCESS, TIME
+from muster.farm.canonical import task_label
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.metrics import Curve, curves_of, effective
+from muster.farm.points import decode, encode
+from muster.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_KEY_DIGITS = 12
+
+
+class Series(NamedTuple):
+    """One metric of one task. ``label`` is what people call the task; both are "" without tasks."""
+
+    task: str
+    label: str
+    name: str
+    curve: Curve
+
+
+class Summary(NamedTuple):
+    """What a series comes to. NaN where no value is a number, as the smallest and the largest."""
+
+    task: str
+    label: str
+    name: str
+    num_points: int
+    last_step: int
+    last: float
+    smallest: float
+    smallest_at: int
+    largest: float
+    largest_at: int
+
+
+def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[Series]:
+    """What tasks have logged, of one or of all, in the order of the plan."""
+    with LedgerReader(folder.ledger) as ledger:
+        logged = ledger.tasks_with_metrics()
+        for row in ledger.tasks():
+            if row.task_id in logged and task_id in (None, row.task_id):
+                key, label = row.key.hex()[:_KEY_DIGITS], task_label(row.task_id, row.payload)
+                for name, curve in curves_of(ledger, row.task_id).items():
+                    yield Series(key, label, name, curve)
+
+
+def series_of_ranks(folder: RunFolder) -> Iterator[Series]:
+    """What a training, an agent or a program under ``muster run`` has written down.
+
+    Lines of a training say what they are of, as in ``train/loss``; those of a program are its own,
+    and each of its starts counts as an attempt.
+    """
+    starts: dict[Any, int] = {}
+    frames = []
+    for number, line in enumerate(read_journal(folder.metrics)):
+        step, kind, time_s = line.get("step", number), line.get("kind"), line.get(TIME)
+        if not isinstance(step, int):
+            continue
+        front = f"{kind}/" if isinstance(kind, str) else ""
+        start = starts.setdefault(line.get(PROCESS), len(starts) + 1)
+        written_s = float(time_s) if isinstance(time_s, int | float) else math.nan
+        points = [
+            (f"{front}{name}", step, written_s, float(value))
+            for name, value in line.items()
+            if isinstance(value, int | float) and name not in ("step", TIME, PROCESS)
+        ]
+        frames.append((1 if front else start, points))
+    together: dict[int, list[tuple[str, int, float, float]]] = {}
+    for start, points in frames:
+        together.setdefault(start, []).extend(points)
+    decoded = ((start, decode(encode(points))) for start, points in together.items())
+    for name, curve in effective(decoded).items():
+        yield Series("", "", name, curve)
+
+
+def table_of(found: Iterable[Series]) -> pa.Table:
+    """One row per point: task, attempt, name, step, time, value.
+
+    ``time`` is in seconds since 1970, empty where it was not recorded; ``task`` is empty, and
+    ``attempt`` a start of the program, in a run without tasks.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [("task", pa.string()), ("attempt", pa.int64()), ("name", pa.string()),
+         ("step", pa.int64()), ("time", pa.float64()), ("value", pa.float64())]
+    )  # fmt: skip
+    batches = []
+    for task, _, name, curve in found:
+        count = len(curve.step)
+        columns = [
+            pa.repeat(pa.scalar(task or None, pa.string()), count),
+            pa.array(curve.token),
+            pa.repeat(pa.scalar(name, pa.string()), count),
+            pa.array(curve.step),
+            pa.array(curve.time_s, mask=np.isnan(curve.time_s)),
+            pa.array(curve.value),
+        ]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def summary_of(series: Series) -> Summary:
+    """The last value of a series, its smallest and its largest, and the steps of both."""
+    import numpy as np
+
+    step, value = series.curve.step, series.curve.value
+    known = np.flatnonzero(~np.isnan(value))
+    low, high = (
+        (int(known[value[known].argmin()]), int(known[value[known].argmax()]))
+        if len(known)
+        else (0, 0)
+    )
+    return Summary(
+        series.task,
+        series.label,
+        series.name,
+        len(step),
+        int(step[-1]),
+        float(value[-1]),
+        float(value[low]),
+        int(step[low]),
+        float(value[high]),
+        int(step[high]),
+    )
+
+
+def write_points(found: Iterable[Series], target: Path) -> int:
+    """Write the table to a .parquet, .csv or .jsonl file; returns the number of rows."""
+    from muster.farm.export import export_table
+
+    return export_table(table_of(found), target)
+
+
+def only(found: Iterable[Series], name: str | None) -> list[Series]:
+    """The series of this name, or all. UsageError where there are others and none of it."""
+    every = list(found)
+    kept = [series for series in every if name in (None, series.name)]
+    if name is not None and every and not kept:
+        known = ", ".join(sorted({series.name for series in every}))
+        raise UsageError(f"No metric is called {name!r}.", hint=f"logged were: {known}.")
+    return kept
