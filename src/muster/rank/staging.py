@@ -69,7 +69,7 @@ class Staging:
         slab.fill(0)
         if gpu is None or not self._can_pin or num_bytes == 0:
             return slab
-        cudart: Any = torch.cuda.cudart()
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         place = slab.ctypes.data
         with torch.cuda.device(gpu):  # a thread begins on GPU 0, and would open a context there
             code = cudart.cudaHostRegister(place, num_bytes, _FOR_ALL_CONTEXTS)
