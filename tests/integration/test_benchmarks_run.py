@@ -13,8 +13,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "measuring")
 #: More than ten seconds each: for `make test-slow`.
 LONG = {
-    "chaos", "cluster_overhead", "ddp_throughput", "faults", "generate", "launch", "map_overhead",
-    "plan_error", "ray_overhead", "resume", "rl_throughput", "ssvae_ensemble",
+    "chaos", "cluster_overhead", "ddp_throughput", "faults", "generate", "house_overhead", "launch",
+    "map_overhead", "plan_error", "ray_overhead", "resume", "rl_throughput", "ssvae_ensemble",
 }  # fmt: skip
 CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in NAMES]
 
