@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measuring import machine, summary, table, write_json
 
 ROOT = Path(__file__).parents[1]
-TARGET = "def noop(i: int, seed: int = 0):\n    return {'i': i}\n"
+TARGET = "def noop(i: int = 0, seed: int = 0):\n    return {'i': i}\n"
 #: The first steps warm up: caches, threads, the data.
 WARM_STEPS = 10
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import MusterCli
 
+import muster
+
 
 @pytest.mark.parametrize("flag", ["--run-dir", "--name"])
 @pytest.mark.parametrize("command", ["resume", "retry"])
@@ -28,3 +30,20 @@ def test_another_folder_for_a_map_is_refused(tmp_path: Path, muster_main: Muster
     done = muster_main("resume", "a", "--run-dir", "b")
     assert done.returncode == 2
     assert "--run-dir has no effect" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["resume", "retry"])
+def test_a_sweep_of_a_program_goes_on_from_another_folder(
+    command: str, tmp_path: Path, muster_main: MusterCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was named by a path from here, and looked for from where it was begun."""
+    (tmp_path / "begun").mkdir()
+    monkeypatch.chdir(tmp_path / "begun")
+    target = Path("t.py")
+    target.write_text("def f(x: int):\n    return 1 / x\n")
+    options = {"executor": "inline", "run_dir": "r", "monitor_interval_s": 0.0}
+    muster.sweep("t.py:f", grid={"x": [0, 1]}, **options)
+    done = muster_main(command, "begun/r", "--json")
+    assert done.returncode == 1, done.stderr
+    assert '"done": 1' in done.stdout and '"failed": 1' in done.stdout
+    assert not (tmp_path / "begun" / "begun").exists()

@@ -215,6 +215,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
         before, typed, _ = _both(stored, extra)
         again = _merged(path, before, typed, ONE_TIME)
         return sweep.start(again, again.argv(), reopens)
+    run = Run(path)  # which was named from where the user is
     workload = dataclasses.replace(stored_workload(run), reopens=reopens)
     options = _options(parsed, stored_options(run))
     return sweep.run_and_sum_up(workload, options, (), parsed.shown)
