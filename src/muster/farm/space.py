@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -154,9 +155,8 @@ class Space:
         """
         grid, zipped = spec.get("grid", {}), spec.get("zip", {})
         own = self.to_spec()
-        if (grid.keys(), zipped.keys(), spec.get("list")) != (
-            own.get("grid", {}).keys(), own.get("zip", {}).keys(), own.get("list"),
-        ):  # fmt: skip
+        axes = own.get("grid", {}).keys(), own.get("zip", {}).keys()
+        if (grid.keys(), zipped.keys()) != axes or not _continues(self.listed, spec.get("list")):
             return False
         if zipped != own.get("zip", {}):
             columns = [
@@ -186,6 +186,28 @@ class Space:
         if self.seeds is not None:
             spec["seeds"] = _shown_seeds(self.seeds)
         return spec
+
+
+def _continues(listed: ListRows | None, before: Mapping[str, Any] | None) -> bool:
+    """Whether the rows begin with those of an earlier list, of which the hash is known."""
+    if listed is None or before is None:
+        return listed is before
+    if before["sha256"] == listed.content_hash:
+        return True
+    if before["names"] != list(listed.names):
+        return False
+    content = b""
+    with suppress(OSError):
+        content = listed.content()
+    if sha256(content).hexdigest() != listed.content_hash:
+        return False  # the file is gone, or another one since it was read
+    state = sha256()
+    for line in content.split(b"\n"):
+        for part in (line, b"\n"):  # the last line may have had no end then
+            state.update(part)
+            if state.hexdigest() == before["sha256"]:
+                return True
+    return False
 
 
 def _holds(values: tuple[object, ...], shown: Any) -> bool:
@@ -281,8 +303,11 @@ def _python_rows(rows: Iterable[Mapping[str, object]]) -> ListRows:
     for name in names:
         check_name(name)
     plain = tuple(tuple(unwrap_scalar(cell) for cell in row) for row in cells)
-    digest = sha256(b"\n".join((content_of(names), *(content_of(row) for row in plain))))
-    return ListRows("rows", names, plain, digest.hexdigest())
+
+    def content() -> bytes:
+        return b"\n".join((content_of(names), *(content_of(row) for row in plain)))
+
+    return ListRows("rows", names, plain, sha256(content()).hexdigest(), content)
 
 
 def _python_seeds(seeds: int | Iterable[int], offset: int) -> range | tuple[int, ...]:

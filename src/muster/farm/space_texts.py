@@ -8,7 +8,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,6 +26,8 @@ class ListRows:
     names: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     content_hash: str
+    #: What was hashed; a file is read once more, for it is not kept.
+    content: Callable[[], bytes] = field(compare=False, repr=False)
 
 
 def parse_grid(text: str) -> tuple[str, list[object]]:
@@ -108,7 +110,8 @@ def read_list(path: Path) -> ListRows:
         raise UsageError(f"The list {path} has no rows.", hint="one row is one setting to run.")
     for name in names:
         check_name(name)
-    return ListRows(path.name, names, tuple(rows), sha256(data).hexdigest())
+    content = path.absolute().read_bytes
+    return ListRows(path.name, names, tuple(rows), sha256(data).hexdigest(), content)
 
 
 def checked_seeds(

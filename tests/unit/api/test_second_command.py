@@ -197,6 +197,11 @@ def _end_before_all_is_listed(folder: Path, num_listed: int) -> None:
             {"rows": [{"x": 1}, {"x": 2}], "grid": {"y": [1, 2]}},
             {"rows": [{"x": 1}, {"x": 3}], "grid": {"y": [1]}},
         ),
+        (
+            {"rows": [{"x": 1}, {"x": 2}], "seeds": 2},
+            {"rows": [{"x": 1}, {"x": 2}, {"x": 3}], "seeds": 2},
+            {"rows": [{"x": 1}, {"x": 3}, {"x": 4}], "seeds": 2},
+        ),
     ],
 )
 @pytest.mark.parametrize("num_listed", [0, 1])

@@ -368,3 +368,25 @@ def test_a_changed_list_is_shown_by_its_content() -> None:
     old, new = (Space.from_values(rows=[{"a": value}]).to_spec() for value in (1, 2))
     (line,) = describe_difference(old, new)
     assert line.startswith("list: rows (1 rows of a; sha256 ")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "holds"),
+    [
+        ("a.jsonl", '{"x": 1}\n{"x": 2}\n', '{"x": 1}\n{"x": 2}\n{"x": 3}\n', True),
+        ("a.jsonl", '{"x": 1}\n{"x": 2}', '{"x": 1}\n{"x": 2}\n{"x": 3}\n', True),
+        ("a.csv", "x,y\r\n1,2\r\n", "x,y\r\n1,2\r\n3,4\r\n", True),
+        ("a.csv", "x,y\n1,2\n", "x,y\n1,3\n1,2\n", False),
+        ("a.csv", "x,y\n1,2\n3,4\n", "x,y\n1,2\n", False),
+        ("a.jsonl", '{"x": 1}\n', '{"x": 1}\n{"y": 2}\n', False),
+    ],
+)
+def test_a_list_that_was_added_to_holds_what_it_was(
+    tmp_path: Path, name: str, before: str, now: str, holds: bool
+) -> None:
+    """A longer list is known by its hash: it must be how this one begins."""
+    path = tmp_path / name
+    path.write_bytes(before.encode())
+    spec = Space.from_texts(list_file=path, seeds="2").to_spec()
+    path.write_bytes(now.encode())
+    assert Space.from_texts(list_file=path, seeds="2").holds(spec) is holds
