@@ -191,7 +191,7 @@ class Space:
 def _continues(listed: ListRows | None, before: Mapping[str, Any] | None) -> bool:
     """Whether the rows begin with those of an earlier list, of which the hash is known."""
     if listed is None or before is None:
-        return listed is before
+        return listed is None and before is None
     if before["sha256"] == listed.content_hash:
         return True
     if before["names"] != list(listed.names):
