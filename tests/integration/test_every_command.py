@@ -44,6 +44,7 @@ LOOKERS: dict[str, tuple[str, ...]] = {
     "logs": ("1",),
     "errors": (),
     "export": ("--to", "table.csv"),
+    "metrics": (),
     "report": ("--out", "page"),
     "plan": (),
     "monitor": (),

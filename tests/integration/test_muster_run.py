@@ -439,7 +439,7 @@ def test_a_rank_may_ask_to_be_started_again(tmp_path: Path, muster_cli: MusterCl
     )
     done = muster_cli("run", "--devices", "cpu:1", "--run-dir", "out", "train.py")
     assert done.returncode == 75
-    assert "saved; start it again to go on" in done.stderr
+    assert "; start it again to go on" in done.stderr
     done = muster_cli("status", "out")
     assert done.stdout.splitlines() == ["out: saved", "  logs: out/logs/rank-*.log"]
     done = muster_cli("resume", "out")

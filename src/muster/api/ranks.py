@@ -37,7 +37,8 @@ def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
         chosen = chosen if chosen in known else known[0]
     elif not rank.isascii() or not rank.isdigit() or int(rank) not in known:
         shown = f"0 to {known[-1]}" if known == list(range(known[-1] + 1)) else _listed(known)
-        raise UsageError(f"There is no rank {rank!r} in {folder.path}.", hint=f"ranks: {shown}.")
+        hint = f"its ranks are {shown}." if len(known) > 1 else f"it has only rank {known[0]}."
+        raise UsageError(f"There is no rank {rank!r} in {folder.path}.", hint=hint)
     else:
         chosen = int(rank)
     return chosen, folder.rank_log(chosen)

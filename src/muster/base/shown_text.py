@@ -1,4 +1,5 @@
-"""Users' text made fit to be shown: without what a terminal obeys, and without secrets. Pure.
+"""Users' text made fit to be shown: without what a terminal obeys, and without secrets; and numbers
+with their nouns. Pure.
 
 Parameters, names, messages and log lines come from programs, other users and file names. Shown on
 a terminal they must not move the cursor, set the title, hide or reverse what stands beside them;
@@ -25,6 +26,15 @@ _SEQUENCE = re.compile(
 #: C0 and C1 controls, what turns the direction of writing, line separators, lone surrogates.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MOST_CHARS = 500
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> count(1, "task"), count(1200, "task"), count(0, "process", "processes")
+    ('1 task', '1,200 tasks', '0 processes')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def clean_text(text: str, *, colours: bool = False) -> str:

@@ -20,6 +20,7 @@ from muster.api.array import (
 from muster.api.options import SweepOptions
 from muster.api.workload import Workload
 from muster.base.errors import EXIT_OK, UsageError
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.commands.sweep import flags_of_sweep, workload_of
 from muster.cli.flags import job_digest, sweep_options
@@ -56,10 +57,10 @@ def array_of(
         raise UsageError("--array and --part contradict each other.", hint="give one of them.")
     if options.cluster.num_workers != 1:
         raise UsageError("--array and --workers contradict each other.", hint="give one of them.")
-    count = parsed.sharing.array
+    num_elements = parsed.sharing.array
     space = getattr(parsed, "space", None)
-    offset = None if space is None or space.seeds != str(count) else space.seed_offset
-    plan = plan_array(workload, options, count, offset)._replace(of=digest_of_array(parsed))
+    offset = None if space is None or space.seeds != str(num_elements) else space.seed_offset
+    plan = plan_array(workload, options, num_elements, offset)._replace(of=digest_of_array(parsed))
     return SlurmArray(plan=plan, workload=workload, options=options, argv=argv)
 
 
@@ -92,12 +93,11 @@ def send_array(array: SlurmArray, run: Any) -> int:
         return EXIT_OK
     plan, workload = array.plan, array.workload
     job_id = send(plan, workload, array.options, array.argv)
-    path, count = plan.folder.path, plan.num_elements
+    path, num_elements = plan.folder.path, plan.num_elements
     if run.json:
-        output.say_json({"job_id": job_id, "path": str(path), "elements": count})
+        output.say_json({"job_id": job_id, "path": str(path), "elements": num_elements})
     elif not run.quiet:
-        elements = f"{count} element{'s' * (count != 1)}"
-        tasks = f"{workload.total:,} task{'s' * (workload.total != 1)}"
+        elements, tasks = count(num_elements, "element"), count(workload.total, "task")
         output.say(f"job {job_id}: {elements}, {tasks}, in {path}")
         output.say(f"Bring the results together: muster collect {path}")
     return EXIT_OK

@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.api.gangs import GangAudience, GangEnding, GangPlan
 from muster.base.errors import EXIT_REQUEUE
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.run.folder import RunFolder
 from muster.run.state import has_saved
@@ -75,17 +76,16 @@ def _outcome(path: Path, ending: GangEnding, seconds: float) -> dict[str, Any]:
 
 
 def _last_line(path: Path, ending: GangEnding, seconds: float) -> str:
+    next_step = ""
     if ending.exit_code == 0:
         word = "done"
+    elif ending.exit_code == EXIT_REQUEUE and has_saved(RunFolder(path)):
+        word, next_step = "saved", "; start it again to go on"
     elif ending.exit_code == EXIT_REQUEUE:
-        word = (
-            "saved; start it again to go on"
-            if has_saved(RunFolder(path))
-            else "stopped before its first save (the same command begins again)"
-        )
+        word = "stopped before its first save (the same command begins again)"
     elif ending.stopped_by:
         word = f"ended by {ending.stopped_by}"
     else:
         word = "failed"
-    again = f", after {ending.restarts} restarts" if ending.restarts else ""
-    return f"{path}: {word} after {seconds:.1f} s{again}"
+    again = f", with {count(ending.restarts, 'restart')}" if ending.restarts else ""
+    return f"{path}: {word} after {seconds:.1f} s{again}{next_step}"

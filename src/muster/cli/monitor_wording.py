@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from muster.base.shown_text import count
 from muster.devices.inventory import Holder
 from muster.devices.nvml_usage import GpuUsage
 from muster.monitor.files import DeviceSummary
@@ -74,7 +75,7 @@ def summary_rows(devices: Sequence[DeviceSummary]) -> list[list[str]]:
     for device in devices:
         name = f"{device.host} {device.device}" if is_many else device.device
         energy = UNKNOWN if device.energy_wh is None else f"{device.energy_wh:,.1f} Wh"
-        lost = f"lost in {device.num_lost} samples" if device.num_lost else ""
+        lost = f"lost in {count(device.num_lost, 'sample')}" if device.num_lost else ""
         table.append(
             [
                 name,

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from muster.api.plan import MemoryPlan, SweepPlan, TrainingPlan
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.plan.compare import Comparison, Line
 from muster.plan.scaling import Prediction
@@ -27,7 +28,7 @@ _COLUMNS: tuple[tuple[str, str], ...] = (
 
 def show_training(plan: TrainingPlan) -> None:
     devices = ", ".join(f"{g.name} x{g.count}" for g in plan.groups)
-    steps = "" if plan.num_steps is None else f", {plan.num_steps:,} steps"
+    steps = "" if plan.num_steps is None else f", {count(plan.num_steps, 'step')}"
     output.say(
         f"{plan.what} on {devices}: {plan.strategy}, global batch {plan.global_batch:,}{steps}"
     )
@@ -75,11 +76,12 @@ def show_memory(plan: MemoryPlan) -> None:
 
 def show_sweep(plan: SweepPlan) -> None:
     output.say(
-        f"{plan.name}: {plan.num_measured:,} tasks measured, {plan.mean.value} each, the longest "
-        f"{plan.longest.value}"
+        f"{plan.name}: {count(plan.num_measured, 'task')} measured, {plan.mean.value} each, "
+        f"the longest {plan.longest.value}"
     )
     if plan.num_assumed:
-        output.say(f"{plan.num_assumed:,} others are assumed to take as long as these on average.")
+        others = count(plan.num_assumed, "other is", "others are")
+        output.say(f"{others} assumed to take as long as these on average.")
     output.say()
     rows = [
         [
@@ -115,7 +117,7 @@ def sweep_record(plan: SweepPlan) -> dict[str, Any]:
 
 
 def show_comparison(name: str, found: Comparison) -> None:
-    output.say(f"{name}, {found.num_devices} devices: predicted against measured")
+    output.say(f"{name}, {count(found.num_devices, 'device')}: predicted against measured")
     for note in found.notes:
         output.say(f"note: {note}")
     output.say()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from muster.base.clock import human_duration
+from muster.base.shown_text import count
 from muster.farm.view import Interval, RunView
 
 
@@ -35,7 +36,7 @@ def left_text(view: RunView) -> str:
     if not text or not num_waiting:
         return text
     num_at_work = states.count("running") + states.count("idle")
-    return f"{text} with {num_at_work:,} of {num_at_work + num_waiting:,} workers"
+    return f"{text} with {num_at_work:,} of {count(num_at_work + num_waiting, 'worker')}"
 
 
 def counts_text(view: RunView) -> str:

@@ -219,7 +219,8 @@ def choose_targets(facts: Facts, request: DeviceRequest) -> Targets | None:
     if request.kind == "count":
         if (request.count or 0) > count:
             raise UsageError(
-                f"{request.text}: torch sees {count} devices.", hint=f"ask for {count} at most."
+                f"{request.text}: torch sees {count} device{'s' * (count != 1)}.",
+                hint=f"ask for {count} at most.",
             )
         rest = tuple(at for at in range(count) if at not in free)
         free = (*free, *rest)[: request.count]

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from muster.base.device_faults import looks_like_out_of_memory, names_of
+from muster.base.shown_text import count
 from muster.pipeline.sources.source import ArrowRow
 from muster.pipeline.stages import Reject
 
@@ -308,8 +309,8 @@ class Recovery:
     def verdict(self) -> Failure:
         return Failure(
             "worker",
-            f"the worker process died or hung {self.failures} times while it worked on this "
-            "record; its log has the last words: muster errors RUN",
+            f"the worker process died or hung {count(self.failures, 'time')} while it worked on "
+            "this record; its log has the last lines: muster errors RUN",
         )
 
     def note(self, start: int, stop: int, tries: int) -> InProgress:

@@ -137,7 +137,7 @@ class Chunk:
         if self._recovery.num_starts > self._worker.plan.row_retries + 2:
             raise TargetError(
                 f"The worker died {self._recovery.num_starts} times while it set up its stages.",
-                hint="the log of the worker has its last words: muster errors RUN.",
+                hint="the log of the worker has its last lines: muster errors RUN.",
             )
         self._journal.begin(self._recovery.starting(self._ctx.tries))
         try:

@@ -23,6 +23,7 @@ from muster.base.codec import read_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, SetupError, UsageError
 from muster.base.journal import read_journal
 from muster.base.settings import child_environment
+from muster.base.shown_text import count
 from muster.plan.compute import ComputeTime, Timing, from_timings
 from muster.plan.scaling import Crowding
 from muster.plan.units import Bytes, Figure, Flops, Seconds, measured
@@ -103,7 +104,7 @@ def calibrate(
     found = [whole]
     share = -(-whole.global_batch // num_devices)
     if share < whole.samples:
-        say(f"measuring {probe.num_steps} steps with {share} samples each")
+        say(f"measuring {probe.num_steps} steps with {count(share, 'sample')} each")
         found.append(run_steps(probe, share))
     calibration = sum_up(found, probe)
     if probe.card != "cpu" or not 1 < num_devices <= _MOST_SIDE_BY_SIDE:
@@ -131,9 +132,7 @@ def sum_up(found: Sequence[Steps], probe: Probe) -> Calibration:
     """Fit a line to the measured steps and collect the rest; ``found`` must not be empty."""
     whole = found[0]
     batches = " and ".join(str(steps.samples) for steps in found)
-    threads = (
-        "" if probe.threads is None else f", {probe.threads} thread{'s' * (probe.threads != 1)}"
-    )
+    threads = "" if probe.threads is None else f", {count(probe.threads, 'thread')}"
     source = f"{whole.num_steps} steps of {batches} samples on {probe.card}{threads}"
     timings = [Timing(steps.samples, Seconds(steps.compute_s)) for steps in found]
     loading = max(steps.loading_s / steps.samples for steps in found)

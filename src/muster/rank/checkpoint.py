@@ -25,13 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from muster.base.atomic_files import disk_error, explain_os_error, sync_folder, write_atomic
 from muster.base.codec import read_record, to_json, write_json
@@ -46,84 +43,7 @@ from muster.rank.checkpoint_files import (
     find_steps,
     step_folder,
 )
-
-
-class Staging:
-    """Host buffers for tensors, by name: made once, reused, and pinned for those of a GPU."""
-
-    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
-        self._buffers: dict[str, Tensor] = {}
-        self._cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
-        self._say = say
-        self._can_pin = True
-
-    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate and touch the buffers, so that the first copy costs no more than the others."""
-        for name, tensor in tensors.items():
-            self._buffer(name, tensor)
-
-    @torch.no_grad()
-    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The tensors on the CPU as they are now; sharded ones stay sharded."""
-        on_gpu = False
-        result: dict[str, Any] = {}
-        for name, tensor in tensors.items():
-            local = _local(tensor)
-            buffer = self._buffer(name, tensor)
-            buffer.copy_(local, non_blocking=True)
-            on_gpu = on_gpu or local.is_cuda
-            result[name] = self._like(tensor, buffer)
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
-        return result
-
-    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        local = _local(tensor)
-        kept = self._buffers.get(name)
-        if kept is None or kept.shape != local.shape or kept.dtype != local.dtype:
-            kept = self.make_buffer(local.shape, local.dtype, pinned=local.is_cuda)
-            self._buffers[name] = kept
-        return kept
-
-    def make_buffer(self, shape: torch.Size, dtype: torch.dtype, *, pinned: bool) -> Tensor:
-        """Zeros on the host; of pageable memory, which is slower, where no more can be pinned."""
-        if pinned and self._can_pin:
-            try:
-                return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
-            except RuntimeError as error:
-                self._can_pin = False
-                why = str(error).partition("\n")[0]
-                self._say(f"note       checkpoints are copied to pageable memory, slower: {why}")
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-
-    def _like(self, tensor: Tensor, buffer: Tensor) -> Tensor:
-        """``buffer`` as what ``tensor`` is: the same shard of the same whole, on the CPU."""
-        if not isinstance(tensor, DTensor):
-            return buffer
-        return DTensor.from_local(
-            buffer,
-            self.cpu_mesh(tensor.device_mesh),
-            tensor.placements,
-            run_check=False,
-            shape=tensor.size(),
-            stride=tensor.stride(),
-        )
-
-    def cpu_mesh(self, mesh: DeviceMesh) -> DeviceMesh:
-        """A mesh of the same ranks on the CPU. It is made once: the ranks must make it together."""
-        if mesh.device_type == "cpu":
-            return mesh
-        if mesh not in self._cpu_meshes:
-            self._cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh.tolist())
-        return self._cpu_meshes[mesh]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, DTensor):
-        local: Tensor = tensor.to_local().detach()
-        return local
-    return tensor.detach()
-
+from muster.rank.staging import Staging
 
 Tensors = Mapping[str, Tensor]
 _ASIDE = ".aside-"

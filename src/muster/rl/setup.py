@@ -25,6 +25,7 @@ from torch import Tensor
 from muster.base.code import Code
 from muster.base.codec import decode
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
+from muster.base.shown_text import count
 from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.checkpoint_files import read_shapes, read_tensors
 from muster.rank.life import Say, Start, newest_state, restore
@@ -113,9 +114,10 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
             "There is no end to this training.", hint="give --num-steps or --num-episodes."
         )
     say(
-        f"agent      {config.num_envs * gang.num_ranks:,} environments x {config.rollout_steps} "
-        f"steps per update, {config.num_minibatches} minibatches x {config.update_epochs} epochs, "
-        f"on {gang.where}"
+        f"agent      {count(config.num_envs * gang.num_ranks, 'environment')} x "
+        f"{count(config.rollout_steps, 'step')} per update, "
+        f"{count(config.num_minibatches, 'minibatch', 'minibatches')} x "
+        f"{count(config.update_epochs, 'epoch')}, on {gang.where}"
     )
     precision = agree_on_precision(config.precision, gang)
     say(f"precision  {precision}")
@@ -283,9 +285,9 @@ def read_rows(checkpoint: Path, counts: list[int], place: Place) -> Rows:
     rows = {}
     for name in names:
         pieces = []
-        for rank, count in enumerate(counts):
+        for rank, num_rows in enumerate(counts):
             piece = room.get(f"rank{rank}/{name}")
-            if piece is None or len(piece) != count:
+            if piece is None or len(piece) != num_rows:
                 raise SetupError(
                     f"The checkpoint {checkpoint.name} has no whole {name} of rank {rank}.",
                     hint="it was written by another version; use another --run-dir.",

@@ -53,9 +53,9 @@ def forecast(config: SsmConfig) -> list[str]:
         return []
     more = f" and {len(poor) - 3} more" if len(poor) > 3 else ""
     return [
-        f"{len(poor)} cells will accept fewer than {_FEW} of {config.gnc_num_samples:,} guesses by "
-        f"the Gaussian estimate ({'; '.join(poor[:3])}{more}): "
-        "raise --gnc-num-samples or --eps-train."
+        f"{len(poor)} cell{'s' * (len(poor) > 1)} will accept fewer than {_FEW} of "
+        f"{config.gnc_num_samples:,} guesses by the Gaussian estimate "
+        f"({'; '.join(poor[:3])}{more}): raise --gnc-num-samples or --eps-train."
     ]
 
 

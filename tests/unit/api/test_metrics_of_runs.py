@@ -6,14 +6,17 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import muster
-from muster.api.metrics import series_of_ranks, summary_of, table_of
+from muster.api.metrics import Series, series_of_ranks, summary_of, table_of
+from muster.api.report.sweep import curves_to_show
 from muster.base.errors import UsageError
 from muster.cli.main import main
 from muster.farm import canonical
+from muster.farm.metrics import Curve
 from muster.run.folder import RunFolder
 
 TARGET = """
@@ -98,3 +101,23 @@ def test_trainings_and_programs_have_the_same_columns(tmp_path: Path) -> None:
     assert (1, "train/loss", 1, None, 0.5) in found and (1, "eval/loss", 1, None, 0.75) in found
     own = [row for row in found if row[1] == "loss"]
     assert [row[2:] for row in own] == [(0, 5.0, 3.0), (1, 7.0, 1.0)]
+
+
+def test_of_many_curves_the_lowest_and_the_highest_are_shown() -> None:
+    one = np.ones(1)
+    ends = [3.0, math.nan, 0.0, 9.0, 5.0, 4.0]
+    every = [
+        Series(str(n), f"{n} (x={n})", "loss", Curve(one, one, one * value, one))
+        for n, value in enumerate(ends)
+    ]
+    chosen = curves_to_show(lambda: every, most=4)
+    assert [series.task for series in chosen["loss"]] == ["0", "1", "2", "3"]
+    assert len(curves_to_show(lambda: every, most=6)["loss"]) == 6
+
+
+@pytest.mark.thorough
+def test_the_report_of_a_sweep_has_its_curves(tmp_path: Path) -> None:
+    run = sweep(tmp_path)
+    assert main(["report", str(run.path)]) == 0
+    assert (run.path / "figures" / "curves.png").stat().st_size > 5000
+    assert "over steps, a line per task" in (run.path / "report" / "index.html").read_text()

@@ -107,5 +107,5 @@ def test_the_summary_names_machines_only_where_there_are_several() -> None:
     one = rows(sample(GPU, LOST))
     assert [line[0] for line in summary_rows(Summary(one).devices())] == ["host", "gpu0", "gpu1"]
     assert summary_rows(Summary(one).devices())[2][-1] == (
-        "NVIDIA H100 80GB HBM3, lost in 1 samples"
+        "NVIDIA H100 80GB HBM3, lost in 1 sample"
     )

@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster.base.shown_text import count as count
+
 #: A table on the page has no more rows than this.
 MOST_ROWS = 300
 
@@ -207,11 +209,6 @@ def with_spread(mean: float, sd: float | None) -> str:
         return f"{mean:.4g} ± {sd:.2g}"
     places = max(0, decimals)
     return f"{round(mean, decimals):,.{places}f} ± {round(sd, decimals):,.{places}f}"
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """``1 task``, ``1,200 tasks``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _number(value: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import plotting
+from muster.api.metrics import Series
 from muster.api.report.content import as_given
 from muster.api.report.groups import Group, Groups, as_number
 from muster.plotting import safe, ticks
@@ -54,6 +55,26 @@ def draw_groups(found: Groups, path: Path, title: str) -> list[Path]:
         else:
             _lines(axis, found, across, lines, metric)
         axis.set_title(safe(metric), loc="left", fontsize=10)
+    figure.suptitle(safe(title), fontsize=10)
+    return plotting.save(figure, *plotting.png_and_pdf(path))
+
+
+def draw_curves(chosen: Mapping[str, Sequence[Series]], path: Path, title: str) -> list[Path]:
+    """A panel per metric, a line per task, named by its number where there are few; PNG and PDF."""
+    names = list(chosen)[:_MOST_METRICS]
+    figure, axes = plotting.grid(len(names), 2, (6.2, 3.8))
+    for axis, name in zip(axes, names, strict=True):
+        lines = chosen[name]
+        for number, series in enumerate(lines):
+            x, y = _thin(series.curve.step.tolist(), series.curve.value.tolist())
+            few = len(lines) <= len(plotting.COLOURS)
+            colour = plotting.COLOURS[number] if few else plotting.BLUE
+            label = f"task {series.label.split()[0]}" if few else None
+            mark = "." if len(x) == 1 else ""
+            axis.plot(x, y, lw=1.1, marker=mark, alpha=1 if few else 0.4, color=colour, label=label)
+        plotting.dress(axis, title=safe(name), x="step")
+        if lines and len(lines) <= len(plotting.COLOURS):
+            axis.legend(fontsize=7, frameon=False)
     figure.suptitle(safe(title), fontsize=10)
     return plotting.save(figure, *plotting.png_and_pdf(path))
 

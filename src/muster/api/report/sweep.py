@@ -5,10 +5,12 @@ with means over the seeds.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster.api.metrics import Series
 from muster.api.recipe import Recipe
 from muster.api.report.about import Effort, failure_blocks, farm_state
 from muster.api.report.content import (
@@ -23,15 +25,17 @@ from muster.api.report.content import (
     facts_of,
     table_of,
 )
-from muster.api.report.figures import draw_groups, why_no_picture
+from muster.api.report.figures import draw_curves, draw_groups, why_no_picture
 from muster.api.report.groups import SEED, Groups, best_first, grouped, shown_rows, whole_rows
 from muster.api.runs import Run
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json
 from muster.base.shown_text import HIDDEN, is_secret_name
 from muster.farm.canonical import csv_cell, escape_surrogates
+from muster.farm.ledger.read import LedgerReader
 from muster.run.folder import RunFolder
 
+_MOST_CURVES = 50
 NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
 
 
@@ -66,20 +70,21 @@ def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Conte
     effort = Effort()
     made = _of_recipe if maker is not None else _of_groups
     figures, results, files = made(run, maker, place, effort)
+    paths, curves = _curves(run, place)
     failures = run.failures() if run.folder.ledger.exists() else []
     return Content(
         lead=_lead(stored.spec, status.total),
         state=state,
         mood=mood,
         failures=failure_blocks(failures),
-        figures=figures,
+        figures=[*figures, *curves],
         results=results,
         settings={
             "What was run": _what(stored.spec),
             "How it was run": stored.options,
         },
         effort=[effort.table()],
-        files=files,
+        files=[*files, *paths],
     )
 
 
@@ -166,6 +171,46 @@ def _picture(run: Run, found: Groups, place: RunFolder) -> tuple[list[Path], lis
     paths, remarks = drawn(lambda: draw_groups(found, place.figures / "results", title))
     what, over = ", ".join(found.metrics), " and ".join(found.varying)
     return paths, [*pictures_of(paths, "the sweep", f"{what} over {over}; {bars}"), *remarks]
+
+
+def _curves(run: Run, place: RunFolder) -> tuple[list[Path], list[Block]]:
+    """What tasks have logged over time: a picture of at most ``_MOST_CURVES`` of each metric."""
+    if not run.folder.ledger.exists():
+        return [], []
+    chosen = curves_to_show(run.series)
+    if not chosen:
+        return [], []
+    place.figures.mkdir(exist_ok=True)
+    with LedgerReader(run.folder.ledger) as ledger:
+        has_more = len(ledger.tasks_with_metrics()) > _MOST_CURVES
+    which = f", the {_MOST_CURVES} that end lowest and highest" if has_more else ""
+    title = f"{run.folder.name}: what tasks have logged{which}"
+    paths, remarks = drawn(lambda: draw_curves(chosen, place.figures / "curves", title))
+    alt = f"{', '.join(chosen)} over steps, a line per task{which}"
+    return paths, [*pictures_of(paths, "the sweep", alt), *remarks]
+
+
+def curves_to_show(
+    series: Callable[[], Iterable[Series]], most: int = _MOST_CURVES
+) -> dict[str, list[Series]]:
+    """The series by metric; of more than ``most`` those whose last value is lowest or highest.
+
+    ``series`` is asked twice, so that not all points of a large sweep are held at once.
+    """
+    ends: dict[str, list[tuple[float, str]]] = {}
+    for one in series():
+        last = float(one.curve.value[-1])
+        ends.setdefault(one.name, []).append((math.inf if math.isnan(last) else last, one.task))
+    kept = {}
+    for name, found in ends.items():
+        ordered = sorted(found)
+        cut = ordered if len(ordered) <= most else [*ordered[: most // 2], *ordered[-most // 2 :]]
+        kept[name] = {task for _, task in cut}
+    chosen: dict[str, list[Series]] = {name: [] for name in kept}
+    for one in series():
+        if one.task in kept.get(one.name, ()):
+            chosen[one.name].append(one)
+    return chosen
 
 
 def _remarks(found: Groups, shown: Table | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from muster.api.array import collect
 from muster.api.runs import open_run
 from muster.base.errors import EXIT_SOME_FAILED
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import LookFlags
 from muster.cli.parse import parse
@@ -44,15 +45,14 @@ def main(argv: list[str]) -> int:
         )
         return exit_code
     output.say(
-        f"{run.folder.name}: {found.num_new:,} new result{'s' * (found.num_new != 1)}; "
+        f"{run.folder.name}: {count(found.num_new, 'new result')}; "
         f"{counts['done']:,} done, "
         f"{counts['failed']:,} failed, {counts['waiting']:,} not there yet"
     )
     missing = [number for number in found.missing if number not in ended]
     if missing:
         named = _named(missing)
-        what = "element has" if len(missing) == 1 else "elements have"
-        output.say(f"{len(missing)} {what} not begun: {named}")
+        output.say(f"{count(len(missing), 'element has', 'elements have')} not begun: {named}")
     for line in _ending_lines(ended):
         output.say(line)
     output.say(f"table: {run.folder.results_csv}")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from muster.base.clock import human_duration
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.map_flags import MapCommand, flags_of_map, read_map
 from muster.cli.parse import Parsed
@@ -101,7 +102,7 @@ def _show_plan(parsed: MapCommand, plan: Any) -> None:
         return
     output.say(f"stages   {' -> '.join(stages)}")
     num_chunks = prepared.workload.total
-    chunks = f"{num_chunks:,} chunk{'s' * (num_chunks != 1)}"
+    chunks = count(num_chunks, "chunk")
     output.say(f"records  {plan.num_rows:,} in {chunks}")
     if plan.columns:
         output.say(f"columns  {', '.join(plan.columns)}")
@@ -165,8 +166,7 @@ def _outcome(mapped: Any, summary: Mapping[str, Any], made: list[str]) -> dict[s
 def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: list[str]) -> None:
     if mapped.was_done:
         output.say(f"{mapped.output}: complete since an earlier run, nothing to do.")
-    records = f"{mapped.num_in:,} record{'s' * (mapped.num_in != 1)}"
-    parts = [f"{records} in", f"{mapped.num_out:,} out"]
+    parts = [f"{count(mapped.num_in, 'record')} in", f"{mapped.num_out:,} out"]
     if mapped.num_dropped:
         parts.append(f"{mapped.num_dropped:,} dropped")
     if mapped.num_rejected:
@@ -188,10 +188,9 @@ def _sum_up(parsed: MapCommand, mapped: Any, summary: Mapping[str, Any], made: l
     for cause in mapped.causes[:3]:
         output.say(f"  {cause}")
     if mapped.num_lost:
-        records = "record is" if mapped.num_lost == 1 else "records are"
         output.say(
-            f"{mapped.num_lost:,} {records} in chunks that failed: muster errors {mapped.path}   "
-            "the same command tries them again"
+            f"{count(mapped.num_lost, 'record is', 'records are')} in chunks that failed: "
+            f"muster errors {mapped.path}   the same command tries them again"
         )
     if mapped.is_interrupted:
         output.say(f"Interrupted; everything finished is saved. Go on: muster resume {mapped.path}")

@@ -11,6 +11,7 @@ from muster.api.monitor import Watched, WatchOptions, replay, watch
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.base.settings import read_settings
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import JsonFlags
 from muster.cli.monitor_wording import SUMMARY_HEADERS, plain_line, summary_rows
@@ -88,8 +89,8 @@ def _sum_up(flags: _Monitor, options: WatchOptions, done: Watched) -> None:
     for line in output.table_lines(SUMMARY_HEADERS, summary_rows(done.devices)):
         say(line)
     if done.num_missed:
-        what = "sample was" if done.num_missed == 1 else "samples were"
-        say(f"{done.num_missed:,} {what} missed: this machine was too busy or asleep")
+        missed = count(done.num_missed, "sample was", "samples were")
+        say(f"{missed} missed: this machine was too busy or asleep")
     if options.output is not None:
         say(f"log: {options.output}")
 
@@ -105,7 +106,8 @@ def _replay(flags: _Monitor, run: str, extra: list[str]) -> int:
         record: dict[str, Any] = {**asdict(found), "figure": str(found.figure)}
         output.say_json(record)
     elif not flags.quiet:
-        output.say(f"{found.name}: {found.num_rows:,} rows, {found.begin_utc} to {found.end_utc}")
+        rows = count(found.num_rows, "row")
+        output.say(f"{found.name}: {rows}, {found.begin_utc} to {found.end_utc}")
         output.table(SUMMARY_HEADERS, summary_rows(found.devices))
         output.say(f"figure: {found.figure}")
     return 0

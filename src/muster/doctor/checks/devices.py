@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from muster.base.shown_text import count
 from muster.devices.nvml_health import GpuHealth
 from muster.devices.placement import busy_reason
 from muster.doctor.facts import Facts
@@ -94,15 +95,16 @@ def _memory_of(gpu: GpuHealth) -> Iterator[Finding]:
         )
     if gpu.ecc_uncorrected:
         yield error(
-            what=f"GPU {gpu.index} had {gpu.ecc_uncorrected} uncorrected memory errors since the "
-            "driver was loaded.",
+            what=f"GPU {gpu.index} had {count(gpu.ecc_uncorrected, 'uncorrected memory error')} "
+            "since the driver was loaded.",
             why="Each one ends the program that it hits, or goes unseen, which is worse.",
             fix="Reset the GPU or reboot; if they come back, have the card replaced.",
         )
     elif gpu.ecc_uncorrected_total:
         yield note(
-            what=f"GPU {gpu.index} had {gpu.ecc_uncorrected_total} uncorrected memory errors in "
-            "its life, none since the driver was loaded.",
+            what=f"GPU {gpu.index} had "
+            f"{count(gpu.ecc_uncorrected_total, 'uncorrected memory error')} in its life, none "
+            "since the driver was loaded.",
             why="They were repaired or have not come back.",
         )
     if gpu.ecc_enabled is False:
@@ -197,7 +199,7 @@ def mig_instances(facts: Facts) -> Iterator[Finding]:
     instances = [gpu for gpu in working_gpus(facts) if gpu.parent_uuid is not None]
     if instances:
         yield note(
-            what=f"{len(instances)} MIG instances on "
+            what=f"{count(len(instances), 'MIG instance')} on "
             f"{gpus_named(sorted({gpu.index for gpu in instances}))}.",
             why="A process sees one instance at most, and instances have no peer-to-peer path: a "
             "sweep can use each of them, a gang cannot span them.",
@@ -260,13 +262,14 @@ def nvlinks(facts: Facts) -> Iterator[Finding]:
         )
     elif down:
         yield warning(
-            what=f"{gpus_named(down)}: {up[down[0]]} NVLinks are up, on other GPUs {most}.",
+            what=f"{gpus_named(down)}: {count(up[down[0]], 'NVLink is', 'NVLinks are')} up, on "
+            f"other GPUs {most}.",
             why="A collective is as fast as its weakest link.",
             fix="nvidia-smi nvlink -s shows which; reset the GPUs or reboot, and look at "
             "nvidia-fabricmanager.",
         )
     else:
-        yield ok(f"{most} NVLinks are up on each GPU.")
+        yield ok(f"{count(most, 'NVLink is', 'NVLinks are')} up on each GPU.")
 
 
 def peer_access(facts: Facts) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 from muster.base.errors import UnknownNameError
+from muster.base.shown_text import count
 
 
 class Message(TypedDict):
@@ -130,7 +131,7 @@ class Watchdog:
                 if left_s <= 0:
                     raise EngineError(
                         f"The engine hangs: no token and no answer for {self._timeout_s:g} s with "
-                        f"{self._num_waiting} requests in flight."
+                        f"{count(self._num_waiting, 'request')} in flight."
                     )
                 await asyncio.wait({answer}, timeout=left_s)
             return answer.result()
