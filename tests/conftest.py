@@ -24,6 +24,10 @@ __all__ = ["ray_cluster", "ray_driver", "slurm", "slurm_session"]  # fixtures fo
 
 settings.load_profile("fixed")
 
+# Threads of OpenMP that wait for each other spin, which takes the core from the one that is waited
+# for as soon as anything else runs: a training on one device then takes ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 #: Set by pytest itself or by libraries on import, and no test's doing.
 _FOREIGN = (
     "PYTEST_",
