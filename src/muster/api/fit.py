@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from muster.api.earlier_work import move_aside
 from muster.api.gangs import GangAudience
 from muster.api.options import DeviceOptions, GangOptions, KeptOptions
+from muster.api.trackers.guard import tracking
+from muster.api.trackers.table import check_installed
 from muster.api.train import (
     ENTRIES,
     Trained,
@@ -109,6 +111,7 @@ def train_here(
     ``task``: what the job names, where it is made already; ``slot``: what the job was placed on.
     """
     options = options or GangOptions()
+    check_installed(options.log_to)
     check_job(job, options)
     folder = job.folder
     if options.restart and topology is not None:
@@ -135,8 +138,9 @@ def train_here(
     with open_run(folder, renew, node=0) as session:
         num_ranks = 1 if topology is None else topology.world_size
         session.begin(ranks=[f"rank {rank}" for rank in range(num_ranks)])
-        results = train(is_cancelled=session.is_cancelled)
-        session.end(exit_code=_code(results))
+        with tracking(folder, options.log_to, say):
+            results = train(is_cancelled=session.is_cancelled)
+            session.end(exit_code=_code(results))
     return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from muster.api.earlier_work import move_aside
 from muster.api.options import GangOptions
 from muster.api.placing import device_request, remarks
+from muster.api.trackers.guard import tracking
+from muster.api.trackers.table import check_installed
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
 from muster.base.errors import UsageError
@@ -83,6 +85,7 @@ def choose_start(program: Script | Entry, options: GangOptions) -> Start:
 def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) -> GangPlan:
     """The first half of a run. Changes nothing, takes no lease."""
     _refuse_inside()
+    check_installed(options.log_to)
     settings = read_settings()
     inventory = discover(settings)
     placement = place(
@@ -117,14 +120,15 @@ def run_gang(
     Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
     another launcher.
     """
-    with listening(), ExitStack() as stack:
+    with listening() as requests, ExitStack() as devices, ExitStack() as stack:
         if supervisor is not None:
             stack.callback(supervisor.close)
         _refuse_inside()
+        check_installed(options.log_to)
         settings = read_settings()
         placement, leases = _take(options, folder.name, settings)
         for lease in leases:
-            stack.enter_context(lease)
+            devices.enter_context(lease)
         plan = _plan(folder, program, options, placement, settings)
         # Of a job from an older muster, whose script has the words of the node.
         words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
@@ -132,6 +136,14 @@ def run_gang(
         if options.restart:
             move_aside(folder, kind, audience.say)
         session = stack.enter_context(open_run(folder, renew, node=options.node_rank))
+        stopped: list[str] = []
+        if options.node_rank == 0:
+            stack.enter_context(
+                tracking(
+                    folder, options.log_to, audience.warn,
+                    is_urgent=lambda: bool(requests.reason or stopped),
+                )
+            )  # fmt: skip
         for line in plan.lines():
             audience.say(line)
         uuids = {uuid for slot in plan.slots for uuid in slot.device_uuids}
@@ -156,6 +168,8 @@ def run_gang(
             session.end(**{"exit_code": 0, **fields})
         except OSError as error:  # how it ended is known all the same
             audience.warn(str(explain_os_error(error, "write", folder.events)))
+        stopped += [ending.stopped_by] if ending.stopped_by else []
+        devices.close()  # others may have them while trackers get the rest
         return ending
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from muster.api.placing import placement_lines, slots_of, take_devices, would_ta
 from muster.api.plans import check_same_plan, choose_folder, renewal
 from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run
+from muster.api.trackers.guard import tracking
+from muster.api.trackers.table import check_installed
 from muster.api.workload import Workload
 from muster.base.clock import SystemClock
 from muster.base.code import code_id
-from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.base.errors import SetupError, UnknownNameError
 from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.devices.discovery import why_lost
@@ -83,7 +84,7 @@ class Prepared:
 
 def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     """The first half of a run: what would be run, where, by whom. Changes nothing on disk."""
-    _check_executor(workload, options)
+    check_installed(options.log_to)
     folder = choose_folder(workload, options)
     is_new = options.restart or not folder.exists()
     if not is_new:
@@ -102,7 +103,9 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
-    _check_executor(workload, options)
+    if not is_executor(options.executor):
+        raise UnknownNameError("executor", options.executor, EXECUTORS)
+    check_installed(options.log_to)
     settings = read_settings()
     folder = choose_folder(workload, options)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
@@ -120,6 +123,9 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
             audience.say(line)
         if own_id(folder).is_new_copy:
             audience.say(f"{folder.path} is a copy, or was moved: it goes on as a run of its own.")
+        stack.enter_context(
+            tracking(folder, options.log_to, audience.warn, is_urgent=lambda: bool(requests.reason))
+        )
         ledger = open_ledger(folder, settings)
         stack.callback(ledger.close)
         uuids = {uuid for slot in placement.slots for uuid in slot.device_uuids}
@@ -141,17 +147,6 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     if rehearsal is not None and rehearsal.error is not None:
         raise rehearsal.error
     return Run(folder.path, ending=ending)
-
-
-def _check_executor(workload: Workload, options: SweepOptions) -> None:
-    if not is_executor(options.executor):
-        raise UnknownNameError("executor", options.executor, EXECUTORS)
-    search = workload.search
-    if search is not None and search.stopping.rule != "none" and options.executor == "inline":
-        raise UsageError(
-            "--stop has no effect with --on inline: nothing is heard while a task runs.",
-            hint="drop one of them.",
-        )
 
 
 def _coordinate(
@@ -181,12 +176,9 @@ def _coordinate(
         folder=folder,
         targets=targets,
         slots=housekeeping.slots,
-        policy=policy_of(options, workload.retry, is_search=workload.drive is not None),
-        total=0 if workload.drive else workload.total,
+        policy=policy_of(options, workload.retry),
+        total=workload.total,
         feed=workload.feed(numbers),
-        driver=None
-        if workload.drive is None
-        else workload.drive(folder, numbers, clock, options.gpus_per_task),
         plan_id=workload.plan_id,
         code=code_id(workload.code) or None,
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
@@ -205,9 +197,7 @@ def _coordinate(
     return ending
 
 
-def policy_of(
-    options: SweepOptions, retry: RetryPolicy | None = None, *, is_search: bool = False
-) -> Policy:
+def policy_of(options: SweepOptions, retry: RetryPolicy | None = None) -> Policy:
     retry = retry or RetryPolicy(
         retries=options.retries, exception_retries=options.retry_exceptions
     )
@@ -215,11 +205,9 @@ def policy_of(
     if options.executor == "slurm":
         # Files on a shared folder take their time: more is kept ready in a worker.
         lead_s = max(_LEAD_ON_FILES_S, 2 * look_every_s(options.cluster.num_workers))
-    policy = Policy(
+    return Policy(
         retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going, lead_s=lead_s
     )
-    # A search chooses a task when a worker is free for it, with all that is known by then.
-    return dataclasses.replace(policy, asks_ahead=False, max_lead=1) if is_search else policy
 
 
 def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:

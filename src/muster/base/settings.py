@@ -133,6 +133,13 @@ def secret(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def secrets() -> list[str]:
+    """The values of variables that look like secrets, the longest first: no log may hold them."""
+    words = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+    found = {v for k, v in os.environ.items() if any(word in k.upper() for word in words)}
+    return sorted((value for value in found if len(value) > 5), key=len, reverse=True)
+
+
 def variable(name: str) -> str | None:
     """One variable of another program's, such as SLURM's; None when it is unset."""
     return os.environ.get(name)

@@ -29,7 +29,8 @@ class GangShownFlags(ShownFlags):
 def gang_groups(options: GangOptions, run_dir: str, *, may_leave: bool = True) -> dict[str, Any]:
     """``run_dir``: the help of that flag. ``may_leave``: for another place than this machine, and
     with work that is kept; without it nothing is planned, recorded or resumed."""
-    of_run = ("executor", "run_dir", "allow_changed_code", "restart", "monitor_interval_s")
+    of_run = ("executor", "run_dir", "allow_changed_code", "restart", "monitor_interval_s",
+              "log_to")  # fmt: skip
     groups: dict[str, Any] = {
         "options": Part(
             of=options, without=() if may_leave else of_run, texts={"run_dir": run_dir}

@@ -45,7 +45,7 @@ def rows(folder: RunFolder) -> Iterator[Row]:
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
-            yield _params(row, numbers), _metrics(folder, row), _system(folder, row)
+            yield _params(row, numbers), metrics_of(folder, row), _system(folder, row)
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
@@ -53,7 +53,7 @@ def done_rows(folder: RunFolder) -> Iterator[Row]:
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
             if row.state is TaskState.DONE:
-                yield _params(row, frozenset()), _metrics(folder, row), _system(folder, row)
+                yield _params(row, frozenset()), metrics_of(folder, row), _system(folder, row)
 
 
 def _numbers(folder: RunFolder) -> frozenset[str]:
@@ -71,7 +71,7 @@ def _numbers(folder: RunFolder) -> frozenset[str]:
 
 
 def _params(row: TaskRow, numbers: frozenset[str]) -> dict[str, Any]:
-    params = _flat(canonical.decode(row.payload))
+    params = flattened(canonical.decode(row.payload))
     if not numbers or not is_command_of(row.target, params):
         return params
     return {
@@ -80,19 +80,19 @@ def _params(row: TaskRow, numbers: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _flat(params: dict[str, Any]) -> dict[str, Any]:
+def flattened(params: dict[str, Any]) -> dict[str, Any]:
     """Fields of dataclasses and dicts as ``config.lr``, like those of results."""
     flat: dict[str, Any] = {}
     for name, value in params.items():
         if isinstance(value, dict) and value:
-            inner = {f"{name}.{key}": item for key, item in _flat(value).items()}
+            inner = {f"{name}.{key}": item for key, item in flattened(value).items()}
             flat |= {name: value} if inner.keys() & params.keys() else inner
         else:
             flat[name] = value
     return flat
 
 
-def _metrics(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
+def metrics_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
     if row.state not in (TaskState.DONE, TaskState.STOPPED):
         return {}
     value = row.value
@@ -134,7 +134,7 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
         for row in ledger.tasks():
             for part, values in (
                 ("param", _params(row, numbers)),
-                ("metric", _metrics(folder, row)),
+                ("metric", metrics_of(folder, row)),
             ):
                 for name, value in values.items():
                     seen[part, name] = widen(seen.get((part, name)), value)

@@ -22,7 +22,8 @@ runs/<name>/
   table.csv, figures/ what a recipe makes of the results
   report/index.html   all of it on one page, which holds its pictures and can be sent away
   metrics.jsonl       a line per optimizer step and evaluation of a training
-  tb/                 the same for TensorBoard
+  tb/                 the same for TensorBoard; of a sweep a folder for each task
+  trackers/           with --log-to: how far each tracker has got, and what it keeps on this machine
   training_results.json  what a training came to; curves.png is its picture
   monitor.csv         what GPUs and host did, a row per device every few seconds; on further nodes
                       of a gang monitor-1.csv, …; monitor.png is their picture
@@ -180,6 +181,16 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tb"
+
+    @property
+    def trackers(self) -> Path:
+        return self.path / "trackers"
+
+    def tracker_position(self, name: str) -> Path:
+        return self.trackers / f"{name}.jsonl"
+
+    def tracker_log(self, name: str) -> Path:
+        return self.logs / f"tracker-{name}.log"
 
     @property
     def training_results(self) -> Path:

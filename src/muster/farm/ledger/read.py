@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from muster.farm.canonical import task_label
 from muster.farm.ledger.away import open_whole
-from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
-from muster.farm.ledger.store import SearchRow
+from muster.farm.ledger.connect import explained, has_metrics, has_worker_code
 from muster.farm.task import TaskState
 
 _FETCH = 2000
@@ -101,8 +100,19 @@ class LedgerReader:
         )
         return int(self._all(sql)[0][0])
 
+    def ended(self) -> list[tuple[int, int]]:
+        """Task and token of every task that is done, failed or cancelled."""
+        return self._all("SELECT task_id, token FROM tasks WHERE state >= 2 ORDER BY task_id")
+
+    def task(self, task_id: int) -> TaskRow:
+        """One task, which must be there."""
+        return next(self._rows("WHERE t.task_id = ? ", task_id))
+
     def tasks(self) -> Iterator[TaskRow]:
         """Every task in the order of the plan; memory does not grow with their number."""
+        return self._rows()
+
+    def _rows(self, which: str = "", *values: object) -> Iterator[TaskRow]:
         with explained(self._path, "read"):
             code = "w.code" if has_worker_code(self._db) else "NULL"
             cursor = self._db.execute(
@@ -116,7 +126,7 @@ class LedgerReader:
                 " coalesce(r.token, "
                 "  (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
                 "LEFT JOIN workers w ON w.worker_id = a.worker_id "
-                "ORDER BY t.task_id"
+                f"{which}ORDER BY t.task_id", values,
             )  # fmt: skip
             while rows := cursor.fetchmany(_FETCH):
                 for row in rows:
@@ -220,16 +230,6 @@ class LedgerReader:
             task_id,
         )
         return rows[0][0] if rows else None
-
-    def search_rows(self) -> list[SearchRow]:
-        """What a search was told and has decided, in this order."""
-        if not has_table(self._db, "search"):
-            return []
-        sql = "SELECT kind, task_id, body FROM search ORDER BY id"
-        return [SearchRow._make(row) for row in self._all(sql)]
-
-    def seconds_of_attempts(self) -> float:
-        return float(self._all("SELECT coalesce(sum(seconds), 0) FROM attempts")[0][0])
 
     def meta(self, name: str) -> str | None:
         rows = self._all("SELECT value FROM meta WHERE name = ?", name)

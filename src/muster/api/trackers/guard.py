@@ -1,0 +1,221 @@
+"""Keeps a process for each tracker beside a run, which never waits for it while it works.
+
+A tracker may hang, die or refuse: its process is started again after growing pauses, and at the
+end of the run it gets some time for what is left. It never changes how the run ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from muster.api.trackers.position import HELD, read_position
+from muster.api.trackers.table import check_installed
+from muster.base.errors import MusterError, UsageError
+from muster.base.processes import end_marked
+from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
+from muster.base.shown_text import one_line
+from muster.run.folder import RunFolder
+from muster.run.folder_id import own_id
+from muster.run.lock import is_held
+from muster.run.record import read_run
+
+#: How long a run that has ended waits for its trackers, and one that was told to end.
+END_S, HURRY_S = 30.0, 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LOOK_EVERY_S = 0.1
+_IN_AN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")
+#: What libraries do besides logging, unless the user has said something.
+_QUIET = {
+    "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DISABLE_TELEMETRY": "1", "GIT_PYTHON_REFRESH": "quiet",
+}  # fmt: skip
+
+
+def wanted(folder: RunFolder, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that need a process: a training writes TensorBoard's files itself, unless
+    it was told not to."""
+    config = read_run(folder).spec.get("config") if "tensorboard" in names else None
+    writes_itself = isinstance(config, dict) and config.get("tensorboard") is True
+    return [name for name in names if name != "tensorboard" or not writes_itself]
+
+
+def track(folder: RunFolder, names: Sequence[str], warn: Callable[[str], None]) -> list[str]:
+    """Send a run that nobody works on, for as long as it takes; each tracker is tried three times.
+
+    Returns the names of those that have not got everything. Raises UsageError for a run that is
+    under way, whose end nobody knows yet.
+    """
+    check_installed(names)
+    if is_held(folder):
+        raise UsageError(
+            f"{folder.path} is running, and only its own process can say how it ends.",
+            hint="give --log-to to the command that runs it, or come back when it has ended.",
+        )
+    with tracking(folder, names, warn, limit_s=math.inf, most_tries=3) as keepers:
+        pass
+    return [keeper.tracker for keeper in keepers if not keeper.is_done]
+
+
+@contextmanager
+def tracking(
+    folder: RunFolder,
+    names: Sequence[str],
+    warn: Callable[[str], None],
+    *,
+    is_urgent: Callable[[], bool] = lambda: False,
+    limit_s: float = END_S,
+    most_tries: int | None = None,
+) -> Iterator[Sequence[Keeper]]:
+    """A context in which these trackers follow the run in ``folder``, which the caller holds.
+
+    At its end they get ``limit_s``, or less where ``is_urgent``; ``warn`` gets a line for each that
+    has not got everything by then.
+    """
+    if not names:
+        yield []
+        return
+    run_id = own_id(folder).text
+    keepers = [
+        Keeper(folder, run_id, name, warn, most_tries=most_tries) for name in wanted(folder, names)
+    ]
+    try:
+        for keeper in keepers:
+            keeper.start()
+        yield keepers
+        begun = time.monotonic()
+        for keeper in keepers:
+            keeper.over.set()
+        for keeper in keepers:
+            while keeper.is_alive():
+                most = HURRY_S if is_urgent() else limit_s
+                if time.monotonic() - begun > most:
+                    break
+                keeper.join(_LOOK_EVERY_S)
+    finally:
+        for keeper in keepers:
+            keeper.close()
+    for keeper in keepers:
+        if not keeper.is_done:
+            warn(keeper.what_is_left())
+
+
+class Keeper(threading.Thread):
+    """One tracker. ``is_done``: it has got everything, and said so."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        run_id: str,
+        name: str,
+        warn: Callable[[str], None],
+        *,
+        most_tries: int | None = None,
+    ) -> None:
+        super().__init__(name=f"muster-tracker-{name}", daemon=True)
+        self.tracker = name
+        self.over = threading.Event()
+        self.is_done = False
+        self._folder = folder
+        self._run_id = run_id
+        self._most_tries = most_tries
+        self._warn = warn
+        self._closed = threading.Event()
+        self._mark = f"tracker-{uuid.uuid4().hex[:16]}"
+        self._secrets = secrets()
+        self._last_line = ""
+
+    def run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        for number in itertools.count(1):
+            code = self._once()
+            self.is_done = code == 0 and self.over.is_set()
+            if self.is_done or code == HELD or self._closed.is_set() or number == self._most_tries:
+                return
+            if number == 1:
+                why = self._last_line or f"exit code {code}"
+                self._warn(f"{self.tracker}: {why}; it is tried again, and the run goes on")
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """End whatever there is of it."""
+        self._closed.set()
+        self.join()
+
+    def what_is_left(self) -> str:
+        from muster.api.trackers.sources import source_of
+
+        what = "not everything is sent"
+        with suppress(MusterError, OSError):
+            path = self._folder.tracker_position(self.tracker)
+            mark = read_position(path, self._run_id)[0]
+            count = source_of(self._folder, self._run_id).num_after(mark)
+            what = f"{count:,} points are not sent" if count else "the end of the run is not told"
+        why = f" ({self._last_line})" if self._last_line else ""
+        return (
+            f"{self.tracker}: {what} yet{why}. Nothing is lost; to send it: "
+            f"muster track {self._folder.path} --log-to {self.tracker}"
+        )
+
+    def _once(self) -> int:
+        """Start the process, hear what it prints, and return how it has ended."""
+        words = [str(self._folder.path.absolute()), self._run_id, self.tracker]
+        quiet = {name: value for name, value in _QUIET.items() if variable(name) is None}
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "muster.api.trackers.process", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            bufsize=0,
+            env=child_environment({**quiet, RUN_MARKER: self._mark}),
+        ) as process:
+            try:
+                self._attend(process)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                end_marked(self._mark, [process.pid])
+            return process.wait()
+
+    def _attend(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        was_told, output = False, process.stdout.fileno()
+        with self._folder.tracker_log(self.tracker).open("a", encoding="utf-8") as log:
+            while not self._closed.is_set():
+                if self.over.is_set() and not was_told:
+                    was_told = True
+                    with suppress(BrokenPipeError):
+                        process.stdin.write(b"over\n")
+                has_ended = process.poll() is not None
+                ready, _, _ = select.select([output], [], [], 0.0 if has_ended else _LOOK_EVERY_S)
+                data = os.read(output, 1 << 16) if ready else b""
+                if data:
+                    self._hear(data, log)
+                elif has_ended:
+                    return
+                elif ready:  # it has closed its output, and may go on
+                    self._closed.wait(_LOOK_EVERY_S)
+
+    def _hear(self, data: bytes, log: IO[str]) -> None:
+        text = data.decode("utf-8", "replace")
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        text = _IN_AN_ADDRESS.sub("…@", text)
+        log.write(text)
+        log.flush()
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if lines:
+            self._last_line = one_line(lines[-1], 300)

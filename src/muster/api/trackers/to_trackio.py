@@ -1,0 +1,92 @@
+"""trackio: its database on this machine, which ``trackio show`` opens.
+
+It is written as trackio's own server does, without starting one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from muster.api.trackers.names import from_tracker, to_tracker
+from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked
+
+_ALLOWED = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")
+#: Columns of trackio's own.
+_TAKEN = frozenset({"step", "timestamp", "time", "project", "run", "run_id", "run_name", "metrics"})
+
+
+class Trackio:
+    most_open = 1000
+
+    def __init__(self, place: Place) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._storage = SQLiteStorage
+
+    def open(self, tracked: Tracked) -> TrackioRun:
+        return TrackioRun(self._storage, tracked)
+
+
+class TrackioRun:
+    def __init__(self, storage: Any, tracked: Tracked) -> None:
+        self._storage = storage
+        self._id = tracked.id
+        self._name = _text(f"{tracked.group}/{tracked.name}" if tracked.folder else tracked.name)
+        tags = {f"muster/{name}": value for name, value in tracked.tags.items()}
+        named = {_name(name): _value(value) for name, value in tracked.settings.items()}
+        self._config = {**named, **tags, "muster/group": _text(tracked.group)}
+        storage.init_db(PROJECT)
+        self.last_steps: dict[str, int] = {}
+        for row in storage.get_logs(PROJECT, self._name, run_id=self._id):
+            for name in row.keys() - {"step", "timestamp"}:
+                known = from_tracker(name)
+                self.last_steps[known] = max(row["step"], self.last_steps.get(known, row["step"]))
+
+    def log(self, points: Sequence[Point]) -> None:
+        rows: dict[int, dict[str, Any]] = {}
+        times: dict[int, float] = {}
+        for point in points:
+            rows.setdefault(point.step, {})[_name(point.name)] = point.value
+            times.setdefault(point.step, point.time_s)
+        self._write(list(rows.values()), list(rows), list(times.values()), "running")
+
+    def settle(self) -> None:
+        return  # `log` has committed it
+
+    def finish(self, ended: Ended) -> None:
+        result = {f"result/{_name(name)}": _value(value) for name, value in ended.result.items()}
+        self._config |= {} if ended.state == "stopped" else result
+        numbers = {k: v for k, v in result.items() if type(v) in (int, float) and math.isfinite(v)}
+        step = max(self.last_steps.values(), default=0)
+        self._write([numbers], [step], [ended.time_s], ended.state)
+
+    def leave(self) -> None:
+        return
+
+    def _write(
+        self, rows: list[dict[str, Any]], steps: list[int], times: list[float], state: str
+    ) -> None:
+        """In one transaction; a row whose id is there is not written again."""
+        stamps = [datetime.fromtimestamp(time_s, UTC).isoformat() for time_s in times]
+        pairs = zip(steps, rows, strict=True)
+        ids = [f"{self._id}:{step}:{','.join(sorted(row))}" for step, row in pairs]
+        self._storage.bulk_log(
+            PROJECT, self._name, rows, steps=steps, timestamps=stamps, log_ids=ids,
+            config={**self._config, "muster/state": state}, run_id=self._id,
+        )  # fmt: skip
+
+
+def _name(name: str) -> str:
+    return to_tracker(name, _ALLOWED, taken=_TAKEN)
+
+
+def _value(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float) else _text(str(value))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

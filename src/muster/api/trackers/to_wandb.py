@@ -1,0 +1,125 @@
+"""Weights & Biases: offline, in the run folder, unless WANDB_MODE says otherwise.
+
+A point counts as accepted when it is in W&B's own log on this disk, from which W&B uploads it or
+``wandb sync`` does; that log also tells, after a kill, what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from muster.api.trackers.names import escape_first, from_tracker, to_tracker
+from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked
+from muster.api.trackers.wandb_log import Log
+from muster.base.settings import variable
+
+_ALLOWED = re.compile(r"[A-Za-z0-9_./ -]")
+#: W&B counts rows by itself; this field is what its charts have as their x-axis.
+_STEP = "step"
+_LOOK_EVERY_S = 0.02
+
+
+class Wandb:
+    most_open = 8
+
+    def __init__(self, place: Place) -> None:
+        import wandb
+
+        self._library = wandb
+        self._folder = Path(variable("WANDB_DIR") or place.trackers / "wandb")
+
+    def open(self, tracked: Tracked) -> WandbRun:
+        return WandbRun(self._library, self._folder, tracked)
+
+
+class WandbRun:
+    def __init__(self, library: Any, folder: Path, tracked: Tracked) -> None:
+        self.last_steps: dict[str, int] = {}
+        rows = 0
+        for path in _logs(folder, tracked.id):
+            for number, row in Log(path).rows():
+                rows = max(rows, number + 1)
+                for name in row.keys() - {_STEP}:
+                    known = from_tracker(name)
+                    step = int(row.get(_STEP, 0))
+                    self.last_steps[known] = max(step, self.last_steps.get(known, step))
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = library.Settings(
+            mode=variable("WANDB_MODE") or "offline",
+            root_dir=str(folder),
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        )
+        self._run = library.init(
+            project=variable("WANDB_PROJECT") or PROJECT,
+            group=_text(tracked.group)[:128],
+            name=_text(tracked.name)[:128],
+            id=tracked.id,
+            resume="allow",
+            reinit="create_new",
+            config={_name(name): _value(value) for name, value in tracked.settings.items()}
+            | {f"muster/{name}": value for name, value in tracked.tags.items()},
+            tags=[f"{name} {value}"[:64] for name, value in tracked.tags.items()],
+            settings=settings,
+        )
+        self._run.define_metric("*", step_metric=_STEP)
+        self._rows = max(rows, self._run.starting_step)
+        self._written = self._rows
+        is_off = self._run.disabled
+        self._log = None if is_off else Log(Path(self._run.dir).parent / f"run-{tracked.id}.wandb")
+
+    def log(self, points: Sequence[Point]) -> None:
+        for step, group in groupby(points, key=lambda point: point.step):
+            row = {_name(point.name): point.value for point in group}
+            self._run.log({**row, _STEP: step}, step=self._rows, commit=True)
+            self._rows += 1
+
+    def settle(self) -> None:
+        while self._log is not None and self._written < self._rows:
+            for number, _ in self._log.rows():
+                self._written = number + 1
+            if self._written < self._rows:
+                time.sleep(_LOOK_EVERY_S)
+
+    def finish(self, ended: Ended) -> None:
+        self._run.summary.update({_name(name): _value(v) for name, v in ended.result.items()})
+        self._run.summary["muster/state"] = ended.state
+        self._run.finish(exit_code=int(ended.state == "failed"))
+
+    def leave(self) -> None:
+        self._run.finish()
+
+
+def _logs(folder: Path, run_id: str) -> Iterator[Path]:
+    """What earlier sessions have written of this run, on this disk."""
+    yield from sorted((folder / "wandb").glob(f"*-{run_id}/run-{run_id}.wandb"))
+
+
+def _name(name: str) -> str:
+    mapped = to_tracker(name, _ALLOWED, taken=frozenset({_STEP}))
+    return escape_first(mapped) if mapped.startswith("_") else mapped  # W&B's own begin with it
+
+
+def _value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | dict):
+        return json.loads(_text(json.dumps(value, default=str)))
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

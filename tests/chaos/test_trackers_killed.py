@@ -1,0 +1,141 @@
+"""Trackers that die, hang or refuse: no point is lost or doubled, and nobody waits for them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.processes import command_line
+from tests.tracked import READERS, add_lines, gang_folder, logged
+
+from muster.api.trackers.guard import track, tracking
+from muster.run.folder import RunFolder
+
+BATCH, BATCHES = 5, 60
+
+
+def lines(start: int, count: int) -> list[dict[str, object]]:
+    steps = range(start, start + count)
+    return [{"kind": "train", "step": step, "loss": step / 2} for step in steps]
+
+
+EXPECTED = {"": {"train/loss": [(step, step / 2) for step in range(BATCH * BATCHES)]}}
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def processes_of(name: str) -> list[psutil.Process]:
+    words = ("muster.api.trackers.process", name)
+    mine = psutil.Process().children()
+    return [one for one in mine if all(word in command_line(one).split() for word in words)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    [
+        ("tensorboard", 5),
+        *(pytest.param(name, 20, marks=pytest.mark.slow) for name in READERS),
+    ],
+)
+def test_killed_at_random_times(tmp_path: Path, name: str, kills: int) -> None:
+    folder, draw = gang_folder(tmp_path / "run"), random.Random(7)
+    with tracking(folder, [name], print):
+        for _ in range(kills):
+            written = len(folder.metrics.read_text().splitlines())
+
+            if written < BATCH * BATCHES:
+                add_lines(folder, lines(written, BATCH * max(1, BATCHES // kills // 2)))
+            time.sleep(draw.uniform(0.0, 4.0))
+            for process in processes_of(name):
+                with _gone():
+                    os.kill(process.pid, signal.SIGKILL)
+        written = len(folder.metrics.read_text().splitlines())
+        add_lines(folder, lines(written, BATCH * BATCHES - written))
+    assert track(folder, [name], print) == []
+    assert logged(READERS[name](folder)) == EXPECTED
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    try:
+        yield
+    except ProcessLookupError:
+        return
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """A port that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def take() -> None:
+            while True:
+                try:
+                    taken.append(server.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    for one in taken:
+        one.close()
+
+
+def test_one_that_hangs_holds_up_neither_the_end_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = gang_folder(tmp_path / "run", lines(0, BATCH * BATCHES)), []
+    with silent_server() as port:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        with tracking(folder, ["mlflow", "tensorboard"], said.append, limit_s=8.0):
+            deadline = time.monotonic() + 120
+            while not folder.tensorboard.exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 60  # of 8 that were given, on a busy machine
+    assert any(line.startswith("mlflow: 300 points are not sent yet") for line in said), said
+    assert f"muster track {folder.path} --log-to mlflow" in said[-1]
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert track(folder, ["mlflow", "tensorboard"], print) == []
+    for name in ("mlflow", "tensorboard"):
+        assert logged(READERS[name](folder)) == EXPECTED
+
+
+def test_one_that_refuses_is_told_of_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = gang_folder(tmp_path / "run", lines(0, 3)), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:open-sesame@127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token-of-mine")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with tracking(folder, ["mlflow"], said.append, limit_s=120.0, most_tries=1):
+        pass
+    assert "3 points are not sent yet" in said[-1]
+    everything = "\n".join([*said, *_texts(folder)])
+    assert "open-sesame" not in everything and "token-of-mine" not in everything
+
+
+def _texts(folder: RunFolder) -> Iterator[str]:
+    for path in folder.path.rglob("*"):
+        if path.is_file():
+            yield path.read_bytes().decode("utf-8", "replace")
