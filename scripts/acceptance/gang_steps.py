@@ -95,11 +95,11 @@ def _sharded(here: Here, gang) -> None:  # type: ignore[no-untyped-def]
 
     from muster.rank.checkpoint import CheckpointWriter, Snapshot
     from muster.rank.checkpoint_files import load_state, model_tensors, optimizer_tensors
-    from muster.rank.precision import resolve_precision
+    from muster.rank.precision import agree_on_precision
     from muster.rank.replica import ShardedReplica
 
     kind = "bf16" if here.device == "cuda" else "fp32"
-    precision = resolve_precision(kind, gang.device)
+    precision = agree_on_precision(kind, gang)
 
     def fresh():  # type: ignore[no-untyped-def]
         replica = ShardedReplica(_net(gang.device), gang, precision)

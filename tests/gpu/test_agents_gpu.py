@@ -10,7 +10,7 @@ import torch
 from tests.unit.rl.batched_cartpole import BatchedCartPole
 from tests.unit.rl.toy_agents import CartPoleAgent
 
-from muster.rank.precision import resolve_precision
+from muster.rank.precision import Precision
 from muster.rl.config import PpoConfig
 from muster.rl.entry import train_agent
 from muster.rl.environment import Place
@@ -18,6 +18,7 @@ from muster.rl.policy import RecurrentPolicy
 from muster.rl.rollout import Actor
 from muster.run.folder import RunFolder
 
+FP32 = Precision(name="fp32", why="as given", device_type="cuda")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -46,7 +47,7 @@ def test_a_step_makes_the_host_wait_for_nothing() -> None:
     place = Place(num_envs=64, first_env=0, seed=1, device=device)
     env = BatchedCartPole(place)
     policy = RecurrentPolicy(env.spec, hidden=32).to(device).eval()
-    actor = Actor(policy, env.spec, resolve_precision("fp32", device))
+    actor = Actor(policy, env.spec, FP32)
     observation, state = env.reset(), policy.initial_state(64, device)
     starts = torch.ones(64, dtype=torch.bool, device=device)
     random = torch.rand(8, 64, 1, dtype=torch.float64, device=device)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.programs import read_program
+from tests.unit.train.toy_tasks import Toy
+
+from muster.run.folder import RunFolder
+from muster.train.config import TrainConfig
+from muster.train.entry import train as train_here
 
 pytestmark = pytest.mark.gpu
 
@@ -88,3 +95,32 @@ def test_the_norm_of_every_step_is_recorded(tmp_path: Path) -> None:
     lines = map(json.loads, (tmp_path / "gpu/metrics.jsonl").read_text().splitlines())
     norms = [line["grad_norm"] for line in lines if line["kind"] == "train"]
     assert norms and all(norm > 0 for norm in norms)
+
+
+@dataclass(kw_only=True)
+class Watched(Toy):
+    """From the fourth step on, torch complains about whatever makes the host wait."""
+
+    count: int = 0
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        if model.training and not self.rehearsing:
+            self.count += 1
+            torch.cuda.set_sync_debug_mode("warn" if 4 <= self.count < 20 else "default")
+        return super().loss(model, batch)
+
+
+def test_a_step_makes_the_host_wait_for_nothing(tmp_path: Path) -> None:
+    config = TrainConfig(
+        global_batch=8, epochs=1, max_steps=24, eval_frequency=0, max_grad_norm=1.0,
+        tensorboard=False, log_every=1,
+    )  # fmt: skip
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            toy = Watched(samples=192, val=0, dtype="float32")
+            train_here(toy, config, RunFolder(tmp_path), None, lambda line: None)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [each for each in found if "synchroniz" in str(each.message)]
+    assert not waits, "\n".join(f"{each.filename}:{each.lineno}" for each in waits)

@@ -60,13 +60,6 @@ def agree_on_precision(wanted: str, gang: Gang) -> Precision:
     return _in_force(name, why, gang.device)
 
 
-def resolve_precision(wanted: str, device: torch.device) -> Precision:
-    """The precision of that name on one device; UsageError where it cannot do it."""
-    if (refusal := _refusal(wanted, device)) is not None:
-        raise refusal
-    return _in_force(wanted, "as given", device)
-
-
 def use_tf32(is_on: bool) -> None:
     """Set whether products of fp32 may round their inputs to 10 bits on an NVIDIA GPU."""
     # torch 2.9 to 2.11 warn of these names, but the new ones break torch.compile there, which

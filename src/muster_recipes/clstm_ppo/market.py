@@ -27,7 +27,7 @@ class Market:
         starts: of a split, int64 [.]: the bars at which an episode may begin. The whole window
             before it and the whole episode after it lie in the split and in one symbol.
         truth: what a simulated market knows and no feature tells (the drift per year, float64 [B]);
-            empty for a real one. It is for tests and for ``leaked``, never for the policy.
+            empty for a real one. It is for tests, never for the policy.
     """
 
     source: str

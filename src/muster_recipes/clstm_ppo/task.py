@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -150,16 +149,3 @@ class ClstmPpoTask(AgentTask):
             "buy_stock": stock,
             **found,
         }
-
-
-def leaked(market: Market) -> Market:
-    """A simulated market that shows its hidden drift as one more feature.
-
-    It tests a training: an agent that is not near-optimal here cannot be trusted elsewhere.
-    """
-    drift = market.truth["drift"].to(market.features.dtype).unsqueeze(1)
-    return dataclasses.replace(
-        market,
-        features=torch.cat([market.features, drift], dim=1),
-        feature_names=(*market.feature_names, "leaked drift"),
-    )

@@ -24,7 +24,7 @@ from muster_recipes.clstm_ppo.config import AGENT, ClstmPpoConfig
 from muster_recipes.clstm_ppo.load import fingerprint, load_market
 from muster_recipes.clstm_ppo.network import CascadedPolicy
 from muster_recipes.clstm_ppo.options_env import EXTRAS, OptionsEnv
-from muster_recipes.clstm_ppo.task import ClstmPpoTask, leaked
+from muster_recipes.clstm_ppo.task import ClstmPpoTask
 
 CPU = torch.device("cpu")
 SMALL = ClstmPpoConfig(sim_symbols=2, sim_bars=260, window=5, hidden=8, episode_bars=20)
@@ -187,16 +187,3 @@ def test_a_market_without_volume_or_an_account_without_money_is_refused() -> Non
     poor = dataclasses.replace(SMALL, capital=1.0)
     with pytest.raises(UsageError, match="--capital 1;"):
         ClstmPpoTask(poor, market).environments("train", place(2))
-
-
-def test_a_leaking_market_shows_the_drift_of_each_bar() -> None:
-    market = load_market(SMALL, lambda _: None)
-    shown = leaked(market)
-    assert shown.feature_names == (*market.feature_names, "leaked drift")
-    assert torch.equal(shown.features[:, :-1], market.features)
-    assert torch.allclose(shown.features[:, -1].double(), market.truth["drift"])
-    assert len(shown.features[:, -1].unique()) == 2
-    task = ClstmPpoTask(SMALL, shown)
-    policy = task.policy(task.environments("train", place(2)).spec)
-    assert isinstance(policy, CascadedPolicy)
-    assert policy.feature_lstm.input_size == len(market.feature_names) + 1

@@ -7,7 +7,7 @@ import torch
 from tests.unit.rl.batched_cartpole import BatchedCartPole
 
 from muster.base.errors import UsageError
-from muster.rank.precision import resolve_precision
+from muster.rank.precision import Precision
 from muster.rank.process_group import joined
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place
@@ -17,6 +17,7 @@ from muster.rl.setup import place_of
 
 NUM_ENVS, STEPS, LIMIT = 6, 23, 7
 CPU = torch.device("cpu")
+FP32 = Precision(name="fp32", why="as given", device_type="cpu")
 
 
 def place(seed: int = 3, first_env: int = 0, num_envs: int = NUM_ENVS) -> Place:
@@ -33,7 +34,7 @@ def policy_for(spec: EnvSpec) -> RecurrentPolicy:
 
 def collected(policy: Policy, at: Place, num_steps: int = STEPS) -> Rollout:
     env = BatchedCartPole(at, max_steps=LIMIT)
-    actor = Actor(policy, env.spec, resolve_precision("fp32", CPU))
+    actor = Actor(policy, env.spec, FP32)
     carry = Carry(
         observation=env.reset(),
         state=policy.initial_state(at.num_envs, CPU),
@@ -70,7 +71,7 @@ def test_slots_keep_what_lists_keep() -> None:
     """A GPU's way, without a look at what has ended, and a CPU's."""
     spec = BatchedCartPole(place(), max_steps=LIMIT).spec
     policy = policy_for(spec)
-    actor = Actor(policy, spec, resolve_precision("fp32", CPU))
+    actor = Actor(policy, spec, FP32)
     starts = torch.zeros(NUM_ENVS, dtype=torch.bool)
     both = [Finals(spec, STEPS, starts, waits=waits) for waits in (True, False)]
     stream = torch.Generator().manual_seed(1)
@@ -90,7 +91,7 @@ def test_slots_keep_what_lists_keep() -> None:
 def test_more_truncations_than_announced_are_an_error() -> None:
     spec = BatchedCartPole(place(), max_steps=LIMIT).spec
     policy = policy_for(spec)
-    actor = Actor(policy, spec, resolve_precision("fp32", CPU))
+    actor = Actor(policy, spec, FP32)
     finals = Finals(spec, STEPS, torch.zeros(NUM_ENVS, dtype=torch.bool), waits=False)
     for t in range(STEPS):
         seen = {"observation": torch.zeros(NUM_ENVS, 4)}
