@@ -1,0 +1,197 @@
+"""The sweep file of Weights & Biases as a space and a specification.
+
+What a file says and this search cannot do is refused by name; what names only W&B's own world
+(``project``, ``entity`` and the like) is left out and named in the remarks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.base.errors import UnknownNameError, UsageError
+from muster.search.distributions import Choice, Distribution, Float, Int
+from muster.search.space import Axis, Space
+from muster.search.spec import Budget, Direction, Objective, SamplerName, SearchSpec, Stopping
+
+_OWN_WORLD = ("name", "description", "project", "entity", "program", "command", "job", "controller")
+_KNOWN = ("method", "metric", "parameters", "early_terminate", "run_cap", *_OWN_WORLD)
+_ONE_PARAMETER = ("value", "values", "min", "max", "q", "mu", "sigma", "distribution",
+                  "probabilities", "parameters")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What a sweep file says."""
+
+    spec: SearchSpec
+    fixed: Mapping[str, Any]
+    """Parameters with one value; they are no part of the space."""
+    program: str | None
+    remarks: tuple[str, ...]
+    """What is otherwise here than there, a sentence each."""
+
+
+def import_sweep(sweep: Mapping[str, Any]) -> Imported:
+    """The search that a sweep file, read from YAML, describes.
+
+    UsageError, or UnknownNameError for a key that W&B does not have either, for what cannot be
+    taken over.
+    """
+    for key in sweep:
+        if key not in _KNOWN:
+            raise UnknownNameError("key of the sweep file", key, _KNOWN)
+    remarks: list[str] = []
+    left_out = [key for key in _OWN_WORLD if key in sweep and key != "program"]
+    if left_out:
+        remarks.append(f"Left out: {', '.join(left_out)}.")
+    axes, fixed = _parameters(sweep.get("parameters"))
+    sampler = _method(sweep.get("method"), axes, remarks)
+    if not axes:
+        raise UsageError("The sweep file varies nothing: each parameter has one value.")
+    space = Space(tuple(axes))
+    trials = sweep.get("run_cap")
+    if sweep["method"] == "grid":
+        trials = space.size if trials is None else min(trials, space.size or trials)
+    spec = SearchSpec(
+        space=space,
+        objectives=(_metric(sweep.get("metric")),),
+        sampler=sampler,
+        budget=Budget(trials=trials),
+        stopping=_early(sweep.get("early_terminate"), remarks),
+    )
+    program = sweep.get("program")
+    return Imported(spec=spec, fixed=fixed, program=program, remarks=tuple(remarks))
+
+
+def _method(method: Any, axes: list[Axis], remarks: list[str]) -> SamplerName:
+    if method == "random":
+        return "random"
+    if method == "bayes":
+        remarks.append("method: bayes is a Gaussian process; here it is --sampler gp.")
+        return "gp"
+    if method == "grid":
+        for axis in axes:
+            if axis.distribution.size is None:
+                raise UsageError(
+                    f"method: grid needs values, but {axis.name} is {axis.to_text()}.",
+                    hint="list its values, or give it a q.",
+                )
+        remarks.append("method: grid tries every setting, here in an order drawn at random.")
+        return "random"
+    raise UnknownNameError("method of the sweep file", str(method), ("bayes", "grid", "random"))
+
+
+def _metric(metric: Any) -> Objective:
+    if not isinstance(metric, Mapping) or "name" not in metric:
+        raise UsageError(
+            "The sweep file has no metric with a name, so there is no goal.",
+            hint="metric: {name: loss, goal: minimize}",
+        )
+    unknown = [key for key in metric if key not in ("name", "goal", "target")]
+    if unknown or "target" in metric:
+        raise UsageError(f"metric: {(unknown or ['target'])[0]} is not known here.")
+    goal: Direction = metric.get("goal", "minimize")
+    if goal not in ("minimize", "maximize"):
+        raise UnknownNameError("goal of the metric", str(goal), ("minimize", "maximize"))
+    return Objective(str(metric["name"]), goal)
+
+
+def _early(early: Any, remarks: list[str]) -> Stopping:
+    """W&B's ``hyperband`` ends runs at once and never waits: that is ``asha-stop`` here."""
+    if early is None:
+        return Stopping()
+    known = ("type", "min_iter", "max_iter", "s", "eta", "strict")
+    for key in early:
+        if key not in known:
+            raise UnknownNameError("key of early_terminate", key, known)
+    if early.get("type") != "hyperband":
+        raise UnknownNameError("type of early_terminate", str(early.get("type")), ("hyperband",))
+    eta = int(early.get("eta", 3))
+    if "min_iter" in early:
+        first, last = float(early["min_iter"]), None
+    elif "max_iter" in early:
+        last = float(early["max_iter"])
+        first = last / eta ** int(early.get("s", 1))
+    else:
+        raise UsageError(
+            "early_terminate names neither min_iter nor max_iter.",
+            hint="min_iter is the step of the first rung.",
+        )
+    remarks.append(
+        "early_terminate: hyperband is --stop asha-stop here; steps are those that are logged, "
+        "where W&B counts the calls of log."
+    )
+    return Stopping(rule="asha-stop", min_step=first, max_step=last, eta=eta)
+
+
+def _parameters(parameters: Any) -> tuple[list[Axis], dict[str, Any]]:
+    if not isinstance(parameters, Mapping) or not parameters:
+        raise UsageError("The sweep file has no parameters.")
+    axes: list[Axis] = []
+    fixed: dict[str, Any] = {}
+    for name, given in parameters.items():
+        if not isinstance(given, Mapping):
+            raise UsageError(f"Parameter {name} is {given!r}.", hint=f"{name}: {{value: {given}}}")
+        for word in given:
+            if word not in _ONE_PARAMETER:
+                raise UnknownNameError(f"key of parameter {name}", word, _ONE_PARAMETER)
+        if "parameters" in given:
+            raise UsageError(
+                f"Parameter {name} has parameters of its own, which a task here cannot have.",
+                hint=f"write them side by side, as {name}_NAME.",
+            )
+        if "value" in given or given.get("distribution") == "constant":
+            fixed[name] = given.get("value")
+        elif isinstance(given.get("values"), Sequence) and len(given["values"]) == 1:
+            fixed[name] = given["values"][0]
+        else:
+            axes.append(Axis(name, _distribution(name, given)))
+    return axes, fixed
+
+
+def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:
+    if "values" in given:
+        if "probabilities" in given:
+            raise UsageError(
+                f"Parameter {name} has probabilities, which the samplers here do not know.",
+                hint="leave them out: each value is as likely then.",
+            )
+        return Choice(tuple(given["values"]))
+    form = given.get("distribution")
+    if "min" not in given or "max" not in given:
+        if form in ("normal", "log_normal", "q_normal", "q_log_normal"):
+            raise UsageError(
+                f"Parameter {name} has the distribution {form}, which has no ends.",
+                hint="give it min and max, and uniform or log_uniform_values.",
+            )
+        raise UsageError(f"Parameter {name} has neither value, values, nor min and max.")
+    low, high = given["min"], given["max"]
+    if form is None:
+        form = "int_uniform" if isinstance(low, int) and isinstance(high, int) else "uniform"
+    step = given.get("q", 1 if form.startswith("q_") else None)
+    match form:
+        case "int_uniform":
+            return Int(low, high)
+        case "uniform":
+            return Float(float(low), float(high))
+        case "q_uniform":
+            if all(float(end).is_integer() for end in (low, high, step)):
+                return Int(int(low), int(high), step=int(step))
+            return Float(float(low), float(high), step=float(step))
+        case "log_uniform_values":
+            return Float(float(low), float(high), log=True)
+        case "log_uniform":
+            return Float(math.exp(low), math.exp(high), log=True)
+        case "q_log_uniform_values" if step == 1:
+            return Int(int(low), int(high), log=True)
+        case "inv_log_uniform" | "inv_log_uniform_values":
+            raise UsageError(
+                f"Parameter {name} is {form}, which is not known here.",
+                hint="log_uniform_values of 1 - x, or of 1 / x, is the same.",
+            )
+    known = ("int_uniform", "uniform", "q_uniform", "log_uniform_values", "log_uniform",
+             "constant", "categorical")  # fmt: skip
+    raise UnknownNameError(f"distribution of {name}", str(form), known)
