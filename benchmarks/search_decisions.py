@@ -1,0 +1,69 @@
+"""Decisions each second, and memory, of a search with many trials.
+
+    python benchmarks/search_decisions.py --trials 10000 --rule asha
+
+Every report of a trial that comes to a rung is one decision. What is printed for each thousand of
+trials says whether a decision gets dearer: it should not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from random import Random
+
+from muster.search.records import Ending, Point
+from muster.search.search import Search
+from muster.search.space import Space
+from muster.search.spec import Budget, SearchSpec, Stopping, objectives
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--rule", default="asha:max=81")
+    parser.add_argument("--sampler", default="random")
+    flags = parser.parse_args()
+    search = Search(
+        SearchSpec(
+            space=Space.from_texts(["lr=log(1e-5,1e-1)", "width=int(16,256)"]),
+            objectives=objectives(minimize=["loss"]),
+            sampler=flags.sampler,
+            budget=Budget(trials=flags.trials),
+            stopping=Stopping.from_text(flags.rule),
+        )
+    )
+    random, decisions, heard, asking, hearing = Random(0), 0, 0, 0.0, 0.0
+    waiting: list[tuple[int, int]] = []
+    print("trials  decisions  reports  decisions/s  asks/s  MiB")
+    while True:
+        started = time.perf_counter()
+        asked = search.ask(1)
+        asking += time.perf_counter() - started
+        waiting += [(proposal.trial, 0) for proposal in asked]
+        if not waiting:
+            break
+        trial, step = waiting.pop()
+        started = time.perf_counter()
+        while search.is_wanted(trial) and step < 81:
+            step += 1
+            found = search.heard(trial, None, [Point("loss", step, random.random() + 1 / step)])
+            heard += 1
+            decisions += len(found)
+            waiting += [(d.trial, int(d.rung or 0)) for d in found
+                        if d.kind == "promote" and d.trial != trial]  # fmt: skip
+        if step == 81:
+            search.ended(trial, None, Ending("done"))
+        hearing += time.perf_counter() - started
+        if asked and len(search.trials) % max(1, flags.trials // 10) == 0:
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            trials = len(search.trials)
+            print(
+                f"{trials:6}  {decisions:9}  {heard:7}  {decisions / hearing:11.0f}  "
+                f"{trials / asking:6.0f}  {memory:.0f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
