@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from muster.farm.worker.context import Context as Context
     from muster.pipeline.stages import Reject as Reject
     from muster.pipeline.stages import seed_of as seed_of
+    from muster.search.space import Space as Space
     from muster.train.config import TrainConfig as TrainConfig
     from muster.train.task import Loss as Loss
     from muster.train.task import Task as Task
@@ -50,6 +51,7 @@ _PUBLIC = {
     "Reject": "muster.pipeline.stages",
     "Run": "muster.api.runs",
     "SetupError": "muster.base.errors",
+    "Space": "muster.search.space",
     "TargetError": "muster.base.errors",
     "Task": "muster.train.task",
     "TrainConfig": "muster.train.config",
@@ -78,6 +80,7 @@ __all__ = [
     "Reject",
     "Run",
     "SetupError",
+    "Space",
     "TargetError",
     "Task",
     "TrainConfig",

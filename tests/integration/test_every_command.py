@@ -40,6 +40,7 @@ STARTERS = {"sweep", "run", "map", "train", "verify", "launch", "slurm-script", 
 LOOKERS: dict[str, tuple[str, ...]] = {
     "status": (),
     "list": (),
+    "best": (),
     "logs": ("1",),
     "errors": (),
     "export": ("--to", "table.csv"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from muster.api.trackers.table import check_installed
 from muster.api.workload import Workload
 from muster.base.clock import SystemClock
 from muster.base.code import code_id
-from muster.base.errors import SetupError, UnknownNameError
+from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.devices.discovery import why_lost
@@ -84,6 +85,7 @@ class Prepared:
 
 def prepare(workload: Workload, options: SweepOptions) -> Prepared:
     """The first half of a run: what would be run, where, by whom. Changes nothing on disk."""
+    _check_executor(workload, options)
     check_installed(options.log_to)
     folder = choose_folder(workload, options)
     is_new = options.restart or not folder.exists()
@@ -103,8 +105,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
     Raises what ``muster.sweep`` raises. Whatever happens, nothing it started is left running.
     """
-    if not is_executor(options.executor):
-        raise UnknownNameError("executor", options.executor, EXECUTORS)
+    _check_executor(workload, options)
     check_installed(options.log_to)
     settings = read_settings()
     folder = choose_folder(workload, options)
@@ -149,6 +150,17 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     return Run(folder.path, ending=ending)
 
 
+def _check_executor(workload: Workload, options: SweepOptions) -> None:
+    if not is_executor(options.executor):
+        raise UnknownNameError("executor", options.executor, EXECUTORS)
+    search = workload.search
+    if search is not None and search.stopping.rule != "none" and options.executor == "inline":
+        raise UsageError(
+            "--stop has no effect with --on inline: nothing is heard while a task runs.",
+            hint="drop one of them.",
+        )
+
+
 def _coordinate(
     workload: Workload,
     options: SweepOptions,
@@ -176,9 +188,12 @@ def _coordinate(
         folder=folder,
         targets=targets,
         slots=housekeeping.slots,
-        policy=policy_of(options, workload.retry),
-        total=workload.total,
+        policy=policy_of(options, workload.retry, is_search=workload.drive is not None),
+        total=0 if workload.drive else workload.total,
         feed=workload.feed(numbers),
+        driver=None
+        if workload.drive is None
+        else workload.drive(folder, numbers, clock, options.gpus_per_task),
         plan_id=workload.plan_id,
         code=code_id(workload.code) or None,
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
@@ -197,7 +212,9 @@ def _coordinate(
     return ending
 
 
-def policy_of(options: SweepOptions, retry: RetryPolicy | None = None) -> Policy:
+def policy_of(
+    options: SweepOptions, retry: RetryPolicy | None = None, *, is_search: bool = False
+) -> Policy:
     retry = retry or RetryPolicy(
         retries=options.retries, exception_retries=options.retry_exceptions
     )
@@ -205,9 +222,11 @@ def policy_of(options: SweepOptions, retry: RetryPolicy | None = None) -> Policy
     if options.executor == "slurm":
         # Files on a shared folder take their time: more is kept ready in a worker.
         lead_s = max(_LEAD_ON_FILES_S, 2 * look_every_s(options.cluster.num_workers))
-    return Policy(
+    policy = Policy(
         retry=retry, timeout_s=options.timeout_s, keep_going=options.keep_going, lead_s=lead_s
     )
+    # A search chooses a task when a worker is free for it, with all that is known by then.
+    return dataclasses.replace(policy, asks_ahead=False, max_lead=1) if is_search else policy
 
 
 def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:

@@ -18,6 +18,7 @@ from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
 from muster.farm.executors.cluster import ClusterRequest
 from muster.gang.spec import Start
 from muster.monitor.recorder import check_interval
+from muster.search.spec import SamplerName
 from muster.slurm.request import JobRequest
 
 _LOCAL = ("local",)
@@ -136,6 +137,56 @@ class SweepOptions(DeviceOptions, KeptOptions):
                 f"--per-gpu {self.per_gpu} is too small.", hint="write 1, 2, … or auto."
             )
         self.check_devices()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Which settings a search tries; it replaces --grid, --zip and --list."""
+
+    space: Annotated[tuple[str, ...] | Mapping[str, Any], Flag(metavar="NAME=log(1e-5,1e-1)")] = ()
+    """What a parameter may be: log(1e-5,1e-1), uniform(0,1), int(16,256,step=16), logint(1,64) or
+    choice(adam,sgd), with " if opt=sgd" behind it where it depends on another. May be given several
+    times."""
+    maximize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
+    """What is to be large, of what tasks log or return. Given several times: a Pareto front."""
+    minimize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
+    """What is to be small, of what tasks log or return."""
+    trials: int | None = None
+    """How many settings are tried; each with every seed of --seeds."""
+    sampler: Annotated[SamplerName, Flag(metavar="NAME")] = "random"
+    """What chooses them: random, qmc, tpe, gp, cmaes or nsga2 (all but random need Optuna)."""
+    stop: Annotated[str, Flag(metavar="RULE[:OPTIONS]")] = "none"
+    """What ends bad trials early, by what they log: asha, asha-stop, hyperband or median, with
+    options such as asha:min=1,max=81,eta=3."""
+    tries: Annotated[tuple[str, ...], Flag(name="try", metavar="NAME=V,…")] = ()
+    """A first guess: a setting, or a part of one. May be given several times."""
+    constraint: Annotated[tuple[str, ...], Flag(metavar="METRIC<=V")] = ()
+    """A trial that breaks it is not among the best. May be given several times."""
+    search_seed: int = 0
+    """Of the search's own draws."""
+    search_time_s: Annotated[
+        float | None, Flag(name="search-time", metavar="TIME", read=parse_duration)
+    ] = None
+    """Begin nothing new after this time: 90, 30m, 2h. More of it later goes on."""
+    gpu_hours: float | None = None
+    """Begin nothing new after this many hours of all workers together."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether a search is asked for."""
+        return bool(self.space or self.maximize or self.minimize)
+
+    def check_used(self) -> None:
+        """UsageError for an option that has no effect without a search."""
+        if self.is_search:
+            return
+        for one in dataclasses.fields(self):
+            if getattr(self, one.name) != one.default:
+                flag = {"tries": "try", "search_time_s": "search-time"}.get(one.name, one.name)
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} has no effect without a search.",
+                    hint="add --space 'lr=log(1e-5,1e-1)' and --maximize METRIC, or drop it.",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

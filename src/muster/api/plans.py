@@ -13,6 +13,7 @@ from typing import Any
 from muster.api.earlier_work import check_code
 from muster.api.options import SweepOptions
 from muster.api.runs import Run
+from muster.api.search import as_search, check_same_search
 from muster.api.workload import Workload, plan_id_of
 from muster.base import codec
 from muster.base.code import Code, code_of, code_of_command
@@ -22,11 +23,13 @@ from muster.base.target import TargetRef
 from muster.farm.canonical import decode, encode_canonical, name_with_hash
 from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.ledger.read import LedgerReader
+from muster.farm.look import look
 from muster.farm.space import SEED
 from muster.farm.task import TargetSpec
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, new_record, plain_options
 from muster.run.session import Renew
+from muster.search.spec import SearchSpec
 
 
 def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
@@ -78,6 +81,8 @@ def check_same_plan(
     code is one as soon as there are results of the old code.
     """
     stored.check_kind(workload.kind, folder)
+    if workload.search is not None and stored.fixed.get("target") == workload.fixed["target"]:
+        check_same_search(folder, workload.search)
     if _plain(stored.fixed) != _plain(workload.fixed) and not _grows(folder, stored, workload):
         lines = workload.difference(stored.fixed, workload.fixed) or ["the plan"]
         other = "--output or --run-dir" if workload.is_map else "--run-dir or --name"
@@ -97,6 +102,9 @@ def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:
     there, also those that its record tells of. A seed from ``--seeds`` is no part of one.
     """
     space = workload.space
+    # A grid may be the start of a search, and a search that of a grid: tasks are known by content.
+    if ("search" in workload.fixed) != ("search" in stored.fixed):
+        return stored.fixed.get("target") == workload.fixed.get("target")
     if space is None or stored.fixed.get("target") != workload.fixed["target"]:
         return False
     axes = {*_axes(stored.fixed), *_axes(workload.fixed)}
@@ -149,7 +157,7 @@ def stored_workload(run: Run) -> Workload:
     """
     stored = run.stored
     status = run.status()
-    if not status.is_enqueued:
+    if not status.is_enqueued and "search" not in stored.fixed:
         raise SetupError(
             f"{run.path} was interrupted before all of its tasks were listed, so it cannot go on "
             "from its folder alone.",
@@ -157,7 +165,7 @@ def stored_workload(run: Run) -> Workload:
         )
     targets = tuple(codec.decode(TargetSpec, record) for record in stored.targets)
     base = Path(stored.cwd)
-    return Workload(
+    workload = Workload(
         name=stored.name,
         kind="sweep",
         targets=targets,
@@ -168,6 +176,10 @@ def stored_workload(run: Run) -> Workload:
         feed=lambda numbers: iter(()),
         parameters=(),
     )
+    if "search" not in stored.fixed:
+        return workload
+    known = None if targets[0].kind == "command" else look(_ref(targets[0]))
+    return as_search(workload, SearchSpec.from_json(stored.spec["search"]), known)
 
 
 def go_to(cwd: str) -> None:

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from muster.api.recipe import Recipe
 from muster.api.runs import refresh_export
+from muster.base.clock import Clock
 from muster.base.code import Code, code_of, code_of_command
 from muster.base.codec import to_json
 from muster.base.errors import UsageError
 from muster.base.target import TargetRef, parse_target
 from muster.farm.canonical import encode_canonical, payload_and_key
 from muster.farm.coordinator import Ending
+from muster.farm.driver import Driver
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
@@ -26,6 +28,7 @@ from muster.farm.space import Space, describe_difference
 from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import check_places, names_in, shell_line
 from muster.run.folder import RunFolder
+from muster.search.spec import SearchSpec
 
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
@@ -76,6 +79,9 @@ class Workload:
     finish: Callable[[RunFolder, Ending], None] = lambda folder, ending: refresh_export(folder)
     rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
+    #: Makes what chooses further tasks while it runs, for a folder and GPUs per task.
+    drive: Callable[[RunFolder, Numbers, Clock, int], Driver] | None = None
+    search: SearchSpec | None = None  # what that chooses by
 
     @property
     def is_map(self) -> bool:

@@ -19,7 +19,16 @@ from muster.base.journal import Journal
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
-from muster.farm.events import Drain, Event, Fetched, Logged, TargetBroken, WorkerDied
+from muster.farm.driver import Driver
+from muster.farm.events import (
+    Drain,
+    Event,
+    Fetched,
+    Logged,
+    StopTask,
+    TargetBroken,
+    WorkerDied,
+)
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
@@ -62,6 +71,7 @@ class Plan:
     plan_id: str = ""
     held: Mapping[int, HeldWorker] = field(default_factory=dict)  # by slot: still at work
     code: str | None = None  # what workers that are started now run
+    driver: Driver | None = None  # chooses further tasks while these run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +113,21 @@ class Coordinator:
         self._hooks = hooks
         counts = ledger.counts()
         ended = sum(count for state, count in counts.items() if state.is_final)
+        self._orders = self._begin_driver()
+        total = plan.total if plan.driver is None else plan.driver.num_expected
         self._scheduler = Scheduler(
             plan.policy,
             plan.slots,
             plan.targets,
-            expected=max(0, max(plan.total, sum(counts.values())) - ended),
+            expected=max(0, max(total, sum(counts.values())) - ended),
             first_worker_id=ledger.next_worker_id(),
         )
         for slot_id, held in plan.held.items():
             self._scheduler.roster.adopt(slot_id, held, hooks.clock.monotonic_s())
-        self._picture = Picture(plan.folder.name, plan.total, hooks.clock.monotonic_s())
+        self._picture = Picture(plan.folder.name, total, hooks.clock.monotonic_s())
         self._slots = {slot.slot_id: slot for slot in plan.slots}
         self._chunk = _FIRST_CHUNK
-        self._feeding = ledger.meta("enqueued") != plan.plan_id
+        self._feeding = plan.driver is None and ledger.meta("enqueued") != plan.plan_id
         self._refetch = False
         self._cancelling = False
         self._stopping = False
@@ -163,7 +175,9 @@ class Coordinator:
         return self._executor.poll(0.0)
 
     def _turn(self, events: list[Event], now: float) -> None:
-        decisions = self._scheduler.step(events, now)
+        decisions = self._scheduler.step([*events, *self._orders], now)
+        self._orders = []
+        self._tell_driver(events, decisions, now)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
@@ -195,7 +209,8 @@ class Coordinator:
         decisions = self._scheduler.step([fetched], now)
         if decisions.fetch:
             # Asked again at once only when the first answer fell short; the next turn serves it.
-            self._refetch = True
+            # A driver that has nothing to say is asked again when something has happened.
+            self._refetch = self._plan.driver is None or bool(fetched.tasks)
         if decisions.starts:
             self._ledger.begin()
             self._record_starts(decisions)
@@ -242,7 +257,8 @@ class Coordinator:
         if decisions.failed:
             ledger.record_failed(decisions.failed)
         if decisions.stopped:
-            ledger.record_stopped(decisions.stopped, [b"{}"] * len(decisions.stopped))
+            values_of = [self._last_of(task.task_id) for task, _ in decisions.stopped]
+            ledger.record_stopped(decisions.stopped, values_of)
         if decisions.promoted:
             ledger.reopen_stopped(decisions.promoted)
         if decisions.tried:
@@ -255,6 +271,7 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
+        self._record_driver()
 
     def _record_starts(self, decisions: Decisions) -> None:
         for slot_id, worker_id in decisions.starts:
@@ -295,9 +312,12 @@ class Coordinator:
     def _fetch(self, count: int) -> Fetched | None:
         if self._cancelling:
             self._picture.cancelled(self._ledger.cancel_open())
+            self._ledger.set_meta("enqueued", self._plan.plan_id)
             self._feeding = False
             self._stopping = True
             return None
+        if self._plan.driver is not None:
+            return self._choose(self._plan.driver) if count or self._refetch else None
         if not count and self._refetch:
             count = _FIRST_CHUNK
         if not count:
@@ -305,6 +325,85 @@ class Coordinator:
         self._refetch = False
         tasks: list[Task] = self._ledger.claim(count)
         return Fetched(tasks, exhausted=len(tasks) < count and not self._feeding)
+
+    # ------------------------------------------------------------------ tasks chosen while it runs
+
+    def _begin_driver(self) -> list[Event]:
+        driver, ledger = self._plan.driver, self._ledger
+        if driver is None:
+            return []
+        ledger.begin()
+        orders = driver.begin(ledger)
+        for order in orders:
+            if isinstance(order, StopTask):  # unless a worker has it, which is told instead
+                ledger.stop_ready(order.task_id, driver.last_of(order.task_id))
+        ledger.record_search(driver.take_records())
+        ledger.drop_meta("enqueued")
+        ledger.commit()
+        return orders
+
+    def _tell_driver(self, events: list[Event], decisions: Decisions, now: float) -> None:
+        """Tell it what has happened in this turn, and decide what it wants done, in the turn too.
+
+        It hears points before the endings that they came with, in the order of their arrival.
+        """
+        driver = self._plan.driver
+        if driver is None:
+            return
+        orders: list[Event] = []
+        for event in events:
+            if isinstance(event, Logged):
+                orders += driver.heard(event)
+        news = decisions
+        while True:
+            for record in news.done:
+                value = record.finished.value
+                orders += driver.ended(record.task_id, TaskState.DONE, value)
+            for record in news.failed:
+                orders += driver.ended(record.task_id, TaskState.FAILED, b"{}")
+            for task, _ in news.stopped:
+                value = driver.last_of(task.task_id)
+                orders += driver.ended(task.task_id, TaskState.STOPPED, value)
+            self._refetch |= bool(news.done or news.failed or news.stopped or orders)
+            if not orders:
+                return
+            news = self._scheduler.step(orders, now)
+            orders = []
+            decisions.add(news)
+
+    def _last_of(self, task_id: int) -> bytes:
+        driver = self._plan.driver
+        return b"{}" if driver is None else driver.last_of(task_id)
+
+    def _record_driver(self) -> None:
+        if self._plan.driver is not None and (rows := self._plan.driver.take_records()):
+            self._ledger.record_search(rows)
+
+    def _choose(self, driver: Driver) -> Fetched | None:
+        """Claim what waits in the ledger, and let the driver choose what is missing to a full hand.
+
+        A task that it chooses may have ended already, in a grid in this folder: it is told so.
+        """
+        self._refetch = False
+        if self._scheduler.draining or self._scheduler.paused:
+            return None
+        ledger, count = self._ledger, self._scheduler.num_wanted()
+        tasks = ledger.claim(count)
+        while len(tasks) < count and (proposals := driver.ask(count - len(tasks))):
+            for proposal in proposals:
+                self._picture.added(ledger.add_tasks([proposal.task]))
+                task_id, state, value = ledger.standing(proposal.task.key)
+                driver.added(proposal.what, task_id)
+                if not (proposal.is_wanted or state.is_final):
+                    ledger.stop_ready(task_id, b"{}")
+                    state = TaskState.STOPPED
+                if state.is_final:
+                    self._orders += driver.ended(task_id, state, value or b"{}")
+            tasks += ledger.claim(count - len(tasks))
+        self._record_driver()
+        is_at_work = any(worker.in_flight for worker in self._scheduler.roster.workers.values())
+        is_over = not tasks and not self._orders and (driver.is_over() or not is_at_work)
+        return Fetched(tasks, exhausted=is_over)
 
     # ------------------------------------------------------------------ outside
 
@@ -320,6 +419,7 @@ class Coordinator:
                 self._ledger.snapshot()
             if now >= self._next_housekeeping_s:
                 self._next_housekeeping_s = now + _HOUSEKEEPING_EVERY_S
+                self._refetch |= self._plan.driver is not None  # its time may be up
                 happened, asked = self._hooks.housekeeping(view)
                 events += happened
                 requests += asked
@@ -368,6 +468,9 @@ class Coordinator:
         self._ledger.begin()
         if not self._cancelling:
             self._ledger.release(scheduler.open_tasks())
+        driver = self._plan.driver
+        if driver is not None and driver.is_over():
+            self._ledger.set_meta("enqueued", self._plan.plan_id)
         self._ledger.commit()
         self._ledger.snapshot()
         usable = scheduler.roster.usable()

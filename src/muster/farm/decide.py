@@ -680,6 +680,10 @@ class Scheduler:
     def _is_batched(self, task: Task) -> bool:
         return self.targets[task.target_id].is_batched
 
+    def num_wanted(self) -> int:
+        """How many tasks it would be good to have now."""
+        return max(0, self._window() - len(self.queue))
+
     def _window(self) -> int:
         """How many tasks should wait here."""
         if not self.policy.asks_ahead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from muster.farm.lifecycle import RetryPolicy
@@ -79,3 +79,10 @@ class Decisions:
     stops: list[int] = field(default_factory=list)
     kills: list[tuple[int, str]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, later: Decisions) -> None:
+        """Do also what was decided in the same turn, a moment later."""
+        self.fetch += later.fetch
+        for one in fields(self):
+            if one.name != "fetch":
+                getattr(self, one.name).extend(getattr(later, one.name))

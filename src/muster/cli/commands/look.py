@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.content import count
 from muster.api.runs import Run, Status, find_runs, open_run
+from muster.api.search import read_search
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.flags import Flag
@@ -129,7 +130,7 @@ def status(argv: list[str]) -> int:
     if flags.json:
         known = {} if job is None else {"job_id": job[0]}
         known |= {} if ended is None else {"ended_job_id": ended}
-        record = {**asdict(found), "state": state, **known}
+        record = {**asdict(found), "state": state, **known, **_search_json(run)}
         output.say_json(record if progress is None else {**record, "array": _plain(progress)})
         return 0
     output.say(f"{found.name}: {state}")
@@ -163,6 +164,10 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         lines.append(f"{found.num_retried:,} {was} tried again")
     if found.counts["failed"]:
         lines.append(f"see why: muster errors {run.path}")
+    if (search := read_search(run.folder)) is not None:
+        from muster.cli.search_wording import state_lines
+
+        lines += state_lines(search)
     for worker in found.live["workers"] if found.live else ():
         elapsed = worker.get("elapsed_s")
         since = f" for {human_duration(elapsed)}" if isinstance(elapsed, int | float) else ""
@@ -170,6 +175,16 @@ def _task_lines(run: Run, found: Status, progress: ArrayProgress | None) -> list
         task = worker["progress"] if worker["state"] == "starting" else worker["task"]
         lines.append(f"{worker['slot']}: {worker['state']} {task}{since}")
     return lines
+
+
+def _search_json(run: Run) -> dict[str, Any]:
+    """How a search stands; nothing of any other run."""
+    state = None if run.stored.is_gang else read_search(run.folder)
+    if state is None:
+        return {}
+    best = [asdict(one) for one in state.best()]
+    stopped = {f"{rung:g}": number for rung, number in state.num_by_rung.items()}
+    return {"search": {"best": best, "stopped": stopped, "trials": state.num_trials}}
 
 
 def logs(argv: list[str]) -> int:

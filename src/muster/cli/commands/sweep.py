@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from muster.api.launch import Audience, Prepared, prepare, run_workload
-from muster.api.options import SweepOptions
+from muster.api.options import SearchOptions, SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
 from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
+from muster.api.search import read_search
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Flag
@@ -50,6 +51,7 @@ Examples:
   muster sweep train.py:run --grid lr=1e-3,1e-2 --seeds 10
   muster sweep train.py:run --grid lr=1e-3,1e-2 --grid width=64,128 --devices cpu:4
   muster sweep --grid lr=1e-3,1e-2 --seeds 3 -- python train.py --lr {{lr}} --out {{dir}}
+  muster sweep train.py:run --space 'lr=log(1e-5,1e-1)' --maximize accuracy --trials 50
   muster sweep ssm --num-seeds 4 --student-dims 16 32 64
 """
 
@@ -76,10 +78,11 @@ class TargetPlace:
 
 
 _COMMON = {"sharing": SharingFlags, "options": SweepOptions, "shown": ShownFlags}
-_ALL = {"space": SpaceFlags, **_COMMON}
+_ALL = {"space": SpaceFlags, "search": SearchOptions, **_COMMON}
 #: What the help shows first.
 _FIRST = (
-    "target", "grid", "zip", "list", "seeds", "devices", "gpu_ids", "per_gpu", "gpus_per_task",
+    "target", "grid", "zip", "list", "seeds", "space", "maximize", "minimize", "trials", "stop",
+    "devices", "gpu_ids", "per_gpu", "gpus_per_task",
     "retries", "retry_exceptions", "timeout_s", "on", "executor", "run_dir", "name", "shell",
     "restart", "keep_going", "dry_run", "quiet", "json",
 )  # fmt: skip
@@ -162,10 +165,37 @@ def workload_of(parsed: Parsed) -> Workload:
         recipe = sweep_recipe(parsed.target)
         assert recipe is not None
         return of_recipe(recipe, parsed.recipe)
+    search: SearchOptions = parsed.search
+    search.check_used()
+    if search.is_search:
+        return _searched(parsed, search)
     space = parsed.space.space()
     if parsed.program:
         return of_command(list(parsed.program), space, shell=parsed.sharing.shell)
     return of_target_text(parsed.target, space)
+
+
+def _searched(parsed: Parsed, search: SearchOptions) -> Workload:
+    """The workload of a search, whose settings no other flag may give."""
+    for name in ("grid", "zip", "list"):
+        if getattr(parsed.space, name):
+            raise UsageError(
+                f"--{name} and a search are both given: a search chooses the settings.",
+                hint=f"put what --{name} gives into --space, as choice(…), or drop one of them.",
+            )
+    if parsed.sharing.array is not None or parsed.sharing.part is not None:
+        raise UsageError(
+            "--array and --part divide a list of tasks; a search chooses its tasks as it goes.",
+            hint="use --on slurm without --array: one search, with workers in jobs.",
+        )
+    from muster.api.search import search_of_command, search_of_function
+
+    found = parsed.space.space().seeds
+    seeds = None if found is None else tuple(found)
+    if parsed.program:
+        shell = parsed.sharing.shell
+        return search_of_command(list(parsed.program), search, seeds, shell=shell)
+    return search_of_function(parsed.target, search, seeds)
 
 
 def is_target(word: str) -> bool:
@@ -261,12 +291,19 @@ def _show_plan(prepared: Prepared, *, is_json: bool) -> None:
                 "is_new": prepared.is_new,
                 "workers": [slot.label for slot in prepared.placement.slots],
                 "first": sample,
+                **({} if workload.search is None else {"search": workload.search.to_json()}),
                 "warnings": list(workload.warnings),
             }
         )
         return
     output.say(f"target   {', '.join(spec.name for spec in workload.targets)}")
-    output.say(f"tasks    {workload.total:,}, the first: {'; '.join(sample)}")
+    if workload.search is not None:
+        from muster.cli.search_wording import plan_lines
+
+        for line in plan_lines(workload.search):
+            output.say(line)
+    else:
+        output.say(f"tasks    {workload.total:,}, the first: {'; '.join(sample)}")
     for line in workload.warnings:
         output.say(f"note     {line}")
     word = "new" if prepared.is_new else "continued"
@@ -321,6 +358,12 @@ def _sum_up(run: Run, seconds: float, made: list[str]) -> None:
         output.say("Cancelled. The finished tasks are kept.")
     elif ending is not None and ending.interrupted:
         output.say(f"Interrupted; everything finished is saved. Go on: muster resume {run.path}")
+    if ending is not None and (search := read_search(run.folder)) is not None:
+        from muster.cli.search_wording import state_lines
+
+        for line in state_lines(search):
+            output.say(f"  {line}")
+        output.say(f"  the best, and how to run it again: muster best {run.path}")
     output.say(f"table: {run.folder.results_csv}")
     for path in made:
         output.say(f"made:  {path}")

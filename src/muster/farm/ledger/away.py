@@ -47,7 +47,7 @@ from muster.farm.ledger.ship import (
     Started,
     read_segment,
 )
-from muster.farm.ledger.store import Ledger
+from muster.farm.ledger.store import Ledger, SearchRow
 from muster.farm.task import AttemptRecord, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id
@@ -184,6 +184,11 @@ class AwayLedger(Ledger):
     def record_stopped(self, stopped: Sequence[Stopped], values: Sequence[bytes]) -> None:
         super().record_stopped(stopped, values)
         self._has_more = True
+
+    def record_search(self, rows: Sequence[SearchRow]) -> None:
+        super().record_search(rows)
+        # What was only heard is heard again from the metrics.
+        self._has_more |= any(row.kind != "heard" for row in rows)
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         super().reopen_stopped(task_ids)

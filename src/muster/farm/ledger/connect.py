@@ -33,6 +33,12 @@ CREATE TABLE metrics (
 CREATE UNIQUE INDEX metrics_of_task ON metrics (task_id, token, serial);
 """
 
+#: What a search was told and has decided, made by the first search: replayed, it is the search.
+SEARCH_TABLE = (
+    "CREATE TABLE IF NOT EXISTS search "
+    "(id INTEGER PRIMARY KEY, kind TEXT NOT NULL, task_id INTEGER, body BLOB NOT NULL)"
+)
+
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE targets (target_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -177,8 +183,12 @@ def add_metrics(database: sqlite3.Connection) -> None:
 
 
 def has_metrics(database: sqlite3.Connection) -> bool:
-    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'metrics'"
-    return database.execute(sql).fetchone() is not None
+    return has_table(database, "metrics")
+
+
+def has_table(database: sqlite3.Connection, name: str) -> bool:
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return database.execute(sql, (name,)).fetchone() is not None
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from muster.farm.canonical import task_label
 from muster.farm.ledger.away import open_whole
-from muster.farm.ledger.connect import explained, has_metrics, has_worker_code
+from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
+from muster.farm.ledger.store import SearchRow
 from muster.farm.task import TaskState
 
 _FETCH = 2000
@@ -230,6 +231,16 @@ class LedgerReader:
             task_id,
         )
         return rows[0][0] if rows else None
+
+    def search_rows(self) -> list[SearchRow]:
+        """What a search was told and has decided, in this order."""
+        if not has_table(self._db, "search"):
+            return []
+        sql = "SELECT kind, task_id, body FROM search ORDER BY id"
+        return [SearchRow._make(row) for row in self._all(sql)]
+
+    def seconds_of_attempts(self) -> float:
+        return float(self._all("SELECT coalesce(sum(seconds), 0) FROM attempts")[0][0])
 
     def meta(self, name: str) -> str | None:
         rows = self._all("SELECT value FROM meta WHERE name = ?", name)

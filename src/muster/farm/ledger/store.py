@@ -21,16 +21,26 @@ from typing import NamedTuple
 
 from muster.farm.decisions import Stopped
 from muster.farm.ledger.connect import (
+    SEARCH_TABLE,
     WITH_STOPPED,
     add_metrics,
     create,
     explained,
+    has_table,
     open_writer,
 )
 from muster.farm.lifecycle import fingerprint
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
+
+
+class SearchRow(NamedTuple):
+    """What a search was told or has decided; ``body`` is JSON. ``task_id``: None for a decision."""
+
+    kind: str  # "proposal" | "heard" | "ended" | "decision"
+    task_id: int | None
+    body: bytes
 
 
 class NewTask(NamedTuple):
@@ -88,6 +98,10 @@ class Ledger:
     def set_meta(self, name: str, value: str) -> None:
         with explained(self.path, "write"):
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def drop_meta(self, name: str) -> None:
+        with explained(self.path, "write"):
+            self._db.execute("DELETE FROM meta WHERE name = ?", (name,))
 
     def key_of(self, task_id: int) -> bytes:
         with explained(self.path, "read"):
@@ -306,9 +320,9 @@ class Ledger:
                 [(task.task_id, task.token) for task, _ in stopped],
             )
             self._db.executemany(
-                "INSERT OR REPLACE INTO results (task_id, token, value) VALUES (?, ?, ?)",
-                [(task.task_id, task.token, value)
-                 for (task, _), value in zip(stopped, values, strict=True)],
+                "INSERT OR REPLACE INTO results (task_id, token, value, files) VALUES (?, ?, ?, ?)",
+                [(task.task_id, task.token, value, record is not None and record.finished.files)
+                 for (task, record), value in zip(stopped, values, strict=True)],
             )  # fmt: skip
         self._insert_attempts([record for _, record in stopped if record is not None])
 
@@ -333,6 +347,62 @@ class Ledger:
                 ).rowcount
                 if changed:
                     self._db.execute("DELETE FROM results WHERE task_id = ?", (task_id,))
+
+    def record_search(self, rows: Sequence[SearchRow]) -> None:
+        """Add to the record of a search, which is replayed in this order."""
+        with explained(self.path, "write"):
+            self._db.execute(SEARCH_TABLE)
+            self._db.executemany("INSERT INTO search (kind, task_id, body) VALUES (?, ?, ?)", rows)
+
+    def search_rows(self) -> list[SearchRow]:
+        with explained(self.path, "read"):
+            if not has_table(self._db, "search"):
+                return []
+            rows = self._db.execute("SELECT kind, task_id, body FROM search ORDER BY id")
+            return [SearchRow._make(row) for row in rows]
+
+    def tasks_of(self, target_id: int) -> list[tuple[int, bytes, bytes, TaskState, bytes | None]]:
+        """All tasks of a target: number, key, parameters, state, result if it is stored here."""
+        with explained(self.path, "read"):
+            rows = self._db.execute(
+                "SELECT task_id, key, payload, state, value FROM tasks "
+                "LEFT JOIN results USING (task_id) WHERE target_id = ? ORDER BY task_id",
+                (target_id,),
+            )
+            return [(*row[:3], TaskState(row[3]), row[4]) for row in rows]
+
+    def state_of(self, task_id: int) -> tuple[TaskState, bytes | None]:
+        """Where a task is, and its result if that is stored here."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT state, value FROM tasks LEFT JOIN results USING (task_id) "
+                "WHERE task_id = ?",
+                (task_id,),
+            ).fetchone()
+        return TaskState(row[0]), row[1]
+
+    def metrics_of(self, task_id: int) -> list[tuple[int, bytes]]:
+        """What a task has logged: token and body, in the order of recording."""
+        with explained(self.path, "read"):
+            if not has_table(self._db, "metrics"):
+                return []
+            sql = "SELECT token, body FROM metrics WHERE task_id = ? ORDER BY frame_id"
+            return self._db.execute(sql, (task_id,)).fetchall()
+
+    def seconds_of_attempts(self) -> float:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT coalesce(sum(seconds), 0) FROM attempts").fetchone()
+        return float(row[0])
+
+    def standing(self, key: bytes) -> tuple[int, TaskState, bytes | None]:
+        """The number of a task that is there, its state, and its result if that is stored here."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT task_id, state, value FROM tasks LEFT JOIN results USING (task_id) "
+                "WHERE key = ?",
+                (key,),
+            ).fetchone()
+        return int(row[0]), TaskState(row[1]), row[2]
 
     def record_tried(self, tried: Sequence[tuple[AttemptRecord, Task]]) -> None:
         """Failed attempts of tasks that will be tried again under a new token."""

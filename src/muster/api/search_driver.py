@@ -1,0 +1,274 @@
+"""Joins a search to a farm: proposals become tasks, and decisions become what the scheduler does.
+
+All that a search is told and says goes into the ledger in this order, and it is made again from
+there: there is no other state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from muster.api.search_records import from_row, numbers_of, to_row
+from muster.base.clock import Clock
+from muster.farm import canonical
+from muster.farm.driver import Proposed
+from muster.farm.events import Event, Logged, Reopen, StopTask
+from muster.farm.ledger.store import Ledger, NewTask, SearchRow
+from muster.farm.points import POINT
+from muster.farm.task import TaskState
+from muster.run.folder import RunFolder
+from muster.search.records import Decision, Ended, Ending, EndState, Heard, Point, Proposal, Spent
+from muster.search.search import Search
+from muster.search.spec import SearchSpec
+
+#: From the parameters of a proposal to what is stored of them.
+Stored = Callable[[Mapping[str, Any]], dict[str, Any]]
+#: From what is stored of a task's parameters to those of a proposal; None where they are no setting
+#: of the space.
+Setting = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+
+#: The meta value that holds the search's specification.
+SEARCH = "search"
+_STATES: dict[TaskState, EndState] = {
+    TaskState.DONE: "done", TaskState.FAILED: "failed", TaskState.CANCELLED: "cancelled",
+    TaskState.STOPPED: "stopped",
+}  # fmt: skip
+#: Of a search that only time ends, as many as may be worth a worker.
+_MANY = 1 << 20
+
+
+class SearchDriver:
+    """See `muster.farm.driver.Driver`."""
+
+    def __init__(
+        self,
+        spec: SearchSpec,
+        target_id: int,
+        target: str,
+        folder: RunFolder,
+        clock: Clock,
+        *,
+        stored: Stored,
+        setting: Setting,
+        gpus_per_task: int,
+    ) -> None:
+        self._spec = spec
+        self._target_id = target_id
+        self._make = canonical.payload_and_key(target)
+        self._folder = folder
+        self._clock = clock
+        self._stored = stored
+        self._setting = setting
+        self._gpus_per_task = gpus_per_task
+        self._search = Search(spec)
+        self._began_s = clock.monotonic_s()
+        self._rows: list[SearchRow] = []
+        self._of_task: dict[int, Proposal] = {}
+        self._task_of: dict[tuple[int, int | None], int] = {}
+        self._ended: set[int] = set()
+        self._told: dict[int, str] = {}  # tasks that are to end, or have ended so: stop or pause
+        self._heard: dict[int, float] = {}  # the last step of the objective, by task
+        self._last: dict[int, dict[str, float]] = {}
+        self._names = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
+
+    @property
+    def num_expected(self) -> int:
+        size, trials = self._spec.space.size, self._spec.budget.trials
+        known = [number for number in (size, trials) if number is not None]
+        return min(known, default=_MANY) * len(self._spec.seeds or (None,))
+
+    # ------------------------------------------------------------------ beginning
+
+    def begin(self, ledger: Ledger) -> list[Event]:
+        self._ledger = ledger
+        ledger.set_meta(SEARCH, orjson.dumps(self._spec.to_json()).decode())
+        rows = ledger.search_rows()
+        records = []
+        for row in rows:
+            record = from_row(row)
+            records.append(record)
+            match record:
+                case Proposal():
+                    assert row.task_id is not None
+                    self._name(record, row.task_id)
+                    spent_s = canonical.decode(row.body).get("spent_s", 0.0)
+                    self._began_s = min(self._began_s, self._clock.monotonic_s() - spent_s)
+                case Heard(trial, seed, points):
+                    self._note_points(self._task_of[trial, seed], points)
+                case Ended(trial, seed):
+                    self._ended.add(self._task_of[trial, seed])
+                case Decision():
+                    self._orders(record)
+        given = self._given(ledger, 1 + max((p.trial for p in self._of_task.values()), default=-1))
+        self._search = Search.replay(
+            self._spec, [*records, *(proposal for proposal, _, _ in given)]
+        )
+        orders: list[Event] = []
+        for proposal, task_id, _ in given:
+            self.added(proposal, task_id)
+        for task_id, how in self._told.items():
+            if task_id not in self._ended:
+                orders.append(StopTask(task_id, how == "pause"))
+        for _, task_id, value in given:
+            if value is not None:
+                orders += self.ended(task_id, TaskState.DONE, value)
+        return orders + self._catch_up(ledger)
+
+    def _given(self, ledger: Ledger, number: int) -> list[tuple[Proposal, int, bytes | None]]:
+        """Tasks that are there without the search, as those of a grid: its first trials."""
+        trials: dict[bytes, int] = {}
+        found = []
+        for task_id, key, payload, state, value in ledger.tasks_of(self._target_id):
+            if task_id in self._of_task or state not in (TaskState.READY, TaskState.DONE):
+                continue
+            params = dict(canonical.decode(payload))
+            seed = params.pop("seed", None) if self._spec.seeds is not None else None
+            setting = self._setting(params)
+            if setting is None or (self._spec.seeds is not None and seed not in self._spec.seeds):
+                continue
+            mark = canonical.encode_canonical(setting)
+            if mark not in trials:
+                trials[mark] = number + len(trials)
+            if state is TaskState.DONE and value is None:
+                value = self._folder.value(key.hex()).read_bytes()
+            proposal = Proposal(trials[mark], seed, setting, "given")
+            found.append((proposal, task_id, value if state is TaskState.DONE else None))
+        return sorted(found, key=lambda one: one[0].trial)
+
+    def _catch_up(self, ledger: Ledger) -> list[Event]:
+        """Hear what a pilot has brought in while there was no coordinator, and what was logged
+        last."""
+        orders: list[Event] = []
+        for task_id in [task for task in self._of_task if task not in self._ended]:
+            for token, body in ledger.metrics_of(task_id):
+                orders += self.heard(Logged(0, task_id, token, 0, body))
+            state, value = ledger.state_of(task_id)
+            if state.is_final:
+                orders += self.ended(task_id, state, value or b"{}")
+        return orders
+
+    def _name(self, proposal: Proposal, task_id: int) -> None:
+        self._of_task[task_id] = proposal
+        self._task_of[proposal.trial, proposal.seed] = task_id
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(self, count: int) -> list[Proposed]:
+        found = []
+        for proposal in self._search.ask(count, self._spent()):
+            params = self._stored(proposal.params)
+            if proposal.seed is not None:
+                params["seed"] = proposal.seed
+            payload, key = self._make(params)
+            task = NewTask(key, self._target_id, payload)
+            found.append(Proposed(task, proposal, self._search.is_wanted(proposal.trial)))
+        return found
+
+    def added(self, what: Any, task_id: int) -> None:
+        self._name(what, task_id)
+        self._rows.append(to_row(what, task_id, spent_s=self._seconds()))
+
+    def is_over(self) -> bool:
+        return self._search.is_exhausted(self._spent())
+
+    def _seconds(self) -> float:
+        return self._clock.monotonic_s() - self._began_s
+
+    def _spent(self) -> Spent:
+        hours = 0.0
+        if self._spec.budget.gpu_hours is not None:
+            hours = self._ledger.seconds_of_attempts() * self._gpus_per_task / 3600
+        return Spent(seconds=self._seconds(), gpu_hours=hours)
+
+    # ------------------------------------------------------------------ being told
+
+    def heard(self, logged: Logged) -> list[Event]:
+        proposal = self._of_task.get(logged.task_id)
+        if proposal is None:
+            return []
+        points = self._new_points(logged.task_id, logged.body)
+        if not points:
+            return []
+        record = Heard(proposal.trial, proposal.seed, points)
+        self._rows.append(to_row(record, logged.task_id))
+        return self._decided(self._search.heard(proposal.trial, proposal.seed, points))
+
+    def _new_points(self, task_id: int, body: bytes) -> tuple[Point, ...]:
+        """Those that the search looks at, without steps that it has heard: a later attempt may log
+        them again."""
+        names, packed = split(body)
+        last, goal = self._last.setdefault(task_id, {}), self._spec.objectives[0].name
+        new = []
+        for which, step, _, value in POINT.iter_unpack(packed):
+            name = names[which]
+            last[name] = value
+            if name in self._names and (
+                name != goal or step > self._heard.get(task_id, float("-inf"))
+            ):
+                new.append(Point(name, step, value))
+                if name == goal:
+                    self._heard[task_id] = step
+        return tuple(new)
+
+    def _note_points(self, task_id: int, points: Sequence[Point]) -> None:
+        for point in points:
+            self._last.setdefault(task_id, {})[point.name] = point.value
+            if point.name == self._spec.objectives[0].name:
+                self._heard[task_id] = point.step
+
+    def ended(self, task_id: int, state: TaskState, value: bytes) -> list[Event]:
+        proposal = self._of_task.get(task_id)
+        if proposal is None:
+            return []
+        self._ended.add(task_id)
+        word = _STATES[state]
+        if word == "stopped" and self._told.get(task_id) == "pause":
+            word = "paused"
+        ending = Ending(word, numbers_of(value) if word == "done" else {})
+        self._rows.append(to_row(Ended(proposal.trial, proposal.seed, ending), task_id))
+        return self._decided(self._search.ended(proposal.trial, proposal.seed, ending))
+
+    def last_of(self, task_id: int) -> bytes:
+        return canonical.encode(self._last.get(task_id, {}))
+
+    def take_records(self) -> Sequence[SearchRow]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    # ------------------------------------------------------------------ what it decides
+
+    def _decided(self, decisions: Sequence[Decision]) -> list[Event]:
+        orders: list[Event] = []
+        for decision in decisions:
+            self._rows.append(to_row(decision, None))
+            orders += self._orders(decision)
+        return orders
+
+    def _orders(self, decision: Decision) -> list[Event]:
+        """What a decision means for the tasks of its trial that there are."""
+        seeds = self._spec.seeds or (None,) if decision.seed is None else (decision.seed,)
+        orders: list[Event] = []
+        for seed in seeds:
+            task_id = self._task_of.get((decision.trial, seed))
+            if task_id is None:
+                continue
+            if decision.kind == "promote":
+                if self._told.pop(task_id, None) is not None:
+                    self._ended.discard(task_id)
+                    orders.append(Reopen(task_id))
+            elif task_id not in self._ended:
+                how = "pause" if decision.kind == "pause" else "stop"
+                if self._told.get(task_id) != how:
+                    self._told[task_id] = how
+                    orders.append(StopTask(task_id, how == "pause"))
+        return orders
+
+
+def split(body: bytes) -> tuple[list[str], memoryview]:
+    """The names of a frame of points, and its packed points; a torn end is left out."""
+    start = body.index(b"\n") + 1
+    whole = (len(body) - start) // POINT.size * POINT.size
+    return orjson.loads(body[:start]), memoryview(body)[start : start + whole]

@@ -1,0 +1,47 @@
+"""What a search was told and has decided, as rows of the ledger and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from muster.farm import canonical
+from muster.farm.ledger.store import SearchRow
+from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposal, Record
+
+
+def to_row(record: Record, task_id: int | None, **more: Any) -> SearchRow:
+    """``more`` stands in the row and is no part of the record."""
+    match record:
+        case Proposal():
+            kind, body = "proposal", asdict(record)
+        case Heard(trial, seed, points):
+            short = [[point.name, point.step, point.value] for point in points]
+            kind, body = "heard", {"trial": trial, "seed": seed, "points": short}
+        case Ended(trial, seed, ending):
+            values = dict(ending.values)
+            state = ending.state
+            kind, body = "ended", {"trial": trial, "seed": seed, "state": state, "values": values}
+        case Decision():
+            kind, body = "decision", asdict(record)
+    return SearchRow(kind, task_id, canonical.encode({**body, **more}))
+
+
+def from_row(row: SearchRow) -> Record:
+    body = canonical.decode(row.body)
+    match row.kind:
+        case "proposal":
+            names = ("trial", "seed", "params", "by", "parent")
+            return Proposal(**{name: body[name] for name in names})
+        case "heard":
+            points = tuple(Point(*point) for point in body["points"])
+            return Heard(body["trial"], body["seed"], points)
+        case "ended":
+            return Ended(body["trial"], body["seed"], Ending(body["state"], body["values"]))
+    return Decision(**body)
+
+
+def numbers_of(value: bytes) -> dict[str, float]:
+    """The numbers among the fields of an encoded result."""
+    found = canonical.decode(value)
+    return {name: float(item) for name, item in found.items() if isinstance(item, int | float)}

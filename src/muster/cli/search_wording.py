@@ -1,0 +1,78 @@
+"""A search in words: how it stands, what it would try, and what was best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from muster.api.report.content import count
+from muster.api.search import SearchState
+from muster.base.clock import human_duration
+from muster.search.distributions import shown_value
+from muster.search.records import Standing
+from muster.search.spec import SearchSpec
+
+
+def goal_of(spec: SearchSpec) -> str:
+    """``maximize accuracy``."""
+    return ", ".join(f"{goal.direction} {goal.name}" for goal in spec.objectives)
+
+
+def state_lines(state: SearchState) -> list[str]:
+    """The best so far, where trials were stopped, and what is left of the budget."""
+    spec, lines = state.spec, []
+    best = state.best()
+    if best:
+        values = ", ".join(value_lines(spec, best[0]))
+        lines.append(f"best so far: {values}  with {setting_text(best[0].params)}")
+    else:
+        lines.append(f"best so far: none; no trial has a value of {spec.objectives[0].name}")
+    if stopped := state.num_by_rung:
+        rungs = ", ".join(f"{number:,} at step {rung:g}" for rung, number in stopped.items())
+        lines.append(f"trials stopped: {rungs}")
+    lines.append(f"{count(state.num_trials, 'trial')}{_left(state)}")
+    return lines
+
+
+def _left(state: SearchState) -> str:
+    budget, parts = state.spec.budget, []
+    if budget.trials is not None:
+        parts.append(f"{max(0, budget.trials - state.num_asked):,} of {budget.trials:,} left")
+    if budget.seconds is not None:
+        left_s = max(0.0, budget.seconds - state.spent_s)
+        parts.append(f"{human_duration(left_s)} of {human_duration(budget.seconds)} left")
+    if budget.gpu_hours is not None:
+        parts.append(f"{max(0.0, budget.gpu_hours - state.gpu_hours):.3g} of "
+                     f"{budget.gpu_hours:g} GPU hours left")  # fmt: skip
+    return "; " + "; ".join(parts) if parts else ""
+
+
+def plan_lines(spec: SearchSpec) -> list[str]:
+    """What a search would do, for ``--dry-run``."""
+    budget = spec.budget
+    limits = [count(budget.trials, "trial")] if budget.trials is not None else []
+    if not limits and spec.space.size is not None:
+        limits.append(f"all {spec.space.size:,} settings")
+    limits += [] if budget.seconds is None else [f"{human_duration(budget.seconds)} of time"]
+    limits += [] if budget.gpu_hours is None else [f"{budget.gpu_hours:g} GPU hours"]
+    seeds = "" if spec.seeds is None else f", {count(len(spec.seeds), 'seed')} each"
+    rule = "" if spec.stopping.rule == "none" else f", {spec.stopping.rule} ends bad trials early"
+    lines = [f"search   {', '.join(limits)}{seeds}: {goal_of(spec)}, sampler {spec.sampler}{rule}"]
+    for number in range(2):
+        example = setting_text(spec.space.draw(Random(number)))
+        lines.append(f"         a setting of the space: {example}")
+    return lines
+
+
+def setting_text(params: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={shown_value(value)}" for name, value in params.items())
+
+
+def value_lines(spec: SearchSpec, standing: Standing) -> list[str]:
+    """``accuracy 0.93 ± 0.01``, one for each objective; the deviation is that over the seeds."""
+    lines = []
+    for goal, value, spread in zip(spec.objectives, standing.values, standing.spread, strict=True):
+        more = "" if spread is None else f" ± {spread:.2g}"
+        lines.append(f"{goal.name} {value:.6g}{more}")
+    return lines

@@ -1,0 +1,175 @@
+"""A search from the command line to its best trial, with trials that end early."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+import muster
+
+Main = Callable[..., CompletedProcess[str]]
+
+TRAIN = """
+import time
+
+def run(lr: float, seed: int = 0, ctx=None):
+    state = ctx.restore() or {"epoch": 0}
+    for epoch in range(state["epoch"], 9):
+        time.sleep(0.02)
+        ctx.log(epoch + 1, accuracy=1 - abs(lr - 0.3) - 1 / (epoch + 2))
+        (ctx.folder / "seen.txt").write_text(str(epoch))
+        ctx.checkpoint({"epoch": epoch + 1})
+    return {"accuracy": 1 - abs(lr - 0.3)}
+
+def stubborn(lr: float, ctx):
+    ctx.log(1, accuracy=-lr)
+    ctx.log(2, accuracy=-lr)
+    time.sleep(600 if lr > 0.05 else 0.5)
+    return {"accuracy": -lr}
+"""
+
+PROGRAM = """
+import json, os, sys, time
+lr = float(sys.argv[1])
+with open(os.environ["MUSTER_METRICS"], "a") as file:
+    for step in range(1, 10):
+        print(json.dumps({"step": step, "accuracy": -lr}), file=file, flush=True)
+        time.sleep(30 if lr > 0.05 and step > 3 else 0.02)
+with open(os.path.join(os.environ["MUSTER_TASK_DIR"], "result.json"), "w") as file:
+    json.dump({"accuracy": -lr}, file)
+"""
+
+FLAGS = ("--devices", "cpu:2", "--quiet", "--monitor-interval", "0", "--run-dir", "runs/it")
+SEARCH = ("--space", "lr=uniform(0,1)", "--maximize", "accuracy")
+ASHA = ("--stop", "asha:min=1,max=9")
+
+
+def counts(run: Path) -> dict[str, int]:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as database:
+        return dict(database.execute("SELECT state, count(*) FROM tasks GROUP BY state"))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("search")
+    (place / "train.py").write_text(TRAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        muster.sweep(
+            "train.py:run", space={"lr": muster.Space.uniform(0, 1)}, maximize="accuracy",
+            trials=12, stop="asha:min=1,max=9", try_=[{"lr": 0.3}], devices="cpu:2",
+            monitor_interval_s=0, run_dir="runs/it",
+        )  # fmt: skip
+    return place
+
+
+@pytest.fixture
+def run(searched: Path, tmp_path: Path) -> Path:
+    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "runs" / "it"
+
+
+def test_every_command_knows_stopped_trials(run: Path, muster_main: Main) -> None:
+    shown = muster_main("status", "runs/it").stdout
+    assert "stopped of 12 tasks" in shown
+    assert "best so far: accuracy 1  with lr=0.3" in shown
+    assert "0 of 12 left" in shown
+    status = json.loads(muster_main("status", "runs/it", "--json").stdout)
+    num_stopped = status["counts"]["stopped"]
+    assert status["counts"]["done"] + num_stopped == 12
+    assert num_stopped >= 6
+    assert status["state"] == "done"
+    assert sum(status["search"]["stopped"].values()) == num_stopped
+    [listed] = json.loads(muster_main("list", "--json").stdout)
+    assert (listed["state"], listed["num_done"], listed["num_total"]) == ("done", 12, 12)
+    assert muster_main("export", "runs/it", "--to", "t.jsonl").returncode == 0
+    rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
+    stopped = [row for row in rows if row["state"] == "stopped"]
+    assert len(stopped) == num_stopped
+    assert all(row["accuracy"] is not None and row["error"] is None for row in stopped)
+    assert all((run / row["folder"] / "seen.txt").exists() for row in stopped)
+    assert muster_main("errors", "runs/it").stdout == "No attempt has failed.\n"
+    assert "stopped" in muster_main("logs", "runs/it", stopped[0]["task"]).stdout
+    assert "nothing to cancel" in muster_main("cancel", "runs/it").stdout
+    assert "no task has failed" in muster_main("retry", "runs/it").stdout
+    assert muster_main("report", "runs/it", "--out", "page").returncode == 0
+    before = counts(run)
+    assert muster_main("resume", "runs/it", "--quiet").returncode == 0
+    assert counts(run) == before
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_the_best_is_run_again_by_its_command(run: Path, muster_main: Main) -> None:
+    [best, second] = json.loads(muster_main("best", "runs/it", "-n", "2", "--json").stdout)
+    assert best["values"]["accuracy"] == 1.0 >= second["values"]["accuracy"]
+    assert best["command"] == "muster sweep train.py:run --grid lr=0.3"
+    words = shlex.split(best["command"])[1:]
+    assert muster_main(*words, "--devices", "cpu:1", "--run-dir", "runs/again").returncode == 0
+    [row] = muster.Run("runs/again").results().to_pylist()
+    assert row["accuracy"] == 1.0
+    assert "trial 0: accuracy 1\n" in muster_main("best", "runs/it").stdout
+    assert "is no search" in muster_main("best", "runs/again").stderr
+
+
+def test_more_trials_go_on_and_another_search_is_refused(run: Path, muster_main: Main) -> None:
+    same = ["sweep", "train.py:run", *SEARCH, *ASHA, "--try", "lr=0.3", *FLAGS]
+    assert muster_main(*same, "--trials", "14").returncode == 0
+    assert sum(counts(run).values()) == 14
+    for other, what in (
+        (["--sampler", "qmc"], 'sampler: "random" -> "qmc"'),
+        (["--stop", "asha:min=2,max=9"], "stop min_step: 1.0 -> 2.0"),
+        (["--seeds", "2"], "seeds: null -> [0, 1]"),
+        (["--space", "q=int(1,2)"], "q"),
+    ):
+        done = muster_main(*same, "--trials", "14", *other)
+        assert done.returncode == 2, other
+        assert what in done.stderr
+    assert sum(counts(run).values()) == 14
+
+
+def test_a_function_that_never_asks_loses_its_worker(tmp_path: Path, muster_main: Main) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = muster_main(
+        "sweep", "train.py:stubborn", *SEARCH, "--try", "lr=0.01", "--trials", "4",
+        "--stop", "asha-stop:min=1,max=9", *FLAGS,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    rows = muster.Run("runs/it").results().to_pylist()
+    assert {row["state"] for row in rows} == {"done", "stopped"}
+    assert all(row["accuracy"] == pytest.approx(-row["lr"]) for row in rows)
+
+
+def test_programs_end_by_a_signal(tmp_path: Path, muster_main: Main) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = muster_main(
+        "sweep", *SEARCH, "--try", "lr=0.01", "--trials", "4", "--stop", "asha-stop:min=1,max=9",
+        *FLAGS, "--", "python", "program.py", "{lr}",
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    rows = muster.Run("runs/it").results().to_pylist()
+    assert {row["state"] for row in rows} == {"done", "stopped"}
+
+
+def test_a_grid_begins_a_search_and_a_search_a_grid(tmp_path: Path, muster_main: Main) -> None:
+    (tmp_path / "f.py").write_text("def f(x: int):\n    return {'y': -x * x + 6 * x}\n")
+    grid = ["sweep", "f.py:f", "--grid", "x=1,2,8", *FLAGS]
+    assert muster_main(*grid).returncode == 0
+    search = ["sweep", "f.py:f", "--space", "x=int(1,5)", "--maximize", "y", *FLAGS]
+    assert muster_main(*search).returncode == 0
+    assert sum(counts(tmp_path / "runs" / "it").values()) == 6, "two of five were there"
+    [best] = json.loads(muster_main("best", "runs/it", "--json").stdout)
+    assert (best["params"], best["values"]) == ({"x": 3}, {"y": 9.0})
+    assert muster_main("sweep", "f.py:f", "--grid", "x=1,2,9", *FLAGS).returncode == 0
+    assert sum(counts(tmp_path / "runs" / "it").values()) == 7
+    assert muster_main(*search).returncode == 0
+    assert sum(counts(tmp_path / "runs" / "it").values()) == 7

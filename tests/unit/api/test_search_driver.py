@@ -1,0 +1,170 @@
+"""A search joined to a ledger: after any turn another one goes on exactly as the first would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.unit.farm.test_ledger import record
+
+from muster.api.search_driver import SearchDriver
+from muster.base.clock import SystemClock
+from muster.farm import canonical, points
+from muster.farm.driver import Proposed
+from muster.farm.events import Event, Logged, Reopen, StopTask
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.task import TaskState
+from muster.run.folder import RunFolder
+from muster.search.space import Space
+from muster.search.spec import Budget, SearchSpec, Stopping, objectives
+
+SPEC = SearchSpec(
+    space=Space.from_texts(["x=uniform(0,1)"]),
+    objectives=objectives(maximize=["y"]),
+    budget=Budget(trials=9),
+    stopping=Stopping.from_text("asha:min=1,max=9,eta=2"),
+)
+
+
+def setting(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    return SPEC.space.check(params) if 0 <= params["x"] <= 1 else None
+
+
+class Bench:
+    """A ledger and the driver of its search; ``reborn`` is a coordinator that died."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+        self.ledger = Ledger(path / "ledger.sqlite")
+        self.ledger.begin()
+        self.target = self.ledger.target_id("f.py:f")
+        self.ledger.commit()
+        self.orders = self.reborn()
+
+    def reborn(self) -> list[Event]:
+        self.driver = SearchDriver(
+            SPEC, self.target, "f.py:f", self.folder, SystemClock(),
+            stored=dict, setting=setting, gpus_per_task=1,
+        )  # fmt: skip
+        self.ledger.begin()
+        orders = self.driver.begin(self.ledger)
+        self.ledger.commit()
+        return orders
+
+    def record(self) -> None:
+        self.ledger.begin()
+        self.ledger.record_search(self.driver.take_records())
+        self.ledger.commit()
+
+    def ask(self) -> tuple[int, float]:
+        """The next task: its number and its x."""
+        [proposed] = self.driver.ask(1)
+        self.add(proposed)
+        task_id, _, _ = self.ledger.standing(proposed.task.key)
+        return task_id, canonical.decode(proposed.task.payload)["x"]
+
+    def add(self, proposed: Proposed) -> None:
+        self.ledger.begin()
+        self.ledger.add_tasks([proposed.task])
+        self.ledger.commit()
+        self.driver.added(proposed.what, self.ledger.standing(proposed.task.key)[0])
+        self.record()
+
+    def hear(self, task_id: int, step: int, value: float) -> list[Event]:
+        body = points.encode([("y", step, 0.0, value), ("other", step, 0.0, 7.0)])
+        orders = self.driver.heard(Logged(1, task_id, 1, step, body))
+        self.record()
+        return orders
+
+    def end(self, task_id: int, state: TaskState, value: bytes = b"{}") -> list[Event]:
+        orders = self.driver.ended(task_id, state, value)
+        self.record()
+        return orders
+
+
+def play(bench: Bench, *, dies: bool) -> list[Any]:
+    """A run with one worker: every task logs 1 to 9, and ends where it is told to."""
+    story: list[Any] = []
+    waiting: list[tuple[int, float]] = []
+    at: dict[int, int] = {}
+    while not bench.driver.is_over() or waiting:
+        if dies:
+            assert bench.reborn() == [], "nothing was left undone"
+        if not waiting:
+            found = bench.driver.ask(1)
+            if not found:
+                break
+            bench.add(found[0])
+            task_id, _, _ = bench.ledger.standing(found[0].task.key)
+            waiting.append((task_id, canonical.decode(found[0].task.payload)["x"]))
+            story.append(("asked", *waiting[-1]))
+        task_id, x = waiting.pop()
+        stopped, reopened = False, set()
+        for step in range(at.get(task_id, 0) + 1, 10):
+            at[task_id] = step
+            orders = bench.hear(task_id, step, x * step)
+            story.append((step, orders))
+            reopened |= {order.task_id for order in orders if isinstance(order, Reopen)}
+            if dies:
+                told = [order for order in orders if isinstance(order, StopTask)]
+                assert bench.reborn() == told, "it is told again what is still to be done"
+                assert bench.hear(task_id, step, x * step) == [], "and hears nothing twice"
+            if StopTask(task_id, True) in orders or StopTask(task_id, False) in orders:
+                stopped = True
+                break
+        if stopped:
+            assert canonical.decode(bench.driver.last_of(task_id))["y"] == x * at[task_id]
+            orders = bench.end(task_id, TaskState.STOPPED)
+        else:
+            orders = bench.end(task_id, TaskState.DONE, b'{"y":%f}' % x)
+        story.append(("ended", task_id, orders))
+        reopened |= {order.task_id for order in orders if isinstance(order, Reopen)}
+        waiting += [(one, x_of(bench, one)) for one in sorted(reopened)]
+    return story
+
+
+def x_of(bench: Bench, task_id: int) -> float:
+    [payload] = [row[2] for row in bench.ledger.tasks_of(bench.target) if row[0] == task_id]
+    return float(canonical.decode(payload)["x"])
+
+
+def test_a_search_that_dies_at_every_turn_decides_the_same(tmp_path: Path) -> None:
+    stories = []
+    for dies in (False, True):
+        folder = tmp_path / str(dies)
+        folder.mkdir()
+        bench = Bench(folder)
+        stories.append(play(bench, dies=dies))
+        bench.ledger.close()
+    assert stories[0] == stories[1]
+    asked = [row for row in stories[0] if row[0] == "asked"]
+    assert len(asked) == 9
+    orders = [order for row in stories[0] if row[0] != "asked" for order in row[-1]]
+    assert {type(order) for order in orders} == {StopTask, Reopen}
+
+
+def test_a_grid_is_the_start_of_a_search(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    make = canonical.payload_and_key("f.py:f")
+    bench.ledger.begin()
+    for x in (0.5, 0.25, 7.0):
+        payload, key = make({"x": x})
+        bench.ledger.add_tasks([NewTask(key, bench.target, payload)])
+    tasks = bench.ledger.claim(3)
+    done = [record(task) for task in tasks if task.task_id != 2]
+    bench.ledger.record_done(done, [(b'{"y":%d}' % r.task_id, None) for r in done])
+    bench.ledger.recover()
+    bench.ledger.commit()
+    bench.reborn()
+    bench.record()
+    [best] = bench.driver._search.best()
+    assert (best.params, best.values) == ({"x": 0.5}, (1.0,)), "7 is outside of the space"
+    kinds = [(row.kind, row.task_id) for row in bench.ledger.search_rows()]
+    assert kinds == [("proposal", 1), ("proposal", 2), ("ended", 1)]
+    bench.reborn()
+    bench.record()
+    assert len(bench.ledger.search_rows()) == 3, "they are taken over once"
+    assert json.loads(bench.ledger.meta("search") or "")["space"] == {"x": "uniform(0.0,1.0)"}
+    bench.ledger.close()

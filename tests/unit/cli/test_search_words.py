@@ -1,0 +1,69 @@
+"""What a search on the command line refuses, in a sentence, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from muster import Space, UsageError, sweep
+
+Main = Callable[..., CompletedProcess[str]]
+SPACE = ("--space", "lr=log(1e-5,1)")
+GOAL = ("--minimize", "loss")
+
+
+@pytest.fixture(autouse=True)
+def _target(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(
+        "import muster\n\ndef f(lr: float, n: int = 3, seed: int = 0):\n    return {'loss': lr}\n\n"
+        "@muster.batched(max_batch=8)\ndef many(items):\n    return [1.0 for _ in items]\n"
+    )
+
+
+REFUSED = {
+    "without a search": (["f.py:f", "--trials", "3"], "--trials has no effect without a search"),
+    "no space": (["f.py:f", *GOAL, "--trials", "3"], "The search has no space"),
+    "no goal": (["f.py:f", *SPACE, "--trials", "3"], "The search has no goal"),
+    "no end": (["f.py:f", *SPACE, *GOAL], "The search has no end"),
+    "a grid too": (["f.py:f", *SPACE, *GOAL, "--grid", "n=1,2"], "--grid and a search are both"),
+    "parts": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--part", "0/2"], "chooses its tasks"),
+    "unknown name": (["f.py:f", "--space", "q=int(1,3)", *GOAL], "Unknown parameter 'q'"),
+    "missing name": (["f.py:f", "--space", "n=int(1,3)", *GOAL], "lr"),
+    "batched": (["f.py:many", "--space", "n=int(1,3)", *GOAL], "is batched"),
+    "pbt": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "pbt"], "pbt is not built"),
+    "inline": (
+        ["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "asha", "--on", "inline"],
+        "--stop has no effect with --on inline",
+    ),
+    "bad guess": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--try", "lr"], "is not NAME=VALUE"),
+    "a recipe": (["ssm", *SPACE, *GOAL], "--space"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_meaning_is_refused(case: str, muster_main: Main, tmp_path: Path) -> None:
+    words, sentence = REFUSED[case]
+    done = muster_main("sweep", *words, "--devices", "cpu:1", "--dry-run")
+    assert done.returncode == 2, done
+    assert sentence in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_what_would_be_tried(muster_main: Main, tmp_path: Path) -> None:
+    words = ["f.py:f", *SPACE, *GOAL, "--trials", "20", "--seeds", "3", "--stop", "asha"]
+    done = muster_main("sweep", *words, "--devices", "cpu:1", "--dry-run")
+    assert done.returncode == 0, done
+    assert "20 trials, 3 seeds each: minimize loss, sampler random, asha" in done.stdout
+    assert "a setting of the space: lr=" in done.stdout
+
+
+def test_calls_refuse_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = {"lr": Space.log(1e-5, 1.0)}
+    with pytest.raises(UsageError, match="grid, zipped, rows and config"):
+        sweep("f.py:f", space=space, minimize="loss", trials=3, grid={"n": [1]})
+    with pytest.raises(UsageError, match="has no effect without a search"):
+        sweep("f.py:f", grid={"lr": [1]}, trials=3)
