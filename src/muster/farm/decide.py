@@ -30,6 +30,8 @@ from muster.farm.events import (
     WorkerLeaving,
     WorkerReady,
 )
+from muster.farm.halting import Halts, take_waiting
+from muster.farm.hiring import hire
 from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
@@ -40,6 +42,7 @@ from muster.farm.roster import (
     divisible,
     due_s,
     take_group,
+    to_revoke,
     whom_to_ask,
 )
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TargetSpec, Task
@@ -77,7 +80,7 @@ class Scheduler:
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
         self._set_aside: dict[str, Blame] = {}  # by device: blamed for a failure that no other had
-        self._halted: dict[int, StopTask] = {}  # told to end early; by task
+        self._halts = Halts(policy, targets, self.roster)
         self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
@@ -107,7 +110,7 @@ class Scheduler:
         times.extend(
             due
             for worker in self.roster.workers.values()
-            if (due := self._halt_due_s(worker)) is not None
+            if (due := self._halts.due_s(worker)) is not None
         )
         if self.policy.timeout_s is not None:
             times.extend(
@@ -152,9 +155,9 @@ class Scheduler:
         while self.delayed and self.delayed[0][0] <= now:
             self._enqueue(heapq.heappop(self.delayed)[2])
         self._check_time_limits(now, out)
-        self._check_halts(now, out)
+        self._halts.kill_overdue(now, out)
         if self.draining or self.paused:
-            self._revoke_all(out)
+            out.revokes.extend(to_revoke(self.roster.workers.values()))
         else:
             self._serve(now, out)
         self._retire_idle(out)
@@ -175,7 +178,7 @@ class Scheduler:
             outcome = finished.outcome
             is_in_doubt = finished.poisoned and worker.call_size > 1
             if outcome is Outcome.OK:
-                self._halted.pop(task.task_id, None)  # it was done before it could be stopped
+                self._halts.forget(task.task_id)  # it was done before it could be stopped
                 out.done.append(record)
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
@@ -286,8 +289,8 @@ class Scheduler:
         self, task: Task, record: AttemptRecord, worker: Worker, now: float, out: Decisions
     ) -> None:
         slot, outcome = worker.slot, record.finished.outcome
-        if task.task_id in self._halted:
-            self._end_early(task, record, out)
+        if task in self._halts:
+            self._halts.ended(task, record, out)
             return
         if outcome is Outcome.STOPPED:  # and reopened meanwhile
             again = task._replace(token=task.token + 1)
@@ -413,68 +416,18 @@ class Scheduler:
                 worker.overdue = next(iter(worker.in_flight.values()))
                 out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
 
-    # ------------------------------------------------------------------ ending early
-
     def _on_stop(self, event: StopTask, now: float, out: Decisions) -> None:
         """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
-        for worker in self.roster.workers.values():
-            if event.task_id in worker.in_flight and not worker.together:
-                self._halted[event.task_id] = event
-                worker.halted_s = now
-                out.halts.append((worker.worker_id, event.task_id, event.pauses))
-                return
-        task = self._take_waiting(event.task_id)
-        if task is not None:
-            out.stopped.append(Stopped(task, None))
+        if not self._halts.tell(event, now, out):
+            queues = (self.queue, self.solo, self.wary)
+            task = take_waiting(event.task_id, queues, self.delayed)
+            out.stopped += [] if task is None else [Stopped(task, None)]
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
-        if event.task_id in self._halted:
-            del self._halted[event.task_id]  # it ends all the same, and is then tried again
-        else:
+        """One that has not ended yet does so all the same, and is then tried again."""
+        if not self._halts.forget(event.task_id):
             out.promoted.append(event.task_id)
             self.exhausted = False
-
-    def _take_waiting(self, task_id: int) -> Task | None:
-        for waiting in (self.queue, self.solo, self.wary):
-            for task in waiting:
-                if task.task_id == task_id:
-                    waiting.remove(task)
-                    return task
-        for entry in self.delayed:
-            if entry[1] == task_id:
-                self.delayed.remove(entry)
-                heapq.heapify(self.delayed)
-                return entry[2]
-        return None
-
-    def _end_early(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
-        """Only an error of the task's own counts as one; whatever else ended it did as asked."""
-        del self._halted[task.task_id]
-        if record.finished.outcome in (Outcome.EXCEPTION, Outcome.BAD_RESULT):
-            out.failed.append(record)
-        else:
-            out.stopped.append(Stopped(task, record))
-
-    def _halt_due_s(self, worker: Worker) -> float | None:
-        """When the worker is killed unless the task that it was told to end has ended."""
-        head = next(iter(worker.in_flight.values()), None)
-        event = None if head is None or worker.killing else self._halted.get(head.task_id)
-        if head is None or event is None:
-            return None
-        policy, grace_s = self.policy, self.policy.stop_grace_s
-        if self.targets[head.target_id].kind == "command":
-            grace_s = policy.command_grace_s
-        elif event.pauses:
-            grace_s = policy.pause_grace_s
-        return max(worker.halted_s, worker.head_since) + grace_s
-
-    def _check_halts(self, now: float, out: Decisions) -> None:
-        for worker in self.roster.workers.values():
-            due = self._halt_due_s(worker)
-            if due is not None and now >= due:
-                worker.killing = Outcome.STOPPED
-                worker.overdue = next(iter(worker.in_flight.values()))
-                out.kills.append((worker.worker_id, "its task was told to end and has not"))
 
     # ------------------------------------------------------------------ handing out
 
@@ -493,7 +446,8 @@ class Scheduler:
                 continue
             self._feed(worker, now, out)
         if hungry and not self.queue:
-            self._rebalance(now, out)
+            began = now - self.policy.lead_s
+            out.revokes.extend(to_revoke(self.roster.workers.values(), began))
             self._share(hungry, now, out)
         want = self._window()
         is_short = len(self.queue) < (want // 2 if self.policy.asks_ahead else want)
@@ -508,7 +462,9 @@ class Scheduler:
         if target.is_batched:
             if held == 0:
                 limit = target.batch_on(worker.slot.spec.kind)
-                self._send(worker, self._take_group(first, limit), True, now, out)
+                workers = len(self.roster.usable())
+                taken, self.queue = take_group(self.queue, first, limit, workers)
+                self._send(worker, taken, True, now, out)
             return
         depth = self._pace.lead(first.target_id)
         if not self._has_room(worker, first):
@@ -528,11 +484,6 @@ class Scheduler:
         if worker.together or self.targets[task.target_id].is_batched:
             return False
         return held <= self._pace.lead(task.target_id) // 2
-
-    def _take_group(self, first: Task, limit: int) -> list[Task]:
-        workers = len(self.roster.usable())
-        taken, self.queue = take_group(self.queue, first, limit, workers)
-        return taken
 
     def _send(
         self, worker: Worker, tasks: list[Task], together: bool, now: float, out: Decisions
@@ -562,7 +513,7 @@ class Scheduler:
                     self._stop(extra, out)
             if len(workers) == 1 and workers[0].is_idle:
                 workers[0].solo_key = key
-                self._send(workers[0], [task], self._is_batched(task), now, out)
+                self._send(workers[0], [task], self.targets[task.target_id].is_batched, now, out)
 
     def _serve_wary(self, now: float, out: Decisions) -> None:
         """A task that crashed goes to another device first, if there is one left."""
@@ -581,7 +532,7 @@ class Scheduler:
             if worker is None:
                 self.wary.append(task)
             else:
-                self._send(worker, [task], self._is_batched(task), now, out)
+                self._send(worker, [task], self.targets[task.target_id].is_batched, now, out)
 
     def _take_from(self, worker: Worker, task: Task) -> None:
         del worker.in_flight[task.task_id]
@@ -594,14 +545,6 @@ class Scheduler:
             self._reserved.pop(worker.solo_key, None)
             worker.solo_key = ""
 
-    def _rebalance(self, now: float, out: Decisions) -> None:
-        """Take back what busy workers have not begun, when others idle and the queue is empty."""
-        for worker in self.roster.workers.values():
-            waiting = len(worker.in_flight) > 1 and not worker.together
-            if waiting and not worker.revoking and now - worker.head_since > self.policy.lead_s:
-                worker.revoking = True
-                out.revokes.append(worker.worker_id)
-
     def _share(self, hungry: int, now: float, out: Decisions) -> None:
         """Ask a running task to give part of its remaining work to idle workers."""
         if self._fetching:
@@ -611,46 +554,12 @@ class Scheduler:
             worker.is_asked = True
             out.shares.append((worker.worker_id, next(iter(worker.in_flight)), hungry))
 
-    def _revoke_all(self, out: Decisions) -> None:
-        for worker in self.roster.workers.values():
-            if len(worker.in_flight) > 1 and not worker.together and not worker.revoking:
-                worker.revoking = True
-                out.revokes.append(worker.worker_id)
-
     def _start_workers(self, now: float, out: Decisions) -> None:
-        """Start what the open work can use: three tasks never start eight workers."""
-        for key in self._reserved:
-            if not self.roster.has_worker_on(key):
-                there = (s for s in self.roster.startable(now) if s.spec.device_key == key)
-                self._hire(next(there, None), out)
-        free = [
-            worker.slot.spec.device_key
-            for worker in self.roster.workers.values()
-            if worker.is_free and worker.slot.spec.device_key not in self._reserved
-        ]
-        slots = [s for s in self.roster.startable(now) if s.spec.device_key not in self._reserved]
-        for task in self.wary:
-            if all(key == task.avoid for key in free):
-                able = (s for s in slots if s.spec.device_key != task.avoid)
-                slot = next(able, None)
-                if slot is not None and self._hire(slot, out):
-                    free.append(slot.spec.device_key)
         open_work = len(self.queue) + len(self.solo) + len(self.wary)
         if not self.exhausted:
             open_work += self._expected
         open_work += len(divisible(self.roster.workers.values(), self.targets, now))
-        for slot in slots:
-            if len(free) >= open_work:
-                return
-            if self._hire(slot, out):
-                free.append(slot.spec.device_key)
-
-    def _hire(self, slot: Slot | None, out: Decisions) -> bool:
-        """Start a worker in ``slot``, unless the slot or its device is full by now."""
-        if slot is None or not self.roster.has_room(slot):
-            return False
-        out.starts.append((slot.spec.slot_id, self.roster.hire(slot).worker_id))
-        return True
+        out.starts.extend(hire(self.roster, now, self._reserved, self.wary, open_work))
 
     def _stop(self, worker: Worker, out: Decisions) -> None:
         """Let a worker end once it has finished what it holds."""
@@ -676,9 +585,6 @@ class Scheduler:
             self.queue.appendleft(task)
         else:
             self.queue.append(task)
-
-    def _is_batched(self, task: Task) -> bool:
-        return self.targets[task.target_id].is_batched
 
     def num_wanted(self) -> int:
         """How many tasks it would be good to have now."""

@@ -283,6 +283,15 @@ def whom_to_ask(
     return max(able, key=lambda worker: worker.left) if able else None
 
 
+def to_revoke(workers: Iterable[Worker], before: float = math.inf) -> Iterator[int]:
+    """Take back what workers have not begun that have been at their task since ``before``."""
+    for worker in workers:
+        waits = len(worker.in_flight) > 1 and not worker.together and not worker.revoking
+        if waits and worker.head_since < before:
+            worker.revoking = True
+            yield worker.worker_id
+
+
 class Breaker:
     """Counts failures for as long as all of them, from the first, are the same."""
 

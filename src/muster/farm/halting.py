@@ -1,0 +1,85 @@
+"""Tasks that are told to end early: who is told, what has ended, whose worker is killed. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from muster.farm.decisions import Decisions, Policy, Stopped
+from muster.farm.events import StopTask
+from muster.farm.roster import Roster, Worker
+from muster.farm.task import AttemptRecord, Outcome, TargetSpec, Task
+
+
+def take_waiting(
+    task_id: int, queues: Iterable[deque[Task]], delayed: list[tuple[float, int, Task]]
+) -> Task | None:
+    """Take a task out of its queue, or out of the heap of those that wait for a retry."""
+    for waiting in queues:
+        for task in waiting:
+            if task.task_id == task_id:
+                waiting.remove(task)
+                return task
+    for entry in delayed:
+        if entry[1] == task_id:
+            delayed.remove(entry)
+            heapq.heapify(delayed)
+            return entry[2]
+    return None
+
+
+class Halts:
+    """The tasks that were told to end and have not ended yet."""
+
+    def __init__(self, policy: Policy, targets: Mapping[int, TargetSpec], roster: Roster) -> None:
+        self._policy = policy
+        self._targets = targets
+        self._roster = roster
+        self._told: dict[int, StopTask] = {}
+
+    def __contains__(self, task: Task) -> bool:
+        return task.task_id in self._told
+
+    def tell(self, event: StopTask, now: float, out: Decisions) -> bool:
+        """Tell the worker that has the task; returns whether there is one."""
+        for worker in self._roster.workers.values():
+            if event.task_id in worker.in_flight and not worker.together:
+                self._told[event.task_id] = event
+                worker.halted_s = now
+                out.halts.append((worker.worker_id, event.task_id, event.pauses))
+                return True
+        return False
+
+    def forget(self, task_id: int) -> bool:
+        """It may go on, or was done before; returns whether it had been told to end."""
+        return self._told.pop(task_id, None) is not None
+
+    def ended(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
+        """Only an error of the task's own counts as one; whatever else ended it did as asked."""
+        del self._told[task.task_id]
+        if record.finished.outcome in (Outcome.EXCEPTION, Outcome.BAD_RESULT):
+            out.failed.append(record)
+        else:
+            out.stopped.append(Stopped(task, record))
+
+    def due_s(self, worker: Worker) -> float | None:
+        """When the worker is killed unless the task that it was told to end has ended."""
+        head = next(iter(worker.in_flight.values()), None)
+        event = None if head is None or worker.killing else self._told.get(head.task_id)
+        if head is None or event is None:
+            return None
+        policy, grace_s = self._policy, self._policy.stop_grace_s
+        if self._targets[head.target_id].kind == "command":
+            grace_s = policy.command_grace_s
+        elif event.pauses:
+            grace_s = policy.pause_grace_s
+        return max(worker.halted_s, worker.head_since) + grace_s
+
+    def kill_overdue(self, now: float, out: Decisions) -> None:
+        for worker in self._roster.workers.values():
+            due = self.due_s(worker)
+            if due is not None and now >= due:
+                worker.killing = Outcome.STOPPED
+                worker.overdue = next(iter(worker.in_flight.values()))
+                out.kills.append((worker.worker_id, "its task was told to end and has not"))
