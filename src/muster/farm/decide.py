@@ -419,8 +419,7 @@ class Scheduler:
     def _on_stop(self, event: StopTask, now: float, out: Decisions) -> None:
         """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
         if not self._halts.tell(event, now, out):
-            queues = (self.queue, self.solo, self.wary)
-            task = take_waiting(event.task_id, queues, self.delayed)
+            task = take_waiting(event.task_id, (self.queue, self.solo, self.wary), self.delayed)
             out.stopped += [] if task is None else [Stopped(task, None)]
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
