@@ -241,11 +241,15 @@ class Search:
         """Make a recorded proposal again."""
         if proposal.trial == len(self.trials):
             if proposal.by == "copy":
-                self._copies.popleft()
+                if self._copies:
+                    self._copies.popleft()
             else:
                 self._sampler.recall(proposal.trial, proposal.params, proposal.by)
             self._begin(proposal.params, proposal.by, proposal.parent)
-        self._queue.remove(proposal)
+        # By its name, not by its parameters: a tuple comes back from the ledger as a list.
+        self._queue = deque(
+            p for p in self._queue if (p.trial, p.seed) != (proposal.trial, proposal.seed)
+        )
 
     def _is_full(self) -> bool:
         limit = self.spec.budget.trials

@@ -159,6 +159,15 @@ def test_more_budget_continues() -> None:
     assert [proposal.trial for proposal in again.ask(9)] == [14, 15]
 
 
+def test_a_tuple_among_the_choices_comes_back_from_the_ledger_as_a_list() -> None:
+    space = Space.from_values({"kernel": Space.choice((3, 3), (5, 5))})
+    spec = SearchSpec(space=space, objectives=objectives(minimize=["v"]))
+    [first] = Search(spec).ask(1)
+    recorded = Proposal(first.trial, first.seed, {"kernel": list(first.params["kernel"])}, first.by)
+    [second] = Search.replay(spec, [recorded]).ask(9)
+    assert (second.trial, list(second.params["kernel"])) != (0, recorded.params["kernel"])
+
+
 def test_time_money_and_gpu_hours_end_the_asking() -> None:
     spec = SearchSpec(
         space=SPACE,

@@ -1,0 +1,227 @@
+"""A search with early stopping, beside Optuna's pruner on its journal and Ray Tune's ASHA.
+
+    python benchmarks/search.py                    # 81 trials, two workers, a few minutes
+    python benchmarks/search.py --trials 9 --step-s 0.005 --only muster,optuna
+
+All contenders go through the same recorded grid of 81 settings (tests/fixtures/digits_grid.json),
+where an epoch is a sleep, until they have tried so many trials. What is measured: seconds from the
+start of the process to its end, the best accuracy found, the epochs run, and the most memory of
+the whole tree of processes. Then each is started again and its driver is killed (kill -9) after
+``--kill-after`` seconds; ``left`` counts the trials whose result can still be read. NePS is named
+where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+from measuring import machine, table
+
+GRID = Path(__file__).parents[1] / "tests" / "fixtures" / "digits_grid.json"
+NAMES = ("lr", "momentum", "width", "weight_decay")
+MODULE = Path(__file__).resolve()
+
+
+def curve(params: dict[str, Any]) -> list[float]:
+    grid = json.loads(GRID.read_text())
+    for setting, right in zip(grid["settings"], grid["right"], strict=True):
+        if all(float(setting[name]) == float(params[name]) for name in NAMES):
+            return [count / grid["images"] for count in right]
+    raise KeyError(str(params))
+
+
+def choices() -> dict[str, list[float]]:
+    settings = json.loads(GRID.read_text())["settings"]
+    return {name: sorted({setting[name] for setting in settings}) for name in NAMES}
+
+
+def note(folder: Path, accuracy: float) -> None:
+    """One line for each epoch, so that epochs are counted in the same way everywhere."""
+    time.sleep(float(os.environ["STEP_S"]))
+    with (folder / "epochs.txt").open("a") as file:
+        file.write(f"{accuracy}\n")
+
+
+TARGET = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(MODULE.parent)!r})
+import search as benchmark
+
+def train(lr: float, momentum: float, width: int, weight_decay: float, ctx):
+    params = dict(lr=lr, momentum=momentum, width=width, weight_decay=weight_decay)
+    for step, accuracy in enumerate(benchmark.curve(params), 1):
+        benchmark.note(Path(__file__).parent, accuracy)
+        ctx.log(step, accuracy=accuracy)
+    return {{"accuracy": accuracy}}
+"""
+
+
+def run_muster(folder: Path, trials: int) -> list[str]:
+    (folder / "work.py").write_text(TARGET)
+    space = [f"{name}=choice({','.join(map(str, values))})" for name, values in choices().items()]
+    return [
+        sys.executable, "-m", "muster", "sweep", str(folder / "work.py:train"),
+        *(word for text in space for word in ("--space", text)),
+        "--maximize", "accuracy", "--trials", str(trials), "--stop", "asha-stop:min=1,max=27,eta=3",
+        "--devices", "cpu:2", "--run-dir", str(folder / "run"),
+    ]  # fmt: skip
+
+
+def run_optuna(folder: Path, trials: int) -> None:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    def objective(trial: Any) -> float:
+        params = {name: trial.suggest_categorical(name, v) for name, v in choices().items()}
+        for step, accuracy in enumerate(curve(params), 1):
+            note(folder, accuracy)
+            trial.report(accuracy, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return accuracy
+
+    study = optuna.create_study(
+        study_name="s",
+        storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    )
+    study.optimize(objective, n_trials=trials, n_jobs=2)
+
+
+def run_ray(folder: Path, trials: int) -> None:
+    import ray
+    from ray import tune
+
+    def train(params: dict[str, Any]) -> None:
+        for accuracy in curve(params):
+            note(folder, accuracy)
+            tune.report({"accuracy": accuracy})
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    tune.Tuner(
+        train,
+        param_space={name: tune.choice(values) for name, values in choices().items()},
+        tune_config=tune.TuneConfig(
+            metric="accuracy",
+            mode="max",
+            num_samples=trials,
+            scheduler=tune.schedulers.ASHAScheduler(max_t=27, grace_period=1, reduction_factor=3),
+        ),
+        run_config=tune.RunConfig(storage_path=str(folder), name="tune", verbose=0),
+    ).fit()
+
+
+def left_muster(folder: Path) -> int:
+    ledgers = list((folder / "run").rglob("*.sqlite*"))
+    for path in ledgers:
+        if path.suffix in (".sqlite", ".sqlite3"):
+            with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as ledger:
+                return int(ledger.execute("select count(*) from results").fetchone()[0])
+    return 0
+
+
+def left_optuna(folder: Path) -> int:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    trials = optuna.load_study(study_name="s", storage=storage).trials
+    return sum(trial.state.is_finished() for trial in trials)
+
+
+def left_ray(folder: Path) -> int:
+    """The trials that the newest snapshot of the experiment's state calls terminated."""
+    states = sorted((folder / "tune").glob("experiment_state-*.json"))
+    return len(re.findall("TERMINATED", states[-1].read_text())) if states else 0
+
+
+CONTENDERS = {"muster": left_muster, "optuna": left_optuna, "ray": left_ray}
+
+
+def start(name: str, folder: Path, flags: argparse.Namespace) -> subprocess.Popen[bytes]:
+    words = [sys.executable, str(MODULE), "--contender", name, "--folder", str(folder),
+             "--trials", str(flags.trials)]  # fmt: skip
+    if name == "muster":
+        words = run_muster(folder, flags.trials)
+    log = (folder / "log.txt").open("wb")
+    environment = {**os.environ, "STEP_S": str(flags.step_s)}
+    return subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def memory_mib(pid: int) -> float:
+    total = 0
+    try:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            total += process.memory_info().rss
+    except psutil.Error:
+        pass
+    return total / 2**20
+
+
+def measure(name: str, flags: argparse.Namespace) -> list[str]:
+    folder = Path(tempfile.mkdtemp(prefix=f"search-{name}-"))
+    began, most = time.monotonic(), 0.0
+    process = start(name, folder, flags)
+    while process.poll() is None:
+        most = max(most, memory_mib(process.pid))
+        time.sleep(0.1)
+    took = time.monotonic() - began
+    if process.returncode:
+        print((folder / "log.txt").read_text()[-2000:])
+    epochs = (folder / "epochs.txt").read_text().split() if process.returncode == 0 else ["nan"]
+    shutil.rmtree(folder)
+    killed = Path(tempfile.mkdtemp(prefix=f"search-{name}-"))
+    process = start(name, killed, flags)
+    time.sleep(flags.kill_after)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(3)
+    for child in children:  # what the driver left running
+        if child.is_running():
+            child.kill()
+    left = CONTENDERS[name](killed)
+    shutil.rmtree(killed, ignore_errors=True)
+    return [name, f"{took:.1f}", max(epochs)[:6], str(len(epochs)), f"{most:.0f}", str(left)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=81)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--kill-after", type=float, default=10)
+    parser.add_argument("--only", default=",".join(CONTENDERS))
+    parser.add_argument("--contender")
+    parser.add_argument("--folder", type=Path)
+    flags = parser.parse_args()
+    if flags.contender:
+        {"optuna": run_optuna, "ray": run_ray}[flags.contender](flags.folder, flags.trials)
+        return
+    print(json.dumps(machine("optuna", "ray")))
+    if importlib.util.find_spec("neps") is None:
+        print("NePS is not installed here and was not measured.")
+    rows = [measure(name, flags) for name in flags.only.split(",")]
+    table(["contender", "seconds", "best epoch", "epochs", "most MiB", "left after kill"], rows)
+
+
+if __name__ == "__main__":
+    main()
