@@ -131,12 +131,8 @@ def run_ray(folder: Path, trials: int) -> None:
 
 
 def left_muster(folder: Path) -> int:
-    ledgers = list((folder / "run").rglob("*.sqlite*"))
-    for path in ledgers:
-        if path.suffix in (".sqlite", ".sqlite3"):
-            with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as ledger:
-                return int(ledger.execute("select count(*) from results").fetchone()[0])
-    return 0
+    with sqlite3.connect(f"file:{folder / 'run' / 'ledger.sqlite'}?mode=ro", uri=True) as ledger:
+        return int(ledger.execute("select count(*) from results").fetchone()[0])
 
 
 def left_optuna(folder: Path) -> int:
