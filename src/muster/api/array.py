@@ -289,6 +289,8 @@ def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | No
     for element in begun:
         for state, number in Run(element.path).counts().items():
             counts[state] += number
+    if not counts[TaskState.STOPPED]:  # told where there are some, as of any run
+        del counts[TaskState.STOPPED]
     found = [item for _, item in _found(folder)] if asks_slurm else []
     num_queued = sum(item.waits for item in found)
     num_running = max(sum(map(is_held, begun)), sum(item.is_alive for item in found) - num_queued)
