@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from muster.api.sweep import sweep as sweep
     from muster.base.errors import MissingPackageError as MissingPackageError
     from muster.base.errors import MusterError as MusterError
+    from muster.base.errors import PlanMismatchError as PlanMismatchError
     from muster.base.errors import SetupError as SetupError
     from muster.base.errors import TargetError as TargetError
     from muster.base.errors import UnknownNameError as UnknownNameError
@@ -46,6 +47,7 @@ _PUBLIC = {
     "MapRecipe": "muster.api.recipe",
     "MissingPackageError": "muster.base.errors",
     "MusterError": "muster.base.errors",
+    "PlanMismatchError": "muster.base.errors",
     "Recipe": "muster.api.recipe",
     "RecipeTask": "muster.api.recipe",
     "Reject": "muster.pipeline.stages",
@@ -75,6 +77,7 @@ __all__ = [
     "MapRecipe",
     "MissingPackageError",
     "MusterError",
+    "PlanMismatchError",
     "Recipe",
     "RecipeTask",
     "Reject",
