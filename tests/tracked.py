@@ -7,6 +7,8 @@ were logged.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -100,18 +102,29 @@ def in_wandb(folder: RunFolder) -> Curves:
 
 
 def in_trackio(folder: RunFolder) -> Curves:
-    from trackio.sqlite_storage import SQLiteStorage
-
+    """In a process of its own: trackio reads TRACKIO_DIR once."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TRACKIO], capture_output=True, check=True, text=True
+    )
     found: Curves = {}
-    for run in SQLiteStorage.get_run_records("muster"):
-        if run["id"][:32] != _own_id(folder):
-            continue
-        for row in SQLiteStorage.get_logs("muster", run["name"], run_id=run["id"]):
-            for key in row.keys() - {"step", "timestamp"}:
-                curves = found.setdefault(run["id"][33:], {})
-                curves.setdefault(from_tracker(key), []).append((row["step"], row[key]))
+    for identity, rows in json.loads(done.stdout.splitlines()[-1]):
+        if identity[:32] == _own_id(folder):
+            for row in rows:
+                step, _ = row.pop("step"), row.pop("timestamp")
+                for key, value in row.items():
+                    curves = found.setdefault(identity[33:], {})
+                    curves.setdefault(from_tracker(key), []).append((step, value))
     return _sorted(found)
 
+
+_TRACKIO = """
+import json
+from trackio.sqlite_storage import SQLiteStorage as storage
+runs = storage.get_run_records("muster")
+print(json.dumps([
+    (run["id"], storage.get_logs("muster", run["name"], run_id=run["id"])) for run in runs
+]))
+"""
 
 READERS = {
     "tensorboard": in_tensorboard, "mlflow": in_mlflow, "wandb": in_wandb, "trackio": in_trackio,

@@ -33,7 +33,7 @@ from muster.run.record import read_run
 
 #: How long a run that has ended waits for its trackers, and one that was told to end.
 END_S, HURRY_S = 30.0, 5.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _LOOK_EVERY_S = 0.1
 _IN_AN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")
 #: What libraries do besides logging, unless the user has said something.
@@ -77,6 +77,7 @@ def tracking(
     is_urgent: Callable[[], bool] = lambda: False,
     limit_s: float = END_S,
     most_tries: int | None = None,
+    longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> Iterator[Sequence[Keeper]]:
     """A context in which these trackers follow the run in ``folder``, which the caller holds.
 
@@ -88,7 +89,8 @@ def tracking(
         return
     run_id = own_id(folder).text
     keepers = [
-        Keeper(folder, run_id, name, warn, most_tries=most_tries) for name in wanted(folder, names)
+        Keeper(folder, run_id, name, warn, most_tries=most_tries, longest_pause_s=longest_pause_s)
+        for name in wanted(folder, names)
     ]
     try:
         for keeper in keepers:
@@ -121,7 +123,8 @@ class Keeper(threading.Thread):
         name: str,
         warn: Callable[[str], None],
         *,
-        most_tries: int | None = None,
+        most_tries: int | None,
+        longest_pause_s: float,
     ) -> None:
         super().__init__(name=f"muster-tracker-{name}", daemon=True)
         self.tracker = name
@@ -130,6 +133,7 @@ class Keeper(threading.Thread):
         self._folder = folder
         self._run_id = run_id
         self._most_tries = most_tries
+        self._longest_pause_s = longest_pause_s
         self._warn = warn
         self._closed = threading.Event()
         self._mark = f"tracker-{uuid.uuid4().hex[:16]}"
@@ -137,8 +141,9 @@ class Keeper(threading.Thread):
         self._last_line = ""
 
     def run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        first_s = pause_s = min(_FIRST_PAUSE_S, self._longest_pause_s)
         for number in itertools.count(1):
+            begun = time.monotonic()
             code = self._once()
             self.is_done = code == 0 and self.over.is_set()
             if self.is_done or code == HELD or self._closed.is_set() or number == self._most_tries:
@@ -146,8 +151,10 @@ class Keeper(threading.Thread):
             if number == 1:
                 why = self._last_line or f"exit code {code}"
                 self._warn(f"{self.tracker}: {why}; it is tried again, and the run goes on")
+            if time.monotonic() - begun > LONGEST_PAUSE_S:
+                pause_s = first_s  # it had worked
             self._closed.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, self._longest_pause_s)
 
     def close(self) -> None:
         """End whatever there is of it."""
