@@ -118,11 +118,18 @@ def search_of_function(
 
 
 def search_of_command(
-    argv: list[str], options: SearchOptions, seeds: tuple[int, ...] | None, *, shell: bool
+    argv: list[str],
+    options: SearchOptions,
+    seeds: tuple[int, ...] | None,
+    *,
+    shell: bool,
+    metrics_from: str = "",
 ) -> Workload:
     """A command as a search."""
     spec = spec_of(options, None, seeds)
-    return as_search(of_command(argv, _example(spec), shell=shell), spec, None)
+    return as_search(
+        of_command(argv, _example(spec), shell=shell, metrics_from=metrics_from), spec, None
+    )
 
 
 def _example(spec: SearchSpec) -> farm_space.Space:

@@ -28,6 +28,7 @@ def sweep(
     seed_offset: int = 0,
     config: Any = None,
     shell: bool = False,
+    metrics_from: str = "",
     show: Show | None = None,
     try_: Iterable[Mapping[str, Any]] = (),
     **options: Any,
@@ -44,6 +45,8 @@ def sweep(
         seed_offset: added to every seed.
         config: a recipe's configuration; its defaults without one.
         shell: hand a command to ``sh -c``.
+        metrics_from: where a command that logs nothing has its numbers over time:
+            ``"stdout:REGEX"`` with named groups, or ``"tensorboard:DIR"`` below the task's folder.
         show: called about ten times a second with the state of affairs.
         try_: first guesses of a search, as mappings.
         options: see ``SweepOptions`` (``devices="auto"``, ``retries=1``, ``run_dir=…``), and for a
@@ -60,6 +63,8 @@ def sweep(
         cannot do it. Failed tasks raise nothing: they are rows of the table.
     """
     refuse_while_imported("muster.sweep")
+    if metrics_from and (isinstance(target, str | Recipe) or callable(target)):
+        raise UsageError("metrics_from is for a command; a function logs with ctx.log.")
     for name in ("maximize", "minimize", "constraint"):
         if isinstance(options.get(name), str):
             options[name] = (options[name],)
@@ -85,7 +90,9 @@ def sweep(
         if callable(target) or isinstance(target, str):
             workload = search_of_function(target, search, replicates)
         else:
-            workload = search_of_command(list(target), search, replicates, shell=shell)
+            workload = search_of_command(
+                list(target), search, replicates, shell=shell, metrics_from=metrics_from
+            )
     elif isinstance(target, Recipe):
         workload = of_recipe(target, config if config is not None else target.config())
     elif callable(target):
@@ -93,6 +100,6 @@ def sweep(
     elif isinstance(target, str):
         workload = of_target_text(target, space)
     else:
-        workload = of_command(list(target), space, shell=shell)
+        workload = of_command(list(target), space, shell=shell, metrics_from=metrics_from)
     audience = Audience() if show is None else Audience(show=show)
     return run_workload(workload, made, audience)

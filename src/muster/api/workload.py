@@ -23,6 +23,7 @@ from muster.farm.driver import Driver
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
+from muster.farm.metric_source import parse_source
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
 from muster.farm.task import TargetSpec, TaskState
@@ -127,8 +128,13 @@ def of_target_text(text: str, space: Space) -> Workload:
     return of_function(parse_target(text), space)
 
 
-def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
-    """Tasks that run a command once per parameter set, values filled in as arguments."""
+def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str = "") -> Workload:
+    """Tasks that run a command once per parameter set, values filled in as arguments.
+
+    ``metrics_from``: where its numbers over time are, see `muster.farm.metric_source`.
+    """
+    if metrics_from:
+        parse_source(metrics_from)
     check_places(argv, space.names)
     if not shell and " " in argv[0] and shutil.which(argv[0]) is None:
         raise UsageError(
@@ -145,7 +151,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool) -> Workload:
     words = [Path(part).stem for part in argv[:2] if not part.startswith("-")]
     name = words[-1] if words else "command"
     shown = ("sh -c: " if shell else "") + " ".join(argv)
-    spec = TargetSpec(name=shown, kind="command", argv=line, shell=shell)
+    spec = TargetSpec(name=shown, kind="command", argv=line, shell=shell, metrics_from=metrics_from)
     return _over_space(name, spec, _texts(space), code_of_command(argv))
 
 

@@ -138,6 +138,7 @@ class TargetSpec:
     max_batch_on_cpu: int | None = None  # None: as many
     is_divisible: bool = False  # a running task may hand a part of itself to others
     static: tuple[str, ...] = ()
+    metrics_from: str = ""  # of a command: see `muster.farm.metric_source`
 
     @property
     def is_batched(self) -> bool:

@@ -11,9 +11,11 @@ import pytest
 from tests.unit.farm.test_metric_stream import Sent
 
 import muster
+from muster.base.errors import UsageError
 from muster.base.metric_log import read_line
 from muster.farm import metrics, points
 from muster.farm.ledger.read import LedgerReader
+from muster.farm.metric_source import parse_source
 from muster.farm.worker.follow import Follower
 from muster.run.folder import RunFolder
 
@@ -105,3 +107,58 @@ def test_log_in_a_function_is_the_tasks(tmp_path: Path) -> None:
     run = muster.sweep(target, grid=grid, run_dir=tmp_path / "run", executor="inline")
     with LedgerReader(RunFolder(run.path).ledger) as reader:
         assert metrics.curves_of(reader, 1)["loss"].value.tolist() == [3.0]
+
+
+PRINTS = """
+import sys, time
+print("epoch 1 loss=0.5 of 3", flush=True)
+print("epoch 2 loss=nan", end="\\r")
+sys.stdout.write("epoch 4 loss=1e-3")
+"""
+
+
+def test_numbers_are_read_from_what_a_command_prints(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PRINTS)
+    command = [sys.executable, f"{tmp_path}/program.py", "{x}"]
+    source = r"stdout:epoch (?P<step>\d+) loss=(?P<loss>\S+)"
+    run = muster.sweep(
+        command, grid={"x": [1]}, run_dir=tmp_path / "run", devices="cpu:1", metrics_from=source
+    )
+    found = run.metrics().to_pylist()
+    assert [row["step"] for row in found] == [1, 2, 4]
+    assert (found[0]["value"], str(found[1]["value"]), found[2]["value"]) == (0.5, "nan", 1e-3)
+
+
+@pytest.mark.thorough
+def test_numbers_are_read_from_event_files(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        "from torch.utils.tensorboard import SummaryWriter\n"
+        "for part in range(2):\n"
+        "    board = SummaryWriter(os.environ['MUSTER_TASK_DIR'] + f'/tb/{part}')\n"
+        "    for step in range(3):\n"
+        "        board.add_scalar('train/loss', 0.5 * step, 10 * part + step)\n"
+        "    board.close()\n"
+    )
+    command = [sys.executable, f"{tmp_path}/program.py", "{x}"]
+    run = muster.sweep(
+        command, grid={"x": [1]}, run_dir=tmp_path / "run", devices="cpu:1",
+        metrics_from="tensorboard:tb",
+    )  # fmt: skip
+    found = [(row["name"], row["step"], row["value"]) for row in run.metrics().to_pylist()]
+    steps = [(10 * part + step, 0.5 * step) for part in range(2) for step in range(3)]
+    assert found == [("train/loss", step, value) for step, value in steps]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stdin:x", "this is no source of numbers"),
+        ("stdout:", "this is no source of numbers"),
+        ("stdout:(", "this is no pattern"),
+        (r"stdout:(?P<step>\d+)", "the pattern names no metric"),
+    ],
+)
+def test_a_source_that_makes_no_sense_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_source(text)

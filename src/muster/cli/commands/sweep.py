@@ -62,6 +62,9 @@ class SharingFlags:
 
     shell: bool = False
     """Hand the command to sh -c, so that pipes and globs work. Values are filled in unquoted."""
+    metrics_from: Annotated[str, Flag(metavar="SOURCE")] = ""
+    """Where a command that logs nothing has its numbers over time: stdout:REGEX with named groups,
+    of which step is the step, or tensorboard:DIR with event files below the task's folder."""
     array: int | None = None
     """With --on slurm: submit an array of N elements, each a sweep of its own with its share of
     the tasks (one seed each where there are N seeds), and return at once. Later: muster collect."""
@@ -161,6 +164,10 @@ def _of_recipe(config: type) -> Part:
 
 
 def workload_of(parsed: Parsed) -> Workload:
+    if parsed.sharing.metrics_from and not parsed.program:
+        raise UsageError(
+            "--metrics-from is for a command; a function logs with ctx.log or muster.log."
+        )
     if "recipe" in parsed.groups:
         recipe = sweep_recipe(parsed.target)
         assert recipe is not None
@@ -171,7 +178,10 @@ def workload_of(parsed: Parsed) -> Workload:
         return _searched(parsed, search)
     space = parsed.space.space()
     if parsed.program:
-        return of_command(list(parsed.program), space, shell=parsed.sharing.shell)
+        sharing = parsed.sharing
+        return of_command(
+            list(parsed.program), space, shell=sharing.shell, metrics_from=sharing.metrics_from
+        )
     return of_target_text(parsed.target, space)
 
 
@@ -193,8 +203,13 @@ def _searched(parsed: Parsed, search: SearchOptions) -> Workload:
     found = parsed.space.space().seeds
     seeds = None if found is None else tuple(found)
     if parsed.program:
-        shell = parsed.sharing.shell
-        return search_of_command(list(parsed.program), search, seeds, shell=shell)
+        return search_of_command(
+            list(parsed.program),
+            search,
+            seeds,
+            shell=parsed.sharing.shell,
+            metrics_from=parsed.sharing.metrics_from,
+        )
     return search_of_function(parsed.target, search, seeds)
 
 

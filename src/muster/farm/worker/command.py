@@ -15,11 +15,14 @@ from muster.base.metric_log import METRICS_FILE
 from muster.base.settings import child_environment
 from muster.farm import canonical
 from muster.farm.lifecycle import signal_name
+from muster.farm.metric_source import TENSORBOARD, parse_source
 from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import fill, names_in
 from muster.farm.worker.context import Context
+from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import wait_for
+from muster.farm.worker.sources import EventFiles, Printed
 
 RESULT_FILE = "result.json"
 #: Linux takes no longer string in an environment.
@@ -39,7 +42,9 @@ class CommandFailed(Exception):
         self.code = code
 
 
-def run_command(spec: TargetSpec, params: Mapping[str, Any], context: Context) -> bytes:
+def run_command(
+    spec: TargetSpec, params: Mapping[str, Any], context: Context, log: TaskLog
+) -> bytes:
     """Run it to its end and return its encoded metrics.
 
     ``{name}`` in an argument becomes the parameter's value, ``{dir}`` the attempt's folder; the
@@ -54,7 +59,10 @@ def run_command(spec: TargetSpec, params: Mapping[str, Any], context: Context) -
     if spec.shell:
         argv = ["/bin/sh", "-c", argv[0]]
     try:
-        with context.follower() as follower:
+        follower = context.follower()
+        if spec.metrics_from:
+            follower.sources.append(_source(spec.metrics_from, context, log))
+        with follower:
             environment = _environment(params, context)
             environment[METRICS_FILE] = str(follower.path)
             code = _spawn_and_wait(argv, environment, context)
@@ -66,6 +74,20 @@ def run_command(spec: TargetSpec, params: Mapping[str, Any], context: Context) -
     finally:
         if not uses_folder:
             context.drop_empty_folder()
+
+
+def _source(text: str, context: Context, log: TaskLog) -> Printed | EventFiles:
+    def add(step: int, numbers: Mapping[str, float]) -> None:
+        context.log_mapping(step, numbers)
+
+    source = parse_source(text)
+    if source.kind == TENSORBOARD:
+        return EventFiles(context.folder / source.place, add)
+    if log.path is None:
+        raise CommandFailed(
+            "--metrics-from stdout:REGEX reads the log of a worker, and --on inline has none"
+        )
+    return Printed(log.path, log.start, source.pattern, add)
 
 
 def _spawn_and_wait(argv: list[str], environment: dict[str, str], context: Context) -> int:

@@ -139,6 +139,10 @@ class Context:
         if self.halted == "stop":
             raise MadeRoom
 
+    def log_mapping(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Record numbers that others have found, under names that no keyword can have."""
+        self._gatherer.add(step, numbers)
+
     def follower(self) -> Follower:
         """What forwards the numbers that the program of this attempt writes to a file."""
         return Follower(self._run_folder, self._key, self._task_id, self._token, self._line)

@@ -19,6 +19,7 @@ from muster.base.metric_log import read_line
 from muster.farm import points
 from muster.farm.worker.gather import SEND_AT, SEND_EVERY_S
 from muster.farm.worker.inbox import Line
+from muster.farm.worker.sources import EventFiles, Printed
 from muster.run.folder import RunFolder
 
 
@@ -34,6 +35,7 @@ class Follower:
         self._num_lines = 0
         self._complained = False
         self._ended = threading.Event()
+        self.sources: list[Printed | EventFiles] = []  # looked at as often as the file is
         self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
 
     def __enter__(self) -> Follower:
@@ -48,10 +50,14 @@ class Follower:
         self._ended.set()
         self._thread.join()
         self._forward(is_over=True)
+        for source in self.sources:
+            source.look(is_over=True)
 
     def _follow(self) -> None:
         while not self._ended.wait(SEND_EVERY_S):
             self._forward()
+            for source in self.sources:
+                source.look(is_over=False)
 
     def _forward(self, *, is_over: bool = False) -> None:
         try:

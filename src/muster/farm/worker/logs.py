@@ -25,7 +25,7 @@ class TaskLog:
 
         where output goes to the user's screen and must not be measured or cut.
         """
-        self._path = path
+        self.path = self._path = path
         self._streams = (sys.stdout, sys.stderr)
         # A task may close or redirect its output; the next one's goes into the log again.
         self._kept: tuple[int, ...] = tuple(map(os.dup, (0, 1, 2))) if path is not None else ()

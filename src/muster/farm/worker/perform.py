@@ -123,7 +123,7 @@ class Performer:
             _seed_everything(order.key)
             context = self._context(order, params)
             if loaded.function is None:
-                value = run_command(loaded.spec, params, context)
+                value = run_command(loaded.spec, params, context, self._log)
                 if context.halted is not None:
                     raise MadeRoom  # it was told to end, so this need not be all of its result
             else:
