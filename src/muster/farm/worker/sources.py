@@ -63,10 +63,10 @@ class EventFiles:
 
     def look(self, *, is_over: bool) -> None:
         """Read what is new."""
-        from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
+        from tensorboard.backend.event_processing import (
             event_file_loader as files,
         )
-        from tensorboard.util.tensor_util import make_ndarray  # type: ignore[import-untyped]
+        from tensorboard.util.tensor_util import make_ndarray
 
         for path in sorted(self._folder.rglob("*tfevents*")):
             loader = self._loaders.get(path)
