@@ -6,6 +6,7 @@ its storage in memory, so that a trial costs one entry and no sampler is asked t
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import warnings
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 #: These keep something in the study, so a rebuilt study has to be made by asking them again.
 _STATEFUL = frozenset({"qmc", "cmaes", "nsga2"})
+_NEEDS = {"qmc": ("scipy",), "gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
 
 
 class StudySampler:
@@ -36,7 +38,7 @@ class StudySampler:
 
     def __init__(self, spec: SearchSpec) -> None:
         self._spec = spec
-        self._optuna = import_optuna(f"The sampler {spec.sampler}")
+        self._optuna = import_optuna(f"The sampler {spec.sampler}", *_NEEDS.get(spec.sampler, ()))
         with _quiet(self._optuna):
             self._storage = self._optuna.storages.InMemoryStorage()
             self._study = self._optuna.create_study(
@@ -138,12 +140,16 @@ class StudySampler:
         return by_itself
 
 
-def import_optuna(doing: str) -> Any:
-    """The package, or a MissingPackageError that names the extra."""
+def import_optuna(doing: str, *others: str) -> Any:
+    """The package, or a MissingPackageError that names the extra; ``others`` are the packages that
+    Optuna itself imports only when they are used, long after a search has begun."""
     try:
         import optuna
     except ImportError as error:
         raise MissingPackageError(doing, "optuna", "search") from error
+    for other in others:
+        if importlib.util.find_spec(other) is None:
+            raise MissingPackageError(doing, other, "search")
     return optuna
 
 
@@ -297,7 +303,7 @@ def importances(spec: SearchSpec, trials: list[Trial]) -> dict[str, float]:
     """How much of the first objective's spread each parameter explains (fANOVA, Hutter et al.
     2014), the largest first. Only finished trials count, and only parameters that all of them
     have; empty where there are fewer than two of them or all have one value."""
-    package = import_optuna("The importance of parameters")
+    package = import_optuna("The importance of parameters", "sklearn")
     done = [trial for trial in trials if outcome_of(spec, trial)[0] == "COMPLETE"]
     name = spec.objectives[0].name
     if len({trial.value_of(name) for trial in done}) < 2:

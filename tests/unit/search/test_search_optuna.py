@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from muster.base.errors import MissingPackageError
 from muster.search.optuna_study import import_optuna, importances, to_optuna
 from muster.search.records import Ending, Point
 from muster.search.search import Search
@@ -104,3 +105,5 @@ def test_without_optuna_only_random_searches(tmp_path: Path) -> None:
     assert "MissingPackageError: The sampler tpe needs the package optuna" in done.stderr
     assert "pip install 'muster-gpu[search]'" in done.stderr
     assert import_optuna("This") is optuna
+    with pytest.raises(MissingPackageError, match=r"package no_such.*\n.*\[search\]"):
+        import_optuna("This", "no_such")
