@@ -162,3 +162,13 @@ def test_numbers_are_read_from_event_files(tmp_path: Path) -> None:
 def test_a_source_that_makes_no_sense_is_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_source(text)
+
+
+@pytest.mark.thorough
+def test_under_muster_run_rank_0_writes_the_runs_numbers(tmp_path: Path) -> None:
+    program = "import os, muster\nmuster.log(3, rank=int(os.environ['RANK']))\n"
+    (tmp_path / "program.py").write_text(program)
+    words = ["run", "--devices", "cpu:2", "--run-dir", "r", "--quiet", "program.py"]
+    subprocess.run([sys.executable, "-m", "muster", *words], cwd=tmp_path, check=True, timeout=300)
+    [row] = muster.Run(tmp_path / "r").metrics().to_pylist()
+    assert (row["name"], row["step"], row["value"], row["attempt"]) == ("rank", 3, 0.0, 1)
