@@ -5,12 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Callable
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.conftest import MusterCli
-from tests.tracked import READERS, gang_folder, in_tensorboard, logged
+from tests.tracked import READERS, gang_folder, in_mlflow, in_tensorboard, logged
 
 from muster.api.trackers.guard import track
 from muster.run.folder import RunFolder
@@ -98,6 +106,47 @@ def test_hostile_names_and_numbers(tmp_path: Path, name: str) -> None:
     found = logged(READERS[name](folder))[""]
     assert found.keys() == {*names, "nan", "inf"}
     assert {value for key in names for value in found[key]} == {(3, 1.5)}
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path) -> Iterator[str]:
+    """MLflow's own server with SQLite on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    words = ("server", "--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}")
+    place = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", *words, *place],
+        cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    uri, is_up = f"http://127.0.0.1:{port}", False
+    try:
+        while not is_up:
+            assert server.poll() is None, "the server has ended"
+            time.sleep(0.2)
+            with suppress(OSError), urllib.request.urlopen(f"{uri}/health") as answer:
+                is_up = answer.status == 200
+        yield uri
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def test_two_runs_at_once_into_one_experiment_of_a_server(
+    tmp_path: Path, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    lines = [{"kind": "train", "step": step, "loss": step / 4} for step in range(1500)]
+    folders = [gang_folder(tmp_path / name, lines) for name in ("one", "two")]
+    commands = [
+        subprocess.Popen([sys.executable, "-m", "muster", "track", folder.path, "--log-to=mlflow"])
+        for folder in folders
+    ]
+    assert [command.wait() for command in commands] == [0, 0]
+    expected = {"": {"train/loss": [(step, step / 4) for step in range(1500)]}}
+    for folder in folders:
+        assert in_mlflow(folder, mlflow_server) == expected
 
 
 @pytest.mark.quick

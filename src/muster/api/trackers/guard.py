@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from muster.api.trackers.position import HELD, read_position
+from muster.api.trackers.position import DONE, HELD, read_position
 from muster.api.trackers.table import check_installed
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
@@ -145,7 +145,7 @@ class Keeper(threading.Thread):
         for number in itertools.count(1):
             begun = time.monotonic()
             code = self._once()
-            self.is_done = code == 0 and self.over.is_set()
+            self.is_done = code == DONE and self.over.is_set()
             if self.is_done or code == HELD or self._closed.is_set() or number == self._most_tries:
                 return
             if number == 1:
@@ -194,6 +194,7 @@ class Keeper(threading.Thread):
             finally:
                 if process.poll() is None:
                     process.kill()
+                process.wait()  # first: who collects it next would hide how it has ended
                 end_marked(self._mark, [process.pid])
             return process.wait()
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from muster.api.trackers.feed import feed
-from muster.api.trackers.position import HELD, Held, Position
+from muster.api.trackers.position import DONE, HELD, Held, Position
 from muster.api.trackers.sources import source_of
 from muster.api.trackers.table import make_tracker
 from muster.api.trackers.tracker import Place
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     except Held as error:
         sys.stderr.write(f"{error}\n")
         return HELD
-    return 0
+    return DONE
 
 
 def _listen(is_over: threading.Event) -> None:
