@@ -18,6 +18,7 @@ from muster.rank.replica import Replica
 from muster.rank.seeding import seed_all, seed_torch
 from muster.rank.sync import restored
 from muster.train.feed import Batch, Feed, Window
+from muster.train.progress import Arriving
 from muster.train.task import Loss, Task
 
 
@@ -90,7 +91,8 @@ def accumulate(work: Work, feed: Feed, window: Window, meter: Meter, seed: int =
 
 def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int) -> Sums:
     total: Tensor | None = None
-    weight = 0.0
+    weight: Tensor | float = 0.0
+    arriving: Arriving | None = None
     scale = 1.0 / window.planned
     step, device = meter.step, work.replica.gang.device
     for index in range(window.rounds):
@@ -109,15 +111,18 @@ def _all_rounds(work: Work, feed: Feed, window: Window, meter: Meter, seed: int)
             with work.precision.autocast():
                 losses = work.task.loss(work.replica.wrapped, batch.data)
                 losses, terms = check_loss(losses, batch.size, work.task)
+            weight = weight + terms
+            if is_last:  # before the backward, which the host then need not wait for
+                arriving = Arriving(weight)
             work.scale_by(scale)  # here: a round without a sample has set it to 0
             work.backward(losses)
         part = losses.detach().sum()
         total = part if total is None else total + part
-        weight += terms
     started = work.replica.communication_started_s()
     if started is not None:
         step.communication_s += max(0.0, time.perf_counter() - started)
-    return Sums(0.0 if total is None else total, weight)
+    terms_here = (arriving or Arriving(weight)).get()  # the one wait for a GPU, if at all
+    return Sums(0.0 if total is None else total, terms_here)
 
 
 def _stand_in(work: Work, *, is_last: bool) -> None:
@@ -134,14 +139,18 @@ def _stand_in(work: Work, *, is_last: bool) -> None:
         work.backward(losses)
 
 
-def check_loss(loss: Any, count: int, task: Task) -> tuple[Tensor, float]:
+def check_loss(loss: Any, count: int, task: Task) -> tuple[Tensor, Tensor | float]:
     """A task's loss as terms to add up, scalar or [n], and the number of terms they stand for.
 
+    A number of terms that is a tensor stays where it is, as float64: sums of it are Python's.
     Raises TargetError where it is neither of the two forms.
     """
     if isinstance(loss, Loss):
         if loss.total.dim() == 0:
-            return loss.total, float(loss.weight)
+            weight = loss.weight
+            if isinstance(weight, Tensor):
+                return loss.total, weight.detach().to(torch.float64).reshape(())
+            return loss.total, float(weight)
         loss = loss.total
     elif isinstance(loss, Tensor) and loss.dim() == 1 and len(loss) == count:
         return loss, float(count)

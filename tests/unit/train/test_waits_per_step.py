@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
 from muster.train.entry import train
+from muster.train.task import Loss
 
 _READS = {"item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__"}
 
@@ -55,6 +56,14 @@ class Watched(Toy):
         return super().loss(model, batch)
 
 
+class CountsTerms(Watched):
+    """Its losses are sums whose number of terms is a tensor, as of tokens that are not padding."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        losses = super().loss(model, batch)
+        return Loss(losses.sum(), torch.isfinite(losses).sum().to(torch.float32))
+
+
 READS, SEEN = Reads(), list[int]()
 
 
@@ -75,6 +84,21 @@ def test_a_step_reads_its_loss_and_a_logged_norm_and_nothing_else(
     per_step = [after - before for before, after in pairwise(SEEN[-11:])]
     assert max(per_step) <= most, per_step
     assert min(per_step) >= 1, "the reads of the loss are no longer seen"
+
+
+@pytest.mark.parametrize("micro_batch", [2, 8])
+def test_a_weight_that_is_a_tensor_is_read_once_a_step(micro_batch: int, tmp_path: Path) -> None:
+    SEEN.clear()
+    config = TrainConfig(
+        global_batch=8, batch_size=micro_batch, epochs=1, max_steps=12, eval_frequency=0,
+        max_grad_norm=None, tensorboard=False, log_every=1,
+    )  # fmt: skip
+    before = READS.count
+    with READS:
+        train(CountsTerms(samples=96, val=0), config, RunFolder(tmp_path), None, lambda line: None)
+    rounds = 8 // micro_batch
+    reads = [later - now for now, later in pairwise([before, *SEEN][-8 * rounds - 1 :: rounds])]
+    assert len(reads) == 8 and set(reads) == {2}, reads  # the weight's and the loss's
 
 
 def test_a_read_is_seen_whatever_its_way() -> None:
