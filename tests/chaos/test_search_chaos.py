@@ -69,7 +69,7 @@ class Hand:
         """Kill a coordinator or its worker after a few more rows of the search, ``kills`` times."""
         process = self.start()
         for _ in range(kills):
-            goal = self.num_rows() + self.random.randrange(2, 12)
+            goal = self.num_rows() + self.random.randrange(1, 8)
             deadline = time.monotonic() + _LIMIT_S
             while process.poll() is None and self.num_rows() < goal:
                 assert time.monotonic() < deadline
