@@ -256,17 +256,18 @@ class Coordinator:
             ledger.record_done(decisions.done, values)
         if decisions.failed:
             ledger.record_failed(decisions.failed)
-        if decisions.stopped:
-            values_of = [self._last_of(task.task_id) for task, _ in decisions.stopped]
-            ledger.record_stopped(decisions.stopped, values_of)
-        if decisions.promoted:
-            ledger.reopen_stopped(decisions.promoted)
         if decisions.tried:
             ledger.record_tried(decisions.tried)
         if decisions.retokened:
             ledger.retoken(decisions.retokened)
         if decisions.reopened:
             ledger.retoken(decisions.reopened)
+        # After the new tokens: a task may have lost its worker and be stopped in one turn.
+        if decisions.stopped:
+            values_of = [self._last_of(task.task_id) for task, _ in decisions.stopped]
+            ledger.record_stopped(decisions.stopped, values_of)
+        if decisions.promoted:
+            ledger.reopen_stopped(decisions.promoted)
         for worker_id, finished in decisions.late:
             ledger.record_late(worker_id, finished)
         for death in deaths:
@@ -334,9 +335,11 @@ class Coordinator:
             return []
         ledger.begin()
         orders = driver.begin(ledger)
-        for order in orders:
+        for order in list(orders):
             if isinstance(order, StopTask):  # unless a worker has it, which is told instead
-                ledger.stop_ready(order.task_id, driver.last_of(order.task_id))
+                value = driver.last_of(order.task_id)
+                if ledger.stop_ready(order.task_id, value):
+                    orders += driver.ended(order.task_id, TaskState.STOPPED, value)
         ledger.record_search(driver.take_records())
         ledger.drop_meta("enqueued")
         ledger.commit()

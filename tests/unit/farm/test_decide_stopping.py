@@ -7,7 +7,7 @@ from tests.unit.farm.test_decide import TARGETS, Rig, cpus, tasks
 
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy
-from muster.farm.events import Fetched, Reopen, StopTask, WorkerReady
+from muster.farm.events import Fetched, Reopen, StopTask, WorkerDied, WorkerReady
 from muster.farm.task import Outcome, TargetSpec
 
 AS_ASKED = [
@@ -74,6 +74,17 @@ def test_a_task_that_waits_ends_at_once() -> None:
     assert ([t.task_id for t, _ in out.stopped], out.halts) == ([3], [])
     assert 3 not in {task.task_id for task in rig.scheduler.open_tasks()}
     assert rig.step(StopTask(3)).stopped == [], "it has ended"
+
+
+def test_a_task_that_loses_its_worker_and_is_stopped_in_one_turn() -> None:
+    """It has a new token by then: the ledger writes new tokens first."""
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    worker = rig.worker_on(0)
+    out = rig.step(WorkerDied(worker, None, 9, "was ended by SIGKILL (9)"), StopTask(1))
+    [(_, again)], [(stopped, record)] = out.tried, out.stopped
+    assert again == stopped
+    assert (stopped.token, record) == (2, None)
 
 
 def test_a_task_promoted_while_it_is_being_stopped_runs_again() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.farm.test_ledger import fill, record
 
+from muster.base.errors import LedgerError
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decisions import Stopped
 from muster.farm.ledger.read import LedgerReader
@@ -69,6 +70,16 @@ def test_a_stopped_task_has_a_row_and_can_be_opened_again(ledger: Ledger, path: 
     ledger.record_done([record(again)], [(b'{"y":2}', None)])
     ledger.commit()
     assert ledger.counts()[TaskState.DONE] == 2
+    ledger.close()
+
+
+def test_a_stop_for_an_old_token_changes_nothing(ledger: Ledger, path: Path) -> None:
+    [task] = fill(ledger, 1)
+    ledger.begin()
+    with pytest.raises(LedgerError, match="do not match the tokens"):
+        ledger.record_stopped([Stopped(task._replace(token=9), None)], [b"{}"])
+    ledger.roll_back()
+    assert (ledger.num_results(), version(path)) == (0, 1)
     ledger.close()
 
 

@@ -315,10 +315,14 @@ class Ledger:
         """Record tasks that ended early on purpose, each with the last it has said."""
         with explained(self.path, "write"):
             self._db.execute(f"PRAGMA user_version = {WITH_STOPPED}")
-            self._db.executemany(
+            changed = self._db.executemany(
                 f"UPDATE tasks SET state = {STOPPED} WHERE task_id = ? AND token = ?",
                 [(task.task_id, task.token) for task, _ in stopped],
-            )
+            ).rowcount
+            if changed != len(stopped):
+                raise sqlite3.IntegrityError(
+                    f"{len(stopped)} stopped tasks do not match the tokens in the ledger"
+                )
             self._db.executemany(
                 "INSERT OR REPLACE INTO results (task_id, token, value, files) VALUES (?, ?, ?, ?)",
                 [(task.task_id, task.token, value, record is not None and record.finished.files)
@@ -326,8 +330,9 @@ class Ledger:
             )  # fmt: skip
         self._insert_attempts([record for _, record in stopped if record is not None])
 
-    def stop_ready(self, task_id: int, value: bytes) -> None:
-        """End a task that waits, because it was to be stopped when its coordinator died."""
+    def stop_ready(self, task_id: int, value: bytes) -> bool:
+        """End a task that waits, because it was to be stopped when its coordinator died; returns
+        whether it waited."""
         with explained(self.path, "read"):
             row = self._db.execute(
                 "SELECT task_id, key, target_id, payload, grp, token, tries FROM tasks "
@@ -336,6 +341,7 @@ class Ledger:
             ).fetchone()
         if row is not None:
             self.record_stopped([Stopped(Task(*row), None)], [value])
+        return row is not None
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         """Make stopped tasks ready again: they go on from their checkpoints."""
