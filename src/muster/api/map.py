@@ -99,7 +99,7 @@ def map(
     )
     specs = _specs(stages)
     job = MapJob(
-        name=specs[0].name,
+        name=specs[0].name if specs else "stages",
         stages=specs,
         input=str(source) if isinstance(source, str | Path) else source,
         output=spec_of(str(sink)),

@@ -12,7 +12,7 @@ from muster.api.options import MapSettings, SweepOptions
 from muster.api.workload import Numbers, Workload
 from muster.base.code import code_of
 from muster.base.codec import to_json
-from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.store import NewTask
@@ -42,6 +42,14 @@ class MapJob:
     settings: MapSettings = field(default_factory=MapSettings)
     check_columns: Callable[[Iterable[str]], None] = lambda columns: None
     rehearse: Callable[[RunFolder], bool] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError where there is nothing to do with a record."""
+        if not self.stages:
+            raise UsageError(
+                f"{self.name} has no stage: its list is empty, and nothing would be done.",
+                hint="put a function or a class with process into the list.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
+
+from muster.base.errors import MusterError, TargetError
+from muster.base.trying import cause_of
 
 
 class RecipeTask(NamedTuple):
@@ -46,6 +54,46 @@ class Recipe:
     draw: Callable[[Any, list[dict[str, Any]], Path], list[Path]]
     extendable: frozenset[str] = frozenset()
     forecast: Callable[[Any], list[str]] = _nothing_to_say
+
+    def __post_init__(self) -> None:
+        tasks = (Iterable, "RecipeTasks, one by one")
+        count = (Integral, "a number of tasks")
+        _guard(self, plan=tasks, count=count, forecast=_SENTENCES)
+
+    def planned(self, config: Any) -> Iterator[RecipeTask]:
+        """The tasks of ``plan``, each looked at; TargetError for a wrong one, or a wrong number."""
+        total, number = self.count(config), 0
+        name = f"plan of the recipe {self.name}"
+        for task in _told_of(name, self.plan, self.plan(config)):
+            self._check(name, task)
+            number += 1
+            if number > total:
+                raise self._miscounted(total, "more")
+            yield task
+        if number < total:
+            raise self._miscounted(total, str(number))
+
+    def _check(self, name: str, task: Any) -> None:
+        if not isinstance(task, tuple) or len(task) != 3:
+            kind = type(task).__name__
+            raise TargetError(f"{name} gives {kind}, not a RecipeTask.", hint=_TASK)
+        word, params, _ = task
+        if word not in self.targets:
+            near = difflib.get_close_matches(str(word), self.targets, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise TargetError(
+                f"{name} gives a task for {word!r}, which is none of its targets.",
+                hint=f"{meant}Known: {', '.join(self.targets)}.",
+            )
+        if not isinstance(params, Mapping):
+            kind = type(params).__name__
+            raise TargetError(f"{name} gives parameters of type {kind}, not a dict.", hint=_TASK)
+
+    def _miscounted(self, said: int, given: str) -> TargetError:
+        return TargetError(
+            f"count of the recipe {self.name} says {said}, and its plan gives {given}.",
+            hint="both must agree for the same config, or nobody could tell when all is done.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +161,54 @@ class MapRecipe:
     summarise: Callable[[Any, Iterable[Mapping[str, Any]]], dict[str, Any]] | None = None
     draw: Callable[[Any, Iterable[Mapping[str, Any]], Path], list[Path]] | None = None
     output: str = "output.jsonl"
+
+    def __post_init__(self) -> None:
+        _guard(
+            self,
+            stages=(Sequence, "a list of stages"),
+            source=(object, ""),
+            inform=((list, NoneType), "a list of rows, or None"),
+            check=(object, ""),
+            remarks=_SENTENCES,
+        )
+
+
+_SENTENCES = (Iterable, "a list of sentences")
+_HINT = "correct it and start the same command again."
+_TASK = 'write yield RecipeTask("a key of targets", {"parameter": value}).'
+
+
+def _guard(recipe: Recipe | MapRecipe, **hooks: tuple[Any, str]) -> None:
+    """Put guarded hooks in the place of the user's: here, so that no caller need think of it."""
+    for word, (kind, wanted) in hooks.items():
+        name = f"{word} of the recipe {recipe.name}"
+        object.__setattr__(recipe, word, _guarded(name, getattr(recipe, word), kind, wanted))
+
+
+def _guarded(name: str, hook: Callable[..., Any], kind: Any, wanted: str) -> Callable[..., Any]:
+    """``hook``, which raises TargetError with its name, file and line for whatever goes wrong."""
+
+    @functools.wraps(hook)
+    def call(*given: Any) -> Any:
+        with _told(name, hook):
+            found = hook(*given)
+        if not isinstance(found, kind):
+            raise TargetError(f"{name} gives {type(found).__name__}, not {wanted}.", hint=_HINT)
+        return found
+
+    return call
+
+
+def _told_of(name: str, hook: Callable[..., Any], made: Iterable[Any]) -> Iterator[Any]:
+    with _told(name, hook):
+        yield from made
+
+
+@contextmanager
+def _told(name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    try:
+        yield
+    except MusterError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{name} failed: {cause_of(error, hook)}.", hint=_HINT) from error

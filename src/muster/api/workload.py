@@ -7,6 +7,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ from muster.farm.template import check_places, names_in, shell_line
 from muster.run.folder import RunFolder
 from muster.search.spec import SearchSpec
 
+#: So many tasks of a recipe are looked at before the start; the others as they are listed.
+_LOOKED_AT = 1000
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
 
@@ -181,12 +184,14 @@ def of_recipe(recipe: Recipe, config: Any) -> Workload:
             word: (spec, numbers[spec.name], payload_and_key(spec.name))
             for word, spec in by_word.items()
         }
-        for task in recipe.plan(config):
+        for task in recipe.planned(config):
             spec, number, make = makers[task.target]
             params = dict(task.params)
             payload, key = make(params)
             yield NewTask(key, number, payload, _group(spec, params), task.priority)
 
+    for _ in islice(recipe.planned(config), _LOOKED_AT):
+        pass  # a wrong plan is told before there is a run
     return Workload(
         name=recipe.name,
         targets=tuple(targets),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,19 @@ class NotTried(Exception):
 
 
 def cause_of(error: Exception, hook: Callable[..., Any]) -> str:
-    """``error`` with the deepest line of the hook's own file, or the deepest of all."""
+    """``error`` with the deepest line of the hook's own file, or the deepest of all.
+
+    Where the hook itself was not reached, or is done, the line is that of its definition.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(hook, "__code__", None)
+    code = getattr(inspect.unwrap(hook), "__code__", None)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    frame = (own or list(frames))[-1]
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    if own or code is None:
+        frame = (own or list(frames))[-1]
+        place = f"{frame.filename}:{frame.lineno}"
+    else:
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{type(error).__name__}: {error} ({place})"
 
 
 def check_storable(name: str, what: Any) -> None:
