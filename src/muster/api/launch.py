@@ -21,7 +21,7 @@ from muster.api.trackers.table import check_installed
 from muster.api.workload import Workload
 from muster.base.clock import SystemClock
 from muster.base.code import code_id
-from muster.base.errors import SetupError, UnknownNameError, UsageError
+from muster.base.errors import SetupError, UsageError
 from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.devices.discovery import why_lost
@@ -31,7 +31,7 @@ from muster.farm.coordinator import Coordinator, Ending, Hooks, Plan
 from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft
 from muster.farm.executors.cluster import look_every_s
-from muster.farm.executors.table import EXECUTORS, is_executor, make_executor
+from muster.farm.executors.table import check_executor, make_executor
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
@@ -151,8 +151,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
 
 def _check_executor(workload: Workload, options: SweepOptions) -> None:
-    if not is_executor(options.executor):
-        raise UnknownNameError("executor", options.executor, EXECUTORS)
+    check_executor(options.executor)
     search = workload.search
     if search is not None and search.stopping.rule != "none" and options.executor == "inline":
         raise UsageError(

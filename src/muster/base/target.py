@@ -182,9 +182,9 @@ def load(
     return result
 
 
-def load_value(ref: TargetRef, base_folder: Path | None = None) -> Any:
-    """Whatever the target names, such as a list of functions."""
-    return _find(ref, base_folder, FUNCTION)[1]
+def load_value(ref: TargetRef, base_folder: Path | None = None, *, kind: str = FUNCTION) -> Any:
+    """Whatever the target names, such as a list of functions; ``kind`` is what is looked for."""
+    return _find(ref, base_folder, kind)[1]
 
 
 def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.ModuleType, Any]:

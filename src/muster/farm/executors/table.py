@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from typing import cast
+import inspect
+from typing import Any, cast
 
-from muster.base.target import load, parse_target
+from muster.base.errors import MusterError, TargetError, UnknownNameError
+from muster.base.target import CLASS, load_value, parse_target
+from muster.base.trying import cause_of
 from muster.farm.executors.base import Assignment, Executor
 
 _GROUP = "muster.executors"
@@ -22,6 +25,7 @@ EXECUTORS: dict[str, str] = {
 }
 #: Executors whose workers run on machines that an engine hands out; they take no device here.
 CLUSTERS = ("slurm", "ray")
+_METHODS = ("start", "send", "share", "stop_task", "revoke", "confirm", "end", "poll", "close")
 
 
 def is_executor(name: str) -> bool:
@@ -29,17 +33,62 @@ def is_executor(name: str) -> bool:
     return name in EXECUTORS or ":" in name or name in _installed()
 
 
-def make_executor(name: str, assignment: Assignment) -> Executor:
-    """The executor called ``name``, for which ``is_executor`` holds.
+def check_executor(name: str) -> None:
+    """UnknownNameError or TargetError for a name that means no executor, or a class that is none.
 
-    Raises TargetError for one of a file or package that cannot be loaded.
+    Only what muster does not bring itself is imported.
+    """
+    if not is_executor(name):
+        raise UnknownNameError("executor", name, EXECUTORS)
+    if name not in EXECUTORS:
+        _class_of(name)
+
+
+def make_executor(name: str, assignment: Assignment) -> Executor:
+    """The executor called ``name``, for which ``check_executor`` holds.
+
+    Raises TargetError for one of a file or package that cannot be loaded or made.
     """
     if name in EXECUTORS:
         module, _, attribute = EXECUTORS[name].partition(":")
         return cast(Executor, getattr(importlib.import_module(module), attribute)(assignment))
-    if ":" in name:
-        return cast(Executor, load(parse_target(name))(assignment))
-    return cast(Executor, _installed()[name].load()(assignment))
+    kind = _class_of(name)
+    try:
+        return cast(Executor, kind(assignment))
+    except MusterError:
+        raise
+    except Exception as error:
+        raise TargetError(
+            f"The executor {name} cannot be made: {cause_of(error, kind.__init__)}.",
+            hint="correct it and start the same command again.",
+        ) from error
+
+
+def _class_of(name: str) -> type[Any]:
+    """The user's class; TargetError where it is none, or does not answer what is asked of it."""
+    found: Any
+    found = load_value(parse_target(name), kind=CLASS) if ":" in name else _installed()[name].load()
+    if not isinstance(found, type):
+        raise TargetError(
+            f"The executor {name} is not a class but of type {type(found).__name__}.",
+            hint="write class MyExecutor with the methods of muster.executors.Executor.",
+        )
+    missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise TargetError(
+            f"The executor {name} has no method {', '.join(missing)}.",
+            hint="docs/executors.md says what each one is asked for.",
+        )
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise TargetError(
+            f"The executor {name} cannot be made with an Assignment alone: {error}.",
+            hint="write def __init__(self, assignment: muster.executors.Assignment) -> None.",
+        ) from None
+    except ValueError:
+        pass  # nothing is known of what its constructor takes
+    return found
 
 
 def _installed() -> dict[str, importlib.metadata.EntryPoint]:
