@@ -29,6 +29,11 @@ def run(lr: float, seed: int = 0, ctx=None):
         ctx.checkpoint({"epoch": epoch + 1})
     return {"accuracy": 1 - abs(lr - 0.3)}
 
+def fast(lr: float, ctx):
+    for step in range(1, 28):
+        ctx.log(step, accuracy=1 - abs(lr - 0.3) - 1 / (step + 2))
+    return {"accuracy": 1 - abs(lr - 0.3)}
+
 def stubborn(lr: float, ctx):
     ctx.log(1, accuracy=-lr)
     ctx.log(2, accuracy=-lr)
@@ -147,6 +152,24 @@ def test_a_function_that_never_asks_loses_its_worker(tmp_path: Path, muster_main
     rows = muster.Run("runs/it").results().to_pylist()
     assert {row["state"] for row in rows} == {"done", "stopped"}
     assert all(row["accuracy"] == pytest.approx(-row["lr"]) for row in rows)
+
+
+def test_a_trial_ends_at_the_very_rung_however_fast_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        run = muster.sweep(
+            "train.py:fast", space={"lr": muster.Space.uniform(0, 1)}, maximize="accuracy",
+            trials=12, stop="asha-stop:min=1,max=27", devices="cpu:2", monitor_interval_s=0,
+            run_dir="runs/it",
+        )  # fmt: skip
+        table = run.metrics()
+    columns = zip(table.column("task").to_pylist(), table.column("step").to_pylist(), strict=True)
+    last: dict[object, int] = {}
+    for task, step in columns:
+        last[task] = max(step, last.get(task, 0))
+    assert len(last) == 12
+    assert set(last.values()) <= {1, 3, 9, 27} and min(last.values()) < 27
 
 
 def test_programs_end_by_a_signal(tmp_path: Path, muster_main: Main) -> None:

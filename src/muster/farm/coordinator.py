@@ -193,11 +193,12 @@ class Coordinator:
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
             self._publish(decisions)
-            for worker_id, serial in {e.worker_id: e.serial for e in logged}.items():
-                self._executor.confirm(worker_id, serial)
             if broken:  # what came with it has been recorded
                 raise TargetError(broken[0].message)
             self._obey(decisions, now)
+            # Last: a task that waits at a rung has heard by then that it is to end.
+            for worker_id, serial in {e.worker_id: e.serial for e in logged}.items():
+                self._executor.confirm(worker_id, serial)
             if fetched is not None:
                 self._obey_next(fetched, now)
         else:

@@ -139,6 +139,8 @@ class TargetSpec:
     is_divisible: bool = False  # a running task may hand a part of itself to others
     static: tuple[str, ...] = ()
     metrics_from: str = ""  # of a command: see `muster.farm.metric_source`
+    goal: str = ""  # of a search that ends tasks early: the metric by which it decides,
+    rungs: tuple[float, ...] = ()  # and the steps at which it may
 
     @property
     def is_batched(self) -> bool:

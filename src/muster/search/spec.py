@@ -61,6 +61,10 @@ class Constraint:
         return value - self.bound if self.sign == "<=" else self.bound - value
 
 
+#: A step that no trial reaches, and how many rungs a task is told of.
+_FAR, _MANY = 1e12, 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
     """How trials end early. Steps are those of the logged points.
@@ -113,6 +117,18 @@ class Stopping:
             raise UsageError(f"The population must be 2 or more, not {self.population}.")
         if not 0 < self.quantile <= 0.5:
             raise UsageError(f"quantile must be above 0 and at most 0.5, not {self.quantile}.")
+
+    def rungs(self) -> tuple[float, ...]:
+        """The steps at which a trial may be ended, as far as they are known before it begins."""
+        most = self.max_step or _FAR
+        if self.rule in ("asha", "asha-stop", "hyperband"):
+            count = int(math.log(most / self.min_step, self.eta) + 1e-9) + 1
+            return tuple(self.min_step * float(self.eta) ** k for k in range(count))
+        if self.rule == "median":
+            every = self.every or self.min_step
+            count = int((most - self.min_step) / every + 1e-9) + 1
+            return tuple(self.min_step + k * every for k in range(min(count, _MANY)))
+        return ()
 
     @classmethod
     def from_text(cls, text: str) -> Stopping:

@@ -166,6 +166,8 @@ def _perform(performer: Performer, tasks: list[Task]) -> list[Finished]:
 
 
 class _InlineLine:
+    confirms_meanwhile = False  # the coordinator is this very thread
+
     def __init__(self, worker_id: int, events: list[Event]) -> None:
         self._worker_id = worker_id
         self._events = events

@@ -60,8 +60,12 @@ class Context:
         params: Mapping[str, Any],
         line: Line,
         num_together: int = 0,
+        goal: str = "",
+        rungs: Sequence[float] = (),
     ) -> None:
-        """``num_together``: how many tasks a joint call computes; 0 outside of one."""
+        """``num_together``: how many tasks a joint call computes; 0 outside of one. ``rungs``:
+        the steps of the metric ``goal`` at which a search decides whether the task goes on.
+        """
         self.device = device
         self.seed: int | None = params.get("seed")
         self.run = folder.name
@@ -77,6 +81,8 @@ class Context:
         self._line = line
         self._gatherer = Gatherer(task_id, token, line)
         self._num_together = num_together
+        self._goal = goal
+        self._rungs = list(rungs)
         self._has_restored = False
         self._reported_s = 0.0
         self._is_retiring = False
@@ -136,6 +142,10 @@ class Context:
                 hint="return the numbers as fields of each task's result.",
             )
         self._gatherer.add(step, metrics)
+        if self._rungs and self._goal in metrics and step >= self._rungs[0]:
+            # Half a second later a fast task would be far beyond the rung, and all of it in vain.
+            self._rungs = [rung for rung in self._rungs if rung > step]
+            self._gatherer.settle()
         if self.halted == "stop":
             raise MadeRoom
 

@@ -15,6 +15,8 @@ from muster.farm import points, wire
 from muster.farm.worker.inbox import Line
 
 SEND_EVERY_S = 0.5
+#: For so long an attempt waits at a rung. Files on a shared folder take seconds.
+_DECISION_S, _LOOK_S = 30.0, 0.001
 #: As many points are sent at once, without waiting for the time.
 SEND_AT = 4096
 
@@ -64,6 +66,18 @@ class Gatherer:
         """Send what has been logged so far."""
         with self._lock:
             self._send()
+
+    def settle(self) -> None:
+        """Send what has been logged, and wait until the coordinator has recorded it and has said
+        what it decided then; for half a minute at most, as it may just be started again.
+        """
+        self.flush()
+        if not self._line.confirms_meanwhile:
+            return
+        serial = self._sent[-1][0] if self._sent else 0
+        given_up = time.monotonic() + _DECISION_S
+        while self._line.confirmed() < serial and time.monotonic() < given_up:
+            time.sleep(_LOOK_S)
 
     def unconfirmed(self) -> list[bytes]:
         """The bodies that were sent and that the coordinator has not said to have recorded."""

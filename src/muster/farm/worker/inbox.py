@@ -162,6 +162,9 @@ class Line(Protocol):
         ``serial``: a negative number of the caller's own, which is never confirmed.
         """
 
+    #: Whether points are confirmed while their task runs.
+    confirms_meanwhile: bool
+
     def confirmed(self) -> int:
         """The serial number up to which all points have been recorded."""
 
@@ -189,6 +192,8 @@ class Line(Protocol):
 
 class InboxLine:
     """Over the worker's connection; frames arrive in the order in which they are sent."""
+
+    confirms_meanwhile = True
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox

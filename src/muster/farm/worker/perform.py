@@ -287,6 +287,7 @@ class Performer:
         return self._targets[target_id].spec.is_batched
 
     def _context(self, order: Order, params: dict[str, Any], num_together: int = 0) -> Context:
+        spec = self._targets[order.target_id].spec
         return Context(
             folder=self._folder,
             task_id=order.task_id,
@@ -298,6 +299,8 @@ class Performer:
             params=params,
             line=self._line,
             num_together=num_together,
+            goal=spec.goal,
+            rungs=spec.rungs,
         )
 
 
