@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.base.atomic_files import write_atomic
-from muster.base.errors import SetupError
+from muster.base.errors import SetupError, UsageError, flag_of
 
 T = TypeVar("T")
 
@@ -92,6 +92,18 @@ def decode(kind: type[T], value: Any, *, ignore_unknown: bool = False) -> T:
     """
     found: T = _decode(kind, value, "", ignore_unknown)
     return found
+
+
+def check_types(settings: Any) -> None:
+    """UsageError, named as the flag is, for a field of a dataclass that is not as annotated."""
+    owner: type = type(settings)
+    for name, kind in _hints(owner).items():
+        value = getattr(settings, name)
+        try:
+            _decode(kind, value, f"--{flag_of(name)}", False)
+        except MalformedError as error:
+            hint = f"write {name} as {_worded(kind)}, in the task's defaults or in the call."
+            raise UsageError(f"{error}.", hint=hint) from None
 
 
 def _decode(kind: Any, value: Any, path: str, ignore: bool) -> Any:

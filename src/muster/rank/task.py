@@ -37,6 +37,12 @@ def find_class(target: str, base: type[T], hint: str) -> type[T]:
             f"{target} does not say its {', '.join(missing)}.",
             hint=f"add the method{'s' * (len(missing) > 1)} to the class.",
         )
+    better: Any = getattr(found, "better", None)
+    if not hasattr(better, "__get__") and better not in ("lower", "higher"):  # not a property
+        raise TargetError(
+            f"{target} has better = {better!r}, which says nothing.",
+            hint='write better = "lower" or better = "higher".',
+        )
     return found
 
 
@@ -113,6 +119,15 @@ def tried(hook: Callable[..., Any], *, is_sure: bool = False) -> Iterator[None]:
             f"{name_of(hook)} failed in the rehearsal before the first step: {sentence}.",
             hint="nothing has been trained yet; correct it and start the same command again.",
         ) from error
+
+
+def check_gives(hook: Callable[..., Any], found: Any, kind: type) -> None:
+    """TargetError where what the method ``hook`` has returned is not a ``kind``."""
+    if not isinstance(found, kind):
+        raise TargetError(
+            f"{name_of(hook)} gave {type(found).__name__}, not {kind.__name__}.",
+            hint="does it end with return?" if found is None else None,
+        )
 
 
 def name_of(hook: Callable[..., Any]) -> str:

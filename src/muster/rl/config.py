@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from muster.base.codec import check_types
 from muster.base.errors import UsageError, check_names, check_ranges, flag_of
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -84,6 +85,7 @@ class PpoConfig:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that make no sense, before anything is started."""
+        check_types(self)
         check_ranges(self, positive=_POSITIVE, not_negative=_NOT_NEGATIVE)
         for name in ("gamma", "gae_lambda"):
             value = getattr(self, name)

@@ -23,7 +23,7 @@ from muster.rl.distributions import distribution, draw
 from muster.rl.environment import ACTION_MASK, EnvSpec, Observation, Place, Split, VectorEnv
 from muster.rl.intervals import interval
 from muster.rl.policy import Policy
-from muster.rl.task import AgentTask
+from muster.rl.task import AgentTask, make_environments
 
 #: A player that needs no network: (observation, number of the step) -> actions.
 Rule = Callable[[Observation, int], Tensor]
@@ -249,7 +249,7 @@ def rehearse(
             acting = copy.deepcopy(policy)
             for split in _SPLITS:
                 with tried(task.environments, is_sure=True):
-                    env = task.environments(split, place_of(split))
+                    env = make_environments(task, split, place_of(split))
                 try:
                     with tried(env.step, is_sure=True):
                         try_steps(acting, env, device=gang.device)

@@ -33,6 +33,7 @@ from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import Replica, make_replica
 from muster.rank.seeding import MODEL, STEP, mix, seed_everything, use_deterministic
+from muster.rank.task import check_gives
 from muster.rl.config import PpoConfig
 from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
 from muster.rl.evaluation import rehearse
@@ -40,7 +41,7 @@ from muster.rl.policy import Policy
 from muster.rl.progress import AgentLimits, AgentProgress, Running, Window
 from muster.rl.rollout import Actor, Carry, PhaseClock
 from muster.rl.statistics import ReturnScale
-from muster.rl.task import AgentTask
+from muster.rl.task import AgentTask, check_observation, make_environments
 from muster.run.folder import RunFolder
 
 #: Seeds of the splits' environments are apart.
@@ -120,6 +121,8 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         f"{count(config.update_epochs, 'epoch')}, on {gang.where}"
     )
     precision = agree_on_precision(config.precision, gang)
+    if config.precision == PpoConfig.precision:
+        precision = dataclasses.replace(precision, why="the default")
     say(f"precision  {precision}")
     if precision.name == "fp16" and gang.device.type == "cpu":
         raise UsageError(
@@ -133,11 +136,12 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         _check_same_task(extra.get("task", {}), task.identity(), folder)
     place = place_of(config, gang, "train", config.num_envs)
     place = dataclasses.replace(place, seed=extra.get("env_seed", place.seed))
-    env = task.environments("train", place)
+    env = make_environments(task, "train", place)
     for line in task.remarks():
         say(line)
     seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
     policy = task.policy(env.spec)
+    check_gives(task.policy, policy, Policy)
     policy.normaliser.enabled = config.normalize_observations
     policy.to(gang.device)
     replica = make_replica(
@@ -184,6 +188,7 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
     )
     if checkpoint is None:
         run.carry.observation = env.reset()
+        check_observation(task, env.spec, run.carry.observation)
     else:
         _go_on(run, checkpoint, extra, start)
     if run.limits.is_over(run.progress) is None:
@@ -248,7 +253,7 @@ def _begin_anew(run: AgentRun) -> None:
     """Begin new episodes, from streams that no earlier start has used."""
     run.env.close()
     run.place = dataclasses.replace(run.place, seed=mix(run.place.seed, run.progress.updates))
-    run.env = run.task.environments("train", run.place)
+    run.env = make_environments(run.task, "train", run.place)
     run.window = _window(run.env.spec, run.config, run.gang)
     device = run.gang.device
     run.carry = Carry(

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from muster.rank.task import find_class, make
-from muster.rl.environment import EnvSpec, Place, Split, VectorEnv
+from muster.base.errors import TargetError
+from muster.rank.task import find_class, make, name_of
+from muster.rl.environment import EnvSpec, Observation, Place, Split, VectorEnv
 from muster.rl.policy import Policy
 
 
@@ -60,6 +61,32 @@ class AgentTask(ABC):
         and a folder that is removed; ``self.rehearsing`` is True then.
         """
         return {}
+
+
+def make_environments(task: AgentTask, split: Split, place: Place) -> VectorEnv:
+    """What the task makes for a split; TargetError where it is no environments."""
+    env = task.environments(split, place)
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        raise TargetError(
+            f"{name_of(task.environments)} gave {type(env).__name__} for {split!r}, which has no "
+            "spec of muster.agents.EnvSpec.",
+            hint="return muster.agents.make_gymnasium(…), or a VectorEnv of your own.",
+        )
+    return env
+
+
+def check_observation(task: AgentTask, spec: EnvSpec, seen: Observation) -> None:
+    """TargetError where what ``reset`` has given is not what ``spec`` says."""
+    said = {name: (spec.num_envs, *entry.shape) for name, entry in spec.observation.items()}
+    for name, shape in said.items():
+        got = tuple(seen[name].shape) if name in seen else None
+        if got != shape:
+            given = "nothing" if got is None else f"a tensor of shape {got}"
+            raise TargetError(
+                f"The environments of {type(task).__name__} give {given} for the observation "
+                f"{name!r}, and their spec says {shape}: environments first.",
+                hint="correct the Entry of the spec, or what reset and step give.",
+            )
 
 
 def find_agent_class(target: str) -> type[AgentTask]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from muster.base.codec import check_types
 from muster.base.errors import UsageError, check_names, check_ranges, flag_of
 from muster.base.flags import Flag
 
@@ -85,6 +86,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that make no sense, before anything is started."""
+        check_types(self)
         check_ranges(self, positive=_POSITIVE, not_negative=_NOT_NEGATIVE)
         if isinstance(self.num_workers, int) and self.num_workers < 0:
             raise UsageError(f"--num-workers must be 0 or more, or auto, not {self.num_workers}.")

@@ -17,7 +17,7 @@ from muster.rank.precision import Precision
 from muster.rank.process_group import Gang
 from muster.rank.seeding import Untouched
 from muster.rank.sync import restored
-from muster.rank.task import tried
+from muster.rank.task import check_gives, tried
 from muster.train.feed import Batch, Fetcher, Order, draws_random_numbers, to_device
 from muster.train.task import Columns, Task
 
@@ -163,6 +163,7 @@ class Evaluator:
         return (batch for batch in loader if batch.size)
 
     def _checked(self, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+        check_gives(self._task.score, scores, Mapping)
         for name, values in scores.items():
             if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != count:
                 got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from muster.base.code import Code
@@ -29,6 +30,7 @@ from muster.rank.seeding import (
     set_generators,
     use_deterministic,
 )
+from muster.rank.task import check_gives
 from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan
 from muster.train.config import TrainConfig
@@ -159,6 +161,7 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
         model.compile()  # in place: the names in checkpoints stay, and a wrapper calls it
     replica = make_replica(strategy, model, gang, precision, has_unused=bool(unused))
     optimizer = task.optimizer(replica.bare, contract.lr, config.weight_decay)
+    check_gives(task.optimizer, optimizer, Optimizer)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     work = Work(

@@ -167,3 +167,8 @@ def test_a_list_without_stages(here: Path, capsys: pytest.CaptureFixture[str]) -
     (here / "own.py").write_text("STAGES = []\n")
     argv = ["map", "own.py:STAGES", "--input", "in.jsonl", "--output", "o.jsonl", "--on", "inline"]
     assert "STAGES has no stage" in refused(argv, here, capsys)
+
+
+def test_a_file_is_no_folder_of_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--root", "work.py"]) == 2
+    assert "--root work.py is a file" in capsys.readouterr().err

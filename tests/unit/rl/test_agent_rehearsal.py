@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Mapping
@@ -12,13 +13,13 @@ from typing import Any, ClassVar
 import numpy
 import pytest
 import torch
-from tests.unit.rl.toy_agents import CartPoleAgent
+from tests.unit.rl.toy_agents import CartPoleAgent, Wide
 from tests.unit.train.rank_jobs import last_weights
 
 from muster.base.errors import UsageError
 from muster.rl.config import PpoConfig
 from muster.rl.entry import train_agent
-from muster.rl.environment import Place, Split, VectorEnv
+from muster.rl.environment import Entry, EnvSpec, Place, Split, VectorEnv
 from muster.rl.policy import Policy
 from muster.run.folder import RunFolder
 
@@ -66,6 +67,32 @@ class OnlyDraws(CartPoleAgent):
 @dataclass
 class WrongMonitor(CartPoleAgent):
     monitor: ClassVar[str] = "retrun"
+
+
+@dataclass
+class NoEnvironments(CartPoleAgent):
+    def environments(self, split: Split, place: Place) -> VectorEnv:
+        return None  # type: ignore[return-value]
+
+
+@dataclass
+class NoPolicy(CartPoleAgent):
+    def policy(self, spec: EnvSpec) -> Policy:
+        return None  # type: ignore[return-value]
+
+
+class Taller(Wide):
+    @property
+    def spec(self) -> EnvSpec:
+        spec = super().spec
+        entries = {name: Entry((5,)) for name in spec.observation}
+        return dataclasses.replace(spec, observation=entries)
+
+
+@dataclass
+class WrongSpec(CartPoleAgent):
+    def environments(self, split: Split, place: Place) -> VectorEnv:
+        return Taller(place, self.max_steps, self.wide)
 
 
 @dataclass
@@ -122,6 +149,9 @@ def test_a_finish_that_only_draws_gives_nothing(tmp_path: Path) -> None:
         (ListFromFinish, "ListFromFinish.finish returns a list."),
         (TensorFromFinish, "TensorFromFinish.finish gives something that the results cannot hold"),
         (WrongMonitor, "did you mean 'return'?"),
+        (NoEnvironments, "NoEnvironments.environments gave NoneType for 'train'"),
+        (NoPolicy, "NoPolicy.policy gave NoneType, not Policy."),
+        (WrongSpec, "and their spec says (8, 5): environments first."),
     ],
 )
 def test_a_mistake_ends_before_the_first_step(

@@ -26,6 +26,18 @@ class WrongShapeInScore(Toy):
 
 
 @dataclass(kw_only=True)
+class NumberFromScore(Toy):
+    def score(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return 0.5  # type: ignore[return-value]
+
+
+@dataclass(kw_only=True)
+class NoOptimizer(Toy):
+    def optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> Any:
+        torch.optim.SGD(model.parameters(), lr=lr)
+
+
+@dataclass(kw_only=True)
 class TypoInSummarise(Toy):
     def summarise(self, columns: Any) -> dict[str, Any]:
         return {"loss": columns["los"].mean()}

@@ -72,6 +72,8 @@ def test_a_mistake_ends_before_the_first_step_with_its_name_and_line(
             "what ListIsMonitored.summarise gives for it is a list",
         ),
         (tasks.NothingOfThatName, "did you mean 'loss'?"),
+        (tasks.NumberFromScore, "NumberFromScore.score gave float, not Mapping."),
+        (tasks.NoOptimizer, "NoOptimizer.optimizer gave NoneType, not Optimizer."),
     ],
 )
 def test_what_cannot_be_monitored_or_kept_is_said_before_the_first_step(

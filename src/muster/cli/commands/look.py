@@ -89,6 +89,11 @@ Example:
 
 def list_runs(argv: list[str]) -> int:
     flags = parse(_List, argv, "list", _LIST)
+    if flags.root.exists() and not flags.root.is_dir():
+        raise UsageError(
+            f"--root {flags.root} is a file, not a folder of runs.",
+            hint=f"write --root {flags.root.parent}, or look at one run with muster status.",
+        )
     rows = []
     records: list[dict[str, Any]] = []
     damaged = []
