@@ -160,10 +160,10 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
     def feed(numbers: Numbers) -> Iterator[NewTask]:
         return iter(())
 
-    decides = {"goal": spec.objectives[0].name, "rungs": spec.stopping.rungs()}
+    goal, rungs = spec.objectives[0].name, spec.stopping.rungs()
     return dataclasses.replace(
         workload,
-        targets=(dataclasses.replace(target, **decides),),
+        targets=(dataclasses.replace(target, goal=goal, rungs=rungs),),
         spec={"target": target.name, "search": spec.to_json()},
         fixed=fixed,
         total=(spec.budget.trials or spec.space.size or 0) * len(spec.seeds or (None,)),
