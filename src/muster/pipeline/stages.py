@@ -24,12 +24,14 @@ import threading
 import typing
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import TargetError
+from muster.base.device_faults import looks_like_lost_device
+from muster.base.errors import MusterError, TargetError
 from muster.base.target import TargetRef, load_value, parse_target, ref_of
+from muster.base.trying import cause_of
 
 
 class Reject(Exception):
@@ -108,7 +110,7 @@ def specs_of_text(text: str, values: Mapping[str, Any], base: Path) -> tuple[Sta
 
 def spec_of_object(stage: Any) -> StageSpec:
     """The name of a stage given in Python: a function, a class or a dataclass instance."""
-    if dataclasses.is_dataclass(stage) and not isinstance(stage, type):
+    if is_dataclass(stage) and not isinstance(stage, type):
         kind = type(stage)
         _check_stage(kind, kind.__qualname__)
         ref = ref_of(kind)
@@ -132,15 +134,27 @@ def make_stage(spec: StageSpec, base: Path) -> Any:
         found = found[spec.index]
     if not isinstance(found, type):
         return found
-    if dataclasses.is_dataclass(found):
-        return _built(found, spec.values)
     try:
-        return found(**spec.values)
+        return _built(found, spec.values) if is_dataclass(found) else found(**spec.values)
     except TypeError as error:
+        if is_dataclass(found):
+            raise _not_made(spec, error, found) from error
         raise TargetError(
             f"The stage {spec.attribute} cannot be made without arguments: {error}.",
             hint="make it a dataclass, so that its fields become flags, with a default each.",
         ) from None
+    except MusterError:
+        raise
+    except Exception as error:
+        if looks_like_lost_device(str(error)):
+            raise
+        raise _not_made(spec, error, found) from error
+
+
+def _not_made(spec: StageSpec, error: Exception, kind: type[Any]) -> TargetError:
+    # Most causes are there the next time as well, as those of a setup are.
+    cause = cause_of(error, kind.__init__)
+    return TargetError(f"The stage {spec.attribute} cannot be made: {cause}.")
 
 
 def _built(kind: type, values: Mapping[str, Any]) -> Any:
@@ -149,7 +163,7 @@ def _built(kind: type, values: Mapping[str, Any]) -> Any:
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         hint = hints.get(name)
-        if isinstance(value, Mapping) and isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, Mapping) and isinstance(hint, type) and is_dataclass(hint):
             arguments[name] = _built(hint, value)
         elif isinstance(value, list) and typing.get_origin(hint) is tuple:
             arguments[name] = tuple(value)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from muster.base.codec import read_json, write_json
+from muster.base.errors import TargetError
 from muster.pipeline.batch import Pace, Step
 from muster.pipeline.sources.source import Source
 from muster.pipeline.sources.table import reopen
@@ -110,10 +111,19 @@ class Worker:
     def _declare(self) -> None:
         """Store the column types that stages declare, for the merge; all workers write the same."""
         declared: dict[str, str] = {}
-        for stage in self.stages:
+        for spec, stage in zip(self.plan.stages, self.stages, strict=True):
             columns = getattr(stage, "columns", None)
             if columns is not None:
-                declared.update(columns())
+                found = columns()
+                if not isinstance(found, Mapping):
+                    kind = type(found).__name__
+                    raise TargetError(f"columns() of {spec.name} gave {kind}, not a dict of types.")
+                declared.update(found)
+        if declared and self.plan.keeps_types:  # no other output has types
+            from muster.pipeline.sinks.columnar import declared_type
+
+            for name, text in declared.items():
+                declared_type(name, str(text), None)
         if declared:
             write_json(self.folder.map_columns, declared)
 

@@ -172,3 +172,30 @@ def test_a_list_without_stages(here: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_file_is_no_folder_of_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--root", "work.py"]) == 2
     assert "--root work.py is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (
+            "def __init__(self): raise KeyError('MODEL')",
+            "The stage Mine cannot be made: KeyError: 'MODEL'",
+        ),
+        (
+            "def columns(self): return {'x': 'float99'}",
+            "The column 'x' is declared as 'float99', which is no type.",
+        ),
+        ("def columns(self): return {'x': float}", "is declared as"),
+        ("def columns(self): return ['x']", "columns() of Mine gave list, not a dict"),
+    ],
+)
+def test_a_wrong_stage_ends_a_map_before_its_first_record(
+    method: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"class Mine:\n    {method}\n    def process(self, batch): return batch\n"
+    (here / "own.py").write_text(text)
+    argv = ["map", "own.py:Mine", "--input", "in.jsonl", "--output", "o.parquet", "--on", "inline"]
+    assert main([*argv, "--run-dir", str(here / "out")]) == 1
+    said = capsys.readouterr().out
+    assert told in said and "out: 0 records in" in said
+    assert said.count("cannot be") == 1
