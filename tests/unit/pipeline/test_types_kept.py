@@ -117,11 +117,15 @@ def _simple() -> list[tuple[Any, Callable[[list[Any]], Any], st.SearchStrategy[A
 
 
 SIMPLE = _simple()
+#: pyarrow up to 25 writes null among lists of one length and cannot read it (apache/arrow#35692).
+READS_NULLS_IN_FIXED = int(pa.__version__.split(".")[0]) >= 26
 
 
 @st.composite
 def arrays(draw: st.DrawFn, count: int, depth: int = 2) -> Any:
-    shape = draw(st.sampled_from(["simple"] * 4 + ["list", "large", "fixed", "struct", "map"]))
+    shapes = ["simple"] * 4 + ["list", "large", "struct", "map"]
+    shapes += ["fixed"] * (READS_NULLS_IN_FIXED or depth == 2)
+    shape = draw(st.sampled_from(shapes))
     if depth == 0 or shape == "simple":
         _, make, values = draw(st.sampled_from(SIMPLE))
         return make(draw(st.lists(st.none() | values, min_size=count, max_size=count)))
@@ -130,7 +134,9 @@ def arrays(draw: st.DrawFn, count: int, depth: int = 2) -> Any:
         inner = [draw(arrays(count, depth - 1)) for _ in range(draw(st.integers(1, 3)))]
         return pa.StructArray.from_arrays(inner, [f"f{i}" for i in range(len(inner))], mask=mask)
     if shape == "fixed":
-        return pa.FixedSizeListArray.from_arrays(draw(arrays(2 * count, depth - 1)), 2, mask=mask)
+        items = draw(arrays(2 * count, depth - 1))
+        given = mask if READS_NULLS_IN_FIXED else None
+        return pa.FixedSizeListArray.from_arrays(items, 2, mask=given)
     sizes = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
     ends = list(itertools.accumulate(sizes, initial=0))
     items = draw(arrays(ends[-1], depth - 1))

@@ -49,7 +49,9 @@ class ParquetEncoder:
 
     Every other column has the type that holds all values, as `Seen` knows them. Integers among
     floats become floats, and keys that a struct lacks become null. A column of values without a
-    common type is JSON text, and a note names it. A column without any value is text.
+    common type is JSON text, and a note names it. A column without any value is text. Lists
+    declared as of one length are stored as of any length where there are nulls beside them, for
+    pyarrow up to 25 cannot read back the others (apache/arrow#35692).
     ``metadata``: what the schema of the input carried beside its columns.
     """
 
@@ -63,10 +65,15 @@ class ParquetEncoder:
         notes = []
         fields = []
         self._declared = declared
+        self._checked: dict[str, Any] = {}
         self._carried = {name for name, found in seen.items() if found.carried}
         for name in dict.fromkeys((*seen, *declared)):
             if name in declared:
-                fields.append(pa.field(name, declared_type(name, declared[name], seen.get(name))))
+                found = seen.get(name)
+                kind = self._checked[name] = declared_type(name, declared[name], found)
+                if (0 if found is None else found.num_lists) < num_rows:
+                    kind = _of_any_length(kind)
+                fields.append(pa.field(name, kind))
                 continue
             if name in self._carried:
                 field = seen[name].carried[0]
@@ -115,7 +122,8 @@ class ParquetEncoder:
             if is_json_text(field):
                 values = [None if v is None else _json_text(v) for v in values]
             try:
-                arrays.append(_exact(values, field.type))
+                array = _exact(values, self._checked.get(field.name, field.type))
+                arrays.append(array if array.type == field.type else array.cast(field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 raise self._misfit(field, values, batch) from None
         if not arrays:
@@ -128,7 +136,7 @@ class ParquetEncoder:
     def _misfit(self, field: Any, values: list[Any], batch: Batch) -> UsageError:
         for line, value in enumerate(values, start=batch.line):
             try:
-                _exact([value], field.type)
+                _exact([value], self._checked.get(field.name, field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 record = batch.records[line - batch.line]
                 known = f"id {record['id']!r}, " if "id" in record else ""
@@ -196,6 +204,10 @@ def declared_type(column: str, text: str, seen: Seen | None) -> Any:
         length = None if seen is None else seen.length
         return pa.list_(item) if length is None else pa.list_(item, length)
     return pa.list_(item, int(match["length"])) if match["length"] else pa.list_(item)
+
+
+def _of_any_length(kind: Any) -> Any:
+    return pa.list_(kind.value_field) if pa.types.is_fixed_size_list(kind) else kind
 
 
 def _type_of(seen: Seen) -> Any:

@@ -39,7 +39,7 @@ class Seen:
     those without one; ``digits``: the most before and behind the point of a decimal.
 
     ``carried``: the fields of the Arrow data that hold the column; ``num_carried``: how many of
-    its values are in them and not null.
+    its values are in them and not null; ``num_lists``: how many others are lists.
     """
 
     kinds: set[type] = field(default_factory=set)
@@ -53,6 +53,7 @@ class Seen:
     is_odd: bool = False
     carried: list[Any] = field(default_factory=list)
     num_carried: int = 0
+    num_lists: int = 0
 
     def add(self, values: Iterable[Any]) -> None:
         """Take note of some values; the loops over single values are left to C where they can."""
@@ -91,6 +92,7 @@ class Seen:
         self.num_carried += len(column) - column.null_count
 
     def _add_lists(self, lists: list[list[Any]]) -> None:
+        self.num_lists += len(lists)
         if self.length is None:
             self.length = len(lists[0])
         if self.item is None:
