@@ -117,7 +117,7 @@ def _refuse_contradictions(parsed: Parsed) -> None:
             "--devices has no effect with --quick, which measures nothing.",
             hint="leave one of them out.",
         )
-    of_model = [s.option.name for s in parsed.said if s.option.group in ("training", "model")]
+    of_model = [s.option.name for s in parsed.said if s.option.group == "request"]
     if of_model and flags.model is None:
         raise UsageError(
             f"--{of_model[0]} has no effect without --model.",
