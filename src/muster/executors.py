@@ -9,6 +9,7 @@ from __future__ import annotations
 from muster.farm.events import (
     Divided,
     Event,
+    Logged,
     Progress,
     Results,
     Returned,
@@ -26,6 +27,7 @@ __all__ = [
     "Event",
     "Executor",
     "Finished",
+    "Logged",
     "Outcome",
     "Progress",
     "Results",

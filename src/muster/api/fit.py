@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.gangs import GangAudience
-from muster.api.options import DeviceOptions, GangOptions, KeptOptions
+from muster.api.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.table import check_installed
 from muster.api.train import (
@@ -70,6 +70,8 @@ def fit(
     """
     refuse_while_imported("muster.fit")
     how = {name: settings.pop(name) for name in _FOR_RANKS & settings.keys()}
+    if "log_to" in how:
+        how["log_to"] = as_trackers(how["log_to"])
     if config is not None and settings:
         raise UsageError("fit takes a whole config or single settings, not both.")
     kind, made = _task_of(task)

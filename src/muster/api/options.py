@@ -7,7 +7,7 @@ line; ``Flag`` says what these cannot.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -306,6 +306,12 @@ def _check_least(name: str, value: float, least: int) -> None:
         raise UsageError(f"{flag} {value} is too small.", hint=f"write {least} or more.")
 
 
+def as_trackers(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The trackers that the keyword ``log_to`` of a call names."""
+    text = names if isinstance(names, str) else ",".join(map(str, names or ()))
+    return read_trackers(text, "log_to")
+
+
 def options_of_call(call: str, given: Mapping[str, Any], *kinds: type) -> list[Any]:
     """The keywords of a call as one value of each kind; UnknownNameError for one of none."""
     kind_of = {field.name: kind for kind in kinds for field in dataclasses.fields(kind)}
@@ -314,9 +320,7 @@ def options_of_call(call: str, given: Mapping[str, Any], *kinds: type) -> list[A
     if isinstance(given.get("run_dir"), str):
         given = {**given, "run_dir": Path(given["run_dir"])}
     if "log_to" in given:
-        names = given["log_to"]
-        names = read_trackers(names if isinstance(names, str) else ",".join(names), "log_to")
-        given = {**given, "log_to": names}
+        given = {**given, "log_to": as_trackers(given["log_to"])}
     return [
         kind(**{name: value for name, value in given.items() if kind_of[name] is kind})
         for kind in kinds

@@ -74,7 +74,7 @@ class Recipe:
             raise self._miscounted(total, str(number))
 
     def _check(self, name: str, task: Any) -> None:
-        if not isinstance(task, tuple) or len(task) != 3:
+        if not isinstance(task, RecipeTask):
             kind = type(task).__name__
             raise TargetError(f"{name} gives {kind}, not a RecipeTask.", hint=_TASK)
         word, params, _ = task

@@ -95,15 +95,20 @@ def decode(kind: type[T], value: Any, *, ignore_unknown: bool = False) -> T:
 
 
 def check_types(settings: Any) -> None:
-    """UsageError, named as the flag is, for a field of a dataclass that is not as annotated."""
+    """Raise UsageError, named as the flag is, for a field of a dataclass that is not as annotated.
+
+    A whole float where an int is annotated becomes that int, also in a frozen dataclass.
+    """
     owner: type = type(settings)
     for name, kind in _hints(owner).items():
         value = getattr(settings, name)
         try:
-            _decode(kind, value, f"--{flag_of(name)}", False)
+            found = _decode(kind, value, f"--{flag_of(name)}", False)
         except MalformedError as error:
             hint = f"write {name} as {_worded(kind)}, in the task's defaults or in the call."
             raise UsageError(f"{error}.", hint=hint) from None
+        if type(value) is float and type(found) is int:
+            object.__setattr__(settings, name, found)
 
 
 def _decode(kind: Any, value: Any, path: str, ignore: bool) -> Any:

@@ -64,7 +64,7 @@ _COMMON: dict[str, Any] = {
 #: What the help shows first.
 _FIRST = (
     "pipeline", "input", "output", "devices", "gpu_ids", "batch_size", "limit", "skip", "where",
-    "per_gpu", "retries", "row_retries", "timeout_s", "on", "run_dir", "overwrite", "dry_run",
+    "per_gpu", "retries", "row_retries", "timeout_s", "executor", "run_dir", "overwrite", "dry_run",
     "quiet",
 )  # fmt: skip
 #: Of a training on several nodes; a map has one coordinator, see decision 0018.

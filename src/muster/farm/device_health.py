@@ -143,6 +143,8 @@ def blame(
     last of them. One that has worked is blamed when it fails task after task with an error that no
     other device shows.
     """
+    if finished.outcome is Outcome.BROKEN_CONTEXT:
+        return None  # a record may have broken it: ``done_on`` judges, when another has done it
     says_so = finished.outcome is Outcome.DEVICE_FAULT
     is_alone = says_so or any(mark not in other.marks for other in others)
     count = len(health.naming if says_so else health.accusers)

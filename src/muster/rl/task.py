@@ -79,7 +79,7 @@ def check_observation(task: AgentTask, spec: EnvSpec, seen: Observation) -> None
     """TargetError where what ``reset`` has given is not what ``spec`` says."""
     said = {name: (spec.num_envs, *entry.shape) for name, entry in spec.observation.items()}
     for name, shape in said.items():
-        got = tuple(seen[name].shape) if name in seen else None
+        got = tuple(seen[name].shape) if seen and name in seen else None
         if got != shape:
             given = "nothing" if got is None else f"a tensor of shape {got}"
             raise TargetError(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.options import SweepOptions
+from muster.api.options import SweepOptions, as_trackers, options_of_call
 from muster.base.errors import UsageError
 from muster.base.flags import parse_duration
 from muster.cli.flags import SpaceFlags
@@ -78,3 +78,21 @@ def test_a_flag_that_adds_up_may_be_given_several_times() -> None:
     parsed = parse_groups({"space": SpaceFlags}, words, "sweep", "")
     assert parsed.space.grid == ("a=1", "b=2", "c=3", "d=4")
     assert parsed.space.seeds == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [(None, ()), ("none", ()), ("wandb, mlflow", ("wandb", "mlflow")), (["wandb"], ("wandb",))],
+)
+def test_trackers_are_named_in_calls_as_on_the_command_line(
+    given: object, names: tuple[str, ...]
+) -> None:
+    assert as_trackers(given) == names  # type: ignore[arg-type]
+    (options,) = options_of_call("sweep", {"log_to": given}, SweepOptions)
+    assert options.log_to == names
+
+
+@pytest.mark.parametrize("given", ["w", ["typo"]])
+def test_no_tracker_is_told(given: object) -> None:
+    with pytest.raises(UsageError, match="tracker of log_to"):
+        as_trackers(given)  # type: ignore[arg-type]

@@ -66,6 +66,10 @@ def refused(
             ["plan of the recipe own", "'cube'", "Known: square"],
         ),
         ("def plan(config): pass", ["plan of the recipe own gives NoneType, not RecipeTasks"]),
+        (
+            "def plan(config): return [('square', {'x': 1}, 0)] * 3",
+            ["plan of the recipe own", "gives tuple", "RecipeTask"],
+        ),
         ("def plan(config): return [3] * 3", ["plan of the recipe own", "gives int", "RecipeTask"]),
         (
             "def plan(config):\n    yield RecipeTask('square', 3)",

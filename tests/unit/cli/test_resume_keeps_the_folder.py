@@ -8,6 +8,8 @@ import pytest
 from tests.conftest import MusterCli
 
 import muster
+from muster.cli.commands.resume import _merged
+from muster.cli.train_flags import flags_of_train
 
 
 @pytest.mark.parametrize("flag", ["--run-dir", "--name"])
@@ -47,3 +49,15 @@ def test_a_sweep_of_a_program_goes_on_from_another_folder(
     assert done.returncode == 1, done.stderr
     assert '"done": 1' in done.stdout and '"failed": 1' in done.stdout
     assert not (tmp_path / "begun" / "begun").exists()
+
+
+@pytest.mark.parametrize(
+    ("begun", "now"),
+    [("--nproc-per-node=2", "--devices=cpu:1"), ("--devices=cpu:1", "--nproc-per-node=2")],
+)
+def test_a_choice_of_devices_replaces_any_other(begun: str, now: str) -> None:
+    before = flags_of_train(["digits", begun], "train", "")
+    typed = flags_of_train(["digits", now], "train", "")
+    assert begun in " ".join(before.argv()).replace(" cpu", "=cpu").replace(" 2", "=2")
+    again = " ".join(_merged(Path("r"), before, typed).argv())
+    assert now.partition("=")[0] in again and begun.partition("=")[0] not in again

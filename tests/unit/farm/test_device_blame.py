@@ -39,6 +39,8 @@ def health(count: int = 0, naming: int = 0, **fields: Any) -> DeviceHealth:
         (ERROR, health(alike=8, has_worked=True), [health()], False),
         (ERROR, health(alike=8), [health(has_worked=True, marks={"m"}), health()], False),
         (Outcome.DEVICE_OOM, health(alike=8), [health(has_worked=True)], False),
+        # A record may have broken it, whatever crashed there before.
+        (Outcome.BROKEN_CONTEXT, health(count=3), [health()], False),
         (Outcome.TIMEOUT, health(alike=8), [health(has_worked=True)], False),
     ],
 )

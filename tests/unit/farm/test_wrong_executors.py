@@ -62,3 +62,27 @@ def test_one_that_fails_when_it_is_made_is_named(here: Path) -> None:
     (here / "loud.py").write_text(f"class Mine:\n{init}{METHODS}")
     with pytest.raises(muster.TargetError, match=r"loud.py:Mine.*KeyError: 'HOST' .*loud.py:3"):
         muster.sweep("work.py:square", grid={"x": [1]}, executor="loud.py:Mine", run_dir="out")
+
+
+def test_one_that_hands_on_what_it_does_not_do_itself_is_taken(here: Path) -> None:
+    (here / "counted.py").write_text(
+        "from muster.executors import make_executor\n\n"
+        "class Counted:\n"
+        "    def __init__(self, assignment):\n"
+        "        self._local = make_executor('local', assignment)\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self._local, name)\n"
+    )
+    line = ["sweep", "work.py:square", "--grid", "x=1", "--on", "counted.py:Counted", "--dry-run"]
+    assert main([*line, "--devices", "cpu:1", "--run-dir", "out"]) == 0
+
+
+def test_one_of_a_package_that_cannot_be_imported_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = here / "torn-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[muster.executors]\ntorn = torn_away:Mine\n")
+    assert main(["sweep", "work.py:square", "--grid", "x=1", "--on", "torn", "--dry-run"]) == 2
+    assert "The executor torn cannot be imported from torn_away:Mine" in capsys.readouterr().err

@@ -60,3 +60,8 @@ def test_it_is_told(
 def test_whole_numbers_of_any_type_stay_what_they_are() -> None:
     assert TrainConfig(epochs=3, lr=1, num_workers="auto").lr == 1
     assert PpoConfig(gamma=1, lr=1).gamma == 1
+
+
+def test_a_whole_float_becomes_the_whole_number_that_was_meant() -> None:
+    kept = TrainConfig(keep=3.0, batch_size=64.0)  # type: ignore[arg-type]
+    assert [type(value) for value in (kept.keep, kept.batch_size)] == [int, int]

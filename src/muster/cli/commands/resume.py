@@ -314,7 +314,8 @@ def _works_on(engines: set[str], said: Said) -> bool:
     return not known or engines <= {*known}
 
 
-_DEVICES = {"devices", "gpu_ids", "max_gpus"}
+#: A choice of devices replaces another; ``num_ranks`` is one of a gang's.
+_DEVICES = {"devices", "gpu_ids", "max_gpus", "num_ranks"}
 
 
 def _options(parsed: Parsed, of: SweepOptions) -> SweepOptions:

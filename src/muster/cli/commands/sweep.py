@@ -86,7 +86,7 @@ _ALL = {"space": SpaceFlags, "search": SearchOptions, **_COMMON}
 _FIRST = (
     "target", "grid", "zip", "list", "seeds", "space", "maximize", "minimize", "trials", "stop",
     "devices", "gpu_ids", "per_gpu", "gpus_per_task",
-    "retries", "retry_exceptions", "timeout_s", "on", "executor", "run_dir", "name", "shell",
+    "retries", "retry_exceptions", "timeout_s", "executor", "run_dir", "name", "shell",
     "restart", "keep_going", "dry_run", "quiet", "json",
 )  # fmt: skip
 

@@ -66,15 +66,14 @@ def make_executor(name: str, assignment: Assignment) -> Executor:
 
 def _class_of(name: str) -> type[Any]:
     """The user's class; TargetError where it is none, or does not answer what is asked of it."""
-    found: Any
-    found = load_value(parse_target(name), kind=CLASS) if ":" in name else _installed()[name].load()
+    found: Any = load_value(parse_target(name), kind=CLASS) if ":" in name else _load(name)
     if not isinstance(found, type):
         raise TargetError(
             f"The executor {name} is not a class but of type {type(found).__name__}.",
             hint="write class MyExecutor with the methods of muster.executors.Executor.",
         )
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
-    if missing:
+    if missing and not hasattr(found, "__getattr__"):  # one that hands on what it does not do
         raise TargetError(
             f"The executor {name} has no method {', '.join(missing)}.",
             hint="docs/executors.md says what each one is asked for.",
@@ -89,6 +88,19 @@ def _class_of(name: str) -> type[Any]:
     except ValueError:
         pass  # nothing is known of what its constructor takes
     return found
+
+
+def _load(name: str) -> Any:
+    """What an installed package offers as executor ``name``."""
+    entry = _installed()[name]
+    try:
+        return entry.load()
+    except Exception as error:
+        raise TargetError(
+            f"The executor {name} cannot be imported from {entry.value}: "
+            f"{type(error).__name__}: {error}.",
+            hint="reinstall or repair the package that offers it.",
+        ) from error
 
 
 def _installed() -> dict[str, importlib.metadata.EntryPoint]:
