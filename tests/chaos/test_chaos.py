@@ -200,7 +200,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills are count
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(s, marks=pytest.mark.thorough) for s in (1, 2, 3))]
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.thorough),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)),
+    ],
 )
 def test_killed_at_random_and_resumed(tmp_path: Path, seed: int) -> None:
     play(tmp_path, seed)

@@ -137,7 +137,7 @@ def check_storm(folder: Path, seed: int, quiet: dict[str, tuple[str, str]]) -> N
     assert place.processes() == {}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_anywhere_the_output_is_that_of_a_quiet_run(
     tmp_path: Path, quiet: dict[str, tuple[str, str]], seed: int
 ) -> None:
@@ -233,7 +233,7 @@ def fill_up(tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int) ->
         assert place.output() == quiet["Hash"]
 
 
-@pytest.mark.parametrize("size_kib", [300, 420])
+@pytest.mark.parametrize("size_kib", [300, pytest.param(420, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_costs_nothing_that_was_done(
     tmp_path: Path, quiet: dict[str, tuple[str, str]], size_kib: int
 ) -> None:

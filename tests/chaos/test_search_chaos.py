@@ -105,7 +105,7 @@ class Hand:
 
 
 @pytest.mark.parametrize(
-    ("kills", "trials"), [(10, 15), pytest.param(200, 150, marks=pytest.mark.slow)]
+    ("kills", "trials"), [(5, 8), pytest.param(200, 150, marks=pytest.mark.slow)]
 )
 def test_kills_change_no_decision_and_lose_no_trial(
     kills: int, trials: int, tmp_path: Path

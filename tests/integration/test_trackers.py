@@ -96,7 +96,10 @@ def test_a_training_s_files_for_tensorboard_are_not_written_twice(
     assert not (tmp_path / "inside" / "trackers" / "tensorboard.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "mlflow")) for name in READERS],
+)
 def test_hostile_names_and_numbers(tmp_path: Path, name: str) -> None:
     names = ["_step", "step2", "loss²", "a b", "-x2d-", "/a/../b", "Δ/\u202eloss"]
     line = {"step": 3, **dict.fromkeys(names, 1.5), "nan": math.nan, "inf": math.inf}
