@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measuring import machine, table
+from measuring import machine, table, write_json
 
 GRID = Path(__file__).parents[1] / "tests" / "fixtures" / "digits_grid.json"
 NAMES = ("lr", "momentum", "width", "weight_decay")
@@ -207,8 +207,12 @@ def main() -> None:
     parser.add_argument("--kill-after", type=float, default=10)
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--contender")
+    parser.add_argument("--quick", action="store_true", help="9 trials of short steps")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", type=Path)
     flags = parser.parse_args()
+    if flags.quick:
+        flags.trials, flags.step_s, flags.kill_after = 9, 0.005, 3.0
     if flags.contender:
         {"optuna": run_optuna, "ray": run_ray}[flags.contender](flags.folder, flags.trials)
         return
@@ -216,7 +220,10 @@ def main() -> None:
     if importlib.util.find_spec("neps") is None:
         print("NePS is not installed here and was not measured.")
     rows = [measure(name, flags) for name in flags.only.split(",")]
-    table(["contender", "seconds", "best epoch", "epochs", "most MiB", "left after kill"], rows)
+    names = ["contender", "seconds", "best epoch", "epochs", "most MiB", "left after kill"]
+    table(names, rows)
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    write_json(flags.json, {"machine": machine("optuna", "ray"), "rows": found})
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from pathlib import Path
 from random import Random
 
+from measuring import machine, write_json
 from muster.search.records import Ending, Point
 from muster.search.search import Search
 from muster.search.space import Space
@@ -22,9 +24,14 @@ from muster.search.spec import Budget, SearchSpec, Stopping, objectives
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--quick", action="store_true", help="500 trials")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--rule", default="asha:max=81")
     parser.add_argument("--sampler", default="random")
     flags = parser.parse_args()
+    if flags.quick:
+        flags.trials = 500
+    rows: list[dict[str, float]] = []
     search = Search(
         SearchSpec(
             space=Space.from_texts(["lr=log(1e-5,1e-1)", "width=int(16,256)"]),
@@ -59,10 +66,16 @@ def main() -> None:
         if asked and len(search.trials) % max(1, flags.trials // 10) == 0:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             trials = len(search.trials)
+            rows.append({
+                "trials": trials, "decisions": decisions, "reports": heard,
+                "decisions_per_s": decisions / hearing, "asks_per_s": trials / asking,
+                "mib": memory,
+            })  # fmt: skip
             print(
                 f"{trials:6}  {decisions:9}  {heard:7}  {decisions / hearing:11.0f}  "
                 f"{trials / asking:6.0f}  {memory:.0f}"
             )
+    write_json(flags.json, {"machine": machine("optuna"), "rule": flags.rule, "rows": rows})
 
 
 if __name__ == "__main__":

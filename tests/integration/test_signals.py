@@ -180,7 +180,7 @@ def check(folder: Path, muster_main: MusterMain, command: str, phase: str, numbe
     said = muster_main("status", "run").stdout
     assert said.splitlines()[0] == f"run: {state}", said
     if command in ("train", "agent") and code == 75:
-        word = "saved; start it again" if has_saved else "stopped before its first save"
+        word = "; start it again to go on" if has_saved else "stopped before its first save"
         assert word in case.errors.read_text()
         assert ("go on: " if has_saved else "nothing is saved; begin again: ") in said
 

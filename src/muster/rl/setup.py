@@ -121,8 +121,6 @@ def prepare(task: AgentTask, config: PpoConfig, start: Start) -> AgentRun:
         f"{count(config.update_epochs, 'epoch')}, on {gang.where}"
     )
     precision = agree_on_precision(config.precision, gang)
-    if config.precision == PpoConfig.precision:
-        precision = dataclasses.replace(precision, why="the default")
     say(f"precision  {precision}")
     if precision.name == "fp16" and gang.device.type == "cpu":
         raise UsageError(
