@@ -4,13 +4,13 @@ runs/<name>/
   run.json            what was asked: target, space, options, environment, command line
   ledger.sqlite       the durable record: every task, attempt and result
   events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
-  status.json         the last known picture of a running sweep, renewed every second
-  identity.json       which folder this is: a copy of it is another one
+  status.json         the last known picture of a run that is under way
+  identity.json       the id of this very folder; a copy of it gets another one
   run.lock            held while a coordinator runs
   logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
   logs/rank-3.log     everything rank 3 of a gang printed, over all restarts
   logs/rank-3.error.json  the exception that ended it; logs/rank-3.stack where it stood in a stall
-  logs/agent.log      what started the ranks and watched over them
+  logs/agent.log      the log of the supervisor, which starts the ranks and watches over them
   ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
   attempts/           folders of attempts that have not been accepted (or failed)
@@ -28,7 +28,7 @@ runs/<name>/
   monitor.csv         what GPUs and host did, a row per device every few seconds; on further nodes
                       of a gang monitor-1.csv, …; monitor.png is their picture
   plan.json           what `muster plan --for-run` has predicted
-  plan_error.json     that beside what it took
+  plan_error.json     the prediction beside what the run has taken
   verify.json         what `muster verify` has found
   map.json            what every worker of a map is told: source, stages, limits
   columns.json        the types of columns that stages have declared
@@ -38,9 +38,10 @@ runs/<name>/
   publishing.json     there while a map writes its output
   published.json      the output that a map has written, with its size and counts
   stages/0/ …         a run folder per stage of a map with --stage-by-stage
-  memory.json         the micro-batch that was found to fit, after an out-of-memory
+  memory.json         the micro-batch that was found to fit after an out-of-memory error
+  model/              what the task of a training has written at its end, such as the model
   pilots/             on a cluster: what the coordinator and the workers' hosts write to each other
-  pilots/token        by which a worker's host knows that it sees this very folder (Ray)
+  pilots/token        a text by which a worker's host knows that it sees this very folder (Ray)
   pilots/beat         the coordinator's heartbeat; pilots/assignment.json what every pilot is told
   pilots/jobs.json    the jobs that were submitted and have not been seen to end
   pilots/7/812.0/     the files of slot 7's pilot in job 812: outbox, inbox-1 of coordinator 1, …
@@ -262,7 +263,7 @@ class RunFolder:
         return self.path / ("monitor.csv" if node_rank == 0 else f"monitor-{node_rank}.csv")
 
     def monitor_logs(self) -> list[Path]:
-        """Those that exist, of all nodes."""
+        """The monitor files that exist, of all nodes."""
         further = sorted(self.path.glob("monitor-*.csv"))
         return [path for path in (self.monitor_csv(), *further) if path.exists()]
 
@@ -319,7 +320,7 @@ class RunFolder:
 
     @property
     def whole(self) -> Path:
-        """The folder of the map that this is an earlier stage of; else its own."""
+        """The folder of the whole map where this is one of its earlier stages; else this one."""
         return self.path.parent.parent if self.path.parent.name == "stages" else self.path
 
     @property
@@ -332,7 +333,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folder and its fixed sub-folders; raises OSError where that fails."""
-        # Where a link leads to may have been moved aside.
+        # If the path is a link, the folder that it leads to may have been moved aside.
         Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)
         for folder in (self.logs, self.requests):
             folder.mkdir(exist_ok=True)

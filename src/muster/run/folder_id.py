@@ -1,8 +1,8 @@
 """Tells a run folder from its copies.
 
-A copy brings the run's own id along, and with it everything that is named after it: the processes
-of the original, its ledger on a local disk. So these are named after the folder itself. Its id is
-kept in a file together with the inodes of the folder and of that file, which no copy has.
+A copy has the same run id as its original. So what a run has outside of its folder, such as its
+processes and a ledger on a local disk, is named after the folder instead, whose id is kept in a
+file together with the inodes of the folder and of that file: no copy has the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FolderId(NamedTuple):
 def own_id(folder: RunFolder) -> FolderId:
     """The id of this very folder, drawn at the first call. The caller holds its lock.
 
-    A folder that moves within its file system keeps it. In a copy, what is written about jobs of
-    the original is put aside.
+    A folder that moves within its file system keeps its id. A copy gets a new one, and loses what
+    was assigned to the pilots of the original. Raises SetupError where it cannot be written.
     """
     if (known := known_id(folder)) is not None:
         return FolderId(known)
@@ -44,7 +44,7 @@ def own_id(folder: RunFolder) -> FolderId:
 
 
 def known_id(folder: RunFolder) -> str | None:
-    """Its id, None where none was drawn for this very folder. Changes nothing."""
+    """The folder's id; None where none was drawn for this very folder. It changes nothing."""
     record = _read(folder.identity_json)
     if record is None or record.get("inodes") != _inodes(folder, folder.identity_json):
         return None

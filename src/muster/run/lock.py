@@ -25,7 +25,7 @@ _FLOCK = "@hhqqi0q"  # struct flock
 
 @contextmanager
 def hold(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder's lock; SetupError naming the holder when somebody else has it.
+    """Hold the folder's lock; raises a SetupError that names the holder if somebody else has it.
 
     The lock belongs to the process and vanishes with it, also after kill -9.
     """
@@ -36,14 +36,15 @@ def hold(folder: RunFolder) -> Iterator[None]:
         try:
             yield
         finally:
-            # Not that of another, where this folder was moved aside and one of its name begun.
+            # This folder may have been moved aside meanwhile, and the name may now be that of a new
+            # run: then the file is another process's and stays.
             if _holder(folder) == str(os.getpid()):
                 with suppress(OSError):
                     pid_file.unlink(missing_ok=True)
 
 
 def is_held(folder: RunFolder) -> bool:
-    """Whether a coordinator works on this folder now. Only looks: a start never fails for it."""
+    """Whether a coordinator works on this folder now. Asking never makes a start fail."""
     if not folder.lock.exists():
         return False
     if sys.platform != "linux":
@@ -52,7 +53,7 @@ def is_held(folder: RunFolder) -> bool:
         descriptor = os.open(folder.lock, os.O_RDONLY)
     except FileNotFoundError:
         return False
-    except OSError:  # not even readable: what is known of its holder is all there is
+    except OSError:  # the lock cannot be read, so only what its holder wrote can tell
         return _is_alive_here(folder)
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request())
@@ -79,14 +80,14 @@ def _locked(folder: RunFolder) -> Iterator[None]:
             lock.release()
         return
     try:
-        # Never truncated or removed, so all who come see the same file; but a run that begins anew
-        # takes it along with the folder (see below).
+        # The file is never truncated or removed, so that everybody locks the same one. But
+        # ``--restart`` moves it aside with its folder, which is looked at below.
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise explain_os_error(error, "write", folder.lock) from error
     try:
-        # An earlier muster takes the first kind and sees no other. The second kind belongs to the
-        # open file as well, holds between the hosts of NFS, and others can ask for it.
+        # Earlier versions of muster take the first kind of lock and see no other. The second kind
+        # belongs to the open file as well, holds between the hosts of NFS, and can be asked about.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request())
     except (BlockingIOError, PermissionError):
@@ -112,7 +113,7 @@ def _has_the_name(lock: os.stat_result, folder: RunFolder) -> bool:
 
 
 def _is_locked_elsewhere(folder: RunFolder) -> bool:
-    """Where nobody can be asked, the lock is tried."""
+    """Whether the lock is taken. This system cannot be asked about locks, so it is tried."""
     lock = FileLock(folder.lock)
     try:
         lock.acquire(blocking=False)
@@ -125,7 +126,7 @@ def _is_locked_elsewhere(folder: RunFolder) -> bool:
 
 
 def _request() -> bytes:
-    """The whole file, to write."""
+    """A request for a write lock on the whole file."""
     assert sys.platform == "linux"
     return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
@@ -139,7 +140,7 @@ def _busy(folder: RunFolder) -> SetupError:
 
 
 def _holder(folder: RunFolder) -> str:
-    """Its number, and its host if that is another one."""
+    """The holder's process id, with its host if that is another one."""
     try:
         pid, _, host = folder.lock.with_suffix(".pid").read_text().partition(" ")
     except OSError:

@@ -23,7 +23,7 @@ FORMAT = 1
 #: What a run folder holds. An array and its elements are sweeps; `muster.fit` trains.
 Kind = Literal["sweep", "map", "train", "agent", "run"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Of lock-step programs: these have ranks instead of tasks, and no ledger.
+#: The kinds of lock-step programs: they have ranks instead of tasks, and no ledger.
 GANG_KINDS: tuple[Kind, ...] = ("train", "agent", "run")
 KIND_NAMES: dict[Kind, str] = {
     "sweep": "a sweep",
@@ -62,7 +62,7 @@ class RunRecord:
         return KIND_NAMES[self.kind]
 
     def check_kind(self, kind: Kind, folder: RunFolder) -> None:
-        """PlanMismatchError where its folder is to hold a run of another kind."""
+        """Raise PlanMismatchError where a run of another ``kind`` is to go into its folder."""
         if self.kind != kind:
             raise PlanMismatchError(
                 f"{folder.path} is the folder of {self.kind_name}, not of {KIND_NAMES[kind]}: it "
@@ -86,7 +86,10 @@ class RunRecord:
 
 
 def new_record(folder: RunFolder, kind: Kind, options: Any, **asked: Any) -> RunRecord:
-    """Of a run that begins here and now. ``options``: a dataclass; ``asked``: further fields."""
+    """The record of a run that begins here and now.
+
+    ``options``: a dataclass; ``asked``: the remaining fields of the record.
+    """
     return RunRecord(
         run_id=uuid.uuid4().hex,
         name=folder.name,
@@ -100,7 +103,7 @@ def new_record(folder: RunFolder, kind: Kind, options: Any, **asked: Any) -> Run
 
 
 def plain_options(options: Any) -> dict[str, Any]:
-    """As JSON, without what is said for one start only: `muster resume` must not repeat that."""
+    """Options as JSON has them, without those for one start: `muster resume` repeats the others."""
     lasting = dataclasses.replace(options, allow_changed_code=False, restart=False)
     plain: dict[str, Any] = json.loads(to_json(lasting))
     return plain
@@ -122,6 +125,7 @@ def write_run(folder: RunFolder, stored: RunRecord) -> None:
 
 
 def read_run(folder: RunFolder) -> RunRecord:
+    """The record of a folder; SetupError if it is missing, damaged or from a newer muster."""
     record = read_record(folder.run_json, "run.json", {})
     if "run_id" not in record:
         raise SetupError(f"{folder.run_json} is not a run.json of muster.")

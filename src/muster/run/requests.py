@@ -35,13 +35,14 @@ class Mailbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Its name goes first: who finds a request gone and the name there knows it was taken.
+        # The session's name goes first: whoever finds a request gone, and the name still there,
+        # knows that the request was taken.
         with suppress(OSError):
             _session_file(self._folder).unlink(missing_ok=True)
             self._remove_all()
 
     def is_cancelled(self) -> bool:
-        """Take a request that waits for this session. Cheap: the folder is seldom looked at."""
+        """Whether a request to cancel was there, which this takes. It seldom looks at the disk."""
         if time.monotonic() < self._poll_due_s:
             return False
         self._poll_due_s = time.monotonic() + _POLL_EVERY_S
@@ -60,8 +61,10 @@ class Mailbox:
 def ask_to_cancel(
     folder: RunFolder, is_running: Callable[[], bool], *, timeout_s: float = 5.0
 ) -> bool:
-    """Ask the session of ``folder`` to cancel the run; True when it has heard that, or will hear
-    it, being slow. False when nobody is left to do so: ``is_running()`` says that.
+    """Ask the session of ``folder`` to cancel the run.
+
+    True when the session has heard it, or is slow and will hear it. False when ``is_running()``
+    says that nobody is left to hear it.
     """
     token = None
     deadline = time.monotonic() + timeout_s

@@ -2,7 +2,7 @@
 
 Whatever runs is opened here. The order matters: the record is read and written under the lock, so
 that two starts cannot both begin a run, and requests of others are heard only once the record says
-what they are about. The lock goes last, so who finds a run free finds it whole.
+what they are about. The lock goes last, so whoever finds a run free finds it whole.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from muster.run.lock import hold
 from muster.run.record import RunRecord, read_run, write_run
 from muster.run.requests import Mailbox
 
-#: From the folder's record, None in a new one, to what it shall be; raises where it may not be so.
+#: Makes the record that a folder shall have of the one that it has (None: it has none); raises
+#: where the run may not begin or go on.
 Renew = Callable[[RunRecord | None], RunRecord]
 
 
 class Session:
-    """The start of a run that is under way. ``is_cancelled()``: whether somebody asked for that."""
+    """A start of a run that is under way. ``is_cancelled()``: whether somebody cancels the run."""
 
     def __init__(self, folder: RunFolder, node: int | None, mailbox: Mailbox | None) -> None:
         self._folder = folder
@@ -70,9 +71,9 @@ def open_run(
 ) -> Iterator[Session]:
     """A context in which this process works on ``folder``, and nobody else does.
 
-    ``node``: of a gang. Nodes may share the folder, so only the first takes the lock, writes the
-    record and hears requests. Without ``renew``: for a change of a run that is there and does not
-    go on; nothing is written or heard.
+    ``node``: the number of this node in a gang. Nodes may share the folder, so only the first takes
+    the lock, writes the record and hears requests. Leave ``renew`` out to change a run that does
+    not go on: then no record is written, and no request is heard.
 
     Raises SetupError where somebody works on the folder or the disk fails, and what ``renew``
     raises.

@@ -24,9 +24,9 @@ from muster.base.tail import last_lines
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 
-#: "saved": stopped where it goes on from; "refused": it was not let begin; "not written": a map's
-#: records are done and its output is not. "queued": SLURM lets it wait; "not collected": of
-#: arrays alone.
+#: "saved": it stopped and has saved what it goes on from; "refused": it was not allowed to begin;
+#: "not written": a map's records are done and its output is not; "queued": SLURM lets it wait;
+#: "not collected": no element of an array is at work, and the run's own tasks are still open.
 Word = Literal[
     "not begun", "refused", "queued", "running", "stopped", "saved", "not collected",
     "not written", "cancelled", "failed", "done",
@@ -45,7 +45,7 @@ class Tasks(NamedTuple):
 
 
 class State(NamedTuple):
-    """``num_total``: None where it is not known; ``unit``: of the numbers, such as tasks or steps.
+    """``num_total``: None where it is not known; ``unit``: what is counted, such as tasks or steps.
 
     ``training``: what a training says of itself.
     """
@@ -68,7 +68,7 @@ def state_of(folder: RunFolder, record: RunRecord, tasks: Tasks, *, is_running: 
     if trained is None:
         return State(word, 0, None, "steps")
     done, total = _steps_of(trained, record)
-    if word == "done":  # it may have ended before its last step: no improvement
+    if word == "done":  # it may have ended before its last step, where it no longer improved
         total = done
     return State(word, done, total, "steps", trained)
 
@@ -110,7 +110,7 @@ def _word_of_tasks(folder: RunFolder, record: RunRecord, tasks: Tasks) -> Word:
 def _word_of_ranks(folder: RunFolder) -> Word:
     code = last_ending(folder)
     if code is None and _last(folder, "start") is None:
-        # Trained inside its caller's process, before that kept a journal.
+        # An older muster trained here, in its caller's process, and kept no journal of it.
         has_steps = folder.metrics.exists() and folder.metrics.stat().st_size > 0
         return (
             "done" if folder.training_results.exists() else "stopped" if has_steps else "not begun"
@@ -132,7 +132,7 @@ def has_saved(folder: RunFolder) -> bool:
 
 
 def last_word(folder: RunFolder) -> dict[str, Any]:
-    """What a rank has left to say about the ending: `ending` and, it may be, `message`."""
+    """What a rank has left behind about how it ended: `ending`, and perhaps `message`."""
     return _object(folder.ending_json, "last word of the ranks")
 
 
@@ -150,7 +150,7 @@ def _training(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] | Non
         with suppress(ValueError, RecursionError):
             step = json.loads(line)
             if isinstance(step, dict) and step.get("kind") in ("train", "update"):
-                # Of how many: a picture that a kill has left, or what was said at the stop.
+                # The total is in a picture that a kill has left, or was said at the stop.
                 known = {**last_word(folder), **picture}
                 return {"total_steps": known.get("total_steps"), **step}
     return None
@@ -166,7 +166,7 @@ def _object(path: Path, what: str = "state of a training") -> dict[str, Any]:
 
 
 def _steps_of(trained: Mapping[str, Any], record: RunRecord) -> tuple[int, int | None]:
-    """Steps that are done, and of how many; an agent's are those of its environments."""
+    """The steps that are done, and of how many; for an agent, those of its environments."""
     if record.kind == "agent":
         done = trained.get("env_steps", trained.get("steps", trained.get("step")))
         config = record.spec.get("config")
