@@ -37,7 +37,7 @@ class RefusedError(SetupError):
 def submit(script: Path, cwd: Path) -> str:
     """Send a batch script from the folder ``cwd``; returns the job's id.
 
-    Raises RefusedError with sbatch's own words, SetupError where it does not answer.
+    Raises RefusedError with sbatch's own words, and SetupError where SLURM does not answer.
     """
     done = run_command("sbatch", "--parsable", str(script), cwd=cwd)
     if done.returncode:
@@ -49,9 +49,9 @@ def submit(script: Path, cwd: Path) -> str:
 
 
 def submit_array(text: str, folder: RunFolder) -> int:
-    """Send an array's script and keep it beside the outputs; the array's id.
+    """Send an array's script and keep it beside the outputs; returns the array's id.
 
-    Raises SetupError with sbatch's own words when it is refused.
+    Raises RefusedError with sbatch's own words, and SetupError where SLURM does not answer.
     """
     folder = RunFolder(folder.path.absolute())
     folder.job_files.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def cancel(*jobs: str) -> None:
 
 
 def job_status(job_id: str) -> JobStatus:
-    """How the job is now: by its controller, else by its accounting, else UNKNOWN.
+    """How the job is now, as SLURM's controller says, else its accounting; else UNKNOWN.
 
     Raises SetupError when the controller does not answer.
     """
@@ -125,8 +125,10 @@ def _try(*words: str, limit_s: float) -> str:
 def run_command(
     *words: str, cwd: Path | None = None, limit_s: float = _LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Raises RefusedError where there is no such command, SetupError for no answer within the
-    limit.
+    """Run one of SLURM's commands, whatever its exit code, in the folder ``cwd``.
+
+    Raises RefusedError where there is no such command, and SetupError where it does not end within
+    the limit.
     """
     try:
         return subprocess.run(
@@ -184,19 +186,19 @@ def _advice(words: str) -> str:
         )
     if "partition" in small:
         known = run_command("sinfo", "-h", "-o", "%R").stdout.split()
-        return f"--partition NAME; the partitions here are {', '.join(sorted(set(known)))}."
+        return f"use --partition NAME; the partitions here are {', '.join(sorted(set(known)))}."
     if "account" in small:
-        return "--account NAME; `sacctmgr show associations user=$USER` lists yours."
+        return "use --account NAME; `sacctmgr show associations user=$USER` lists yours."
     if "node configuration" in small or "cpu count" in small:
         return (
-            "no node has that much. 4 cores are asked for with each GPU where nothing is said: "
-            "--cpus-per-worker or --cpus-per-node N; `sinfo -o '%P %c %m %G'` shows the nodes."
+            "no node has that much. 4 cores are asked for with each GPU unless --cpus-per-worker N "
+            "or --cpus-per-node N says otherwise; `sinfo -o '%P %c %m %G'` shows the nodes."
         )
     return "--dry-run shows the script that is sent; `sinfo` shows what there is."
 
 
 def _plain(text: str, command: str) -> str:
-    """``sbatch: error: no. sbatch: error: never`` as ``no. never``."""
+    """What a command printed, in one line: ``sbatch: error: no`` becomes ``no``."""
     lines: Sequence[str] = [
         line.removeprefix(f"{command}: ").removeprefix("error: ").strip()
         for line in text.splitlines()

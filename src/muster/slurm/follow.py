@@ -1,4 +1,4 @@
-"""Staying with jobs: asked about less and less often while nothing is new, to their end."""
+"""Following jobs to their end, and asking about them less and less often while nothing is new."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.slurm.commands import cancel, elements_of, job_status
 from muster.slurm.states import SQUEUE, Elements, JobStatus, never_starts, read_squeue
 
 _LIMIT_S = 30.0
-#: Who waits for a day asks about 1,450 times; a site's controller serves thousands of such.
+#: Whoever waits for a day asks about 1,450 times; a site's controller serves thousands of users.
 _SOON_S, _SELDOM_S = 1.0, 60.0
 _LOOK_S = 0.2
 
@@ -35,9 +35,9 @@ class JobWatch:
         return self._rhythm.due_s
 
     def look(self, now: float, jobs: Collection[int]) -> tuple[float, Elements] | None:
-        """When the answer that has come was asked for, and the answer; None: there is none.
+        """The time when SLURM was asked, and its answer; None while there is no new one.
 
-        Without ``jobs`` nobody is asked.
+        Without ``jobs`` SLURM is not asked.
         """
         if self._process is None:
             if now >= self.due_s:
@@ -63,7 +63,7 @@ class JobWatch:
         return None if found is None else (self._asked_s, found)
 
     def hurry(self, now: float) -> None:
-        """Something has changed, and more is expected to."""
+        """Ask again at once: something has changed, and more is expected to."""
         self._rhythm.happened(now)
         self._rhythm.due_s = now
 
@@ -96,11 +96,12 @@ class JobWatch:
 def follow_job(job_id: str, read_log: Callable[[], None], say: Callable[[str], None]) -> JobStatus:
     """Stay with a gang's job to its end, which is returned.
 
-    ``read_log`` is called often, ``say`` gets what becomes of the job. A KeyboardInterrupt leaves
-    the job as it is. Raises SetupError, and cancels the job, where it can never start.
+    ``read_log`` is called often; ``say`` is told what becomes of the job. A KeyboardInterrupt
+    leaves the job as it is. Raises SetupError where SLURM does not answer at first, and where the
+    job can never start, which is then cancelled.
     """
     status, told, is_certain = job_status(job_id), "", False
-    # A twentieth of what it has taken so far: whoever watches learns of its end with 5 % delay.
+    # A pause is a twentieth of the time so far: whoever watches learns of the end with 5 % delay.
     rhythm = Rhythm(time.monotonic(), least_s=_SOON_S, most_s=_SELDOM_S)
     while True:
         if (now := _news(status)) != told:

@@ -1,4 +1,4 @@
-"""The job that a run folder was handed in as: ``slurm/job.json``."""
+"""Which SLURM job runs a run folder, as ``slurm/job.json`` says."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from muster.slurm.states import JobStatus
 
 
 def write_job(folder: RunFolder, job_id: str, digest: str) -> None:
-    """Only one at a time may call this. ``digest``: of all that was submitted."""
+    """Only one process at a time may call this. ``digest``: a hash of all that was submitted."""
     values = {"job_id": job_id, "script": digest, "folder": own_id(folder).text}
     write_json(folder.slurm_job, values)
 
 
 def read_job(folder: RunFolder) -> Mapping[str, Any] | None:
-    """The record; None where there is none, or where the folder is a copy of the job's."""
+    """The record; None where there is none, or where the job works on the original of this copy."""
     if not folder.slurm_job.exists():
         return None
     shape = {"job_id": str, "script": str}
@@ -41,7 +41,10 @@ def living_job(folder: RunFolder) -> tuple[str, JobStatus] | None:
 
 
 def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
-    """What was typed to submit this job, where an older muster has: its job names no record."""
+    """What was typed to submit this job, if an older muster did so; None for any other job.
+
+    The script of such a job holds the whole command and does not start from the run's record.
+    """
     record = None if job_id is None else read_job(folder)
     if record is None or record["job_id"] != job_id or not isinstance(record.get("argv"), list):
         return None

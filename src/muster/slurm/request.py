@@ -69,7 +69,9 @@ class JobRequest(SlurmOptions):
         if self.num_nodes < 1:
             raise UsageError(f"--nodes {self.num_nodes} is too small.", hint="write 1 or more.")
         if self.cpus_per_node is not None and self.cpus_per_node < 1:
-            raise UsageError(f"--cpus-per-node {self.cpus_per_node} is too small.")
+            raise UsageError(
+                f"--cpus-per-node {self.cpus_per_node} is too small.", hint="write 1 or more."
+            )
         if self.time_limit is not None:
             check_time(self.time_limit)
         if self.memory is not None:
@@ -115,8 +117,8 @@ class JobRequest(SlurmOptions):
 
     @property
     def num_cores(self) -> int | None:
-        """As said, else some for each GPU, where ranks and data loaders would share a single one;
-        None leaves it to SLURM."""
+        """The cores of each node or worker: as many as were asked for, else some for each GPU, as
+        ranks and data loaders would otherwise share a single core. None leaves it to SLURM."""
         if self.cpus_per_node is not None or "cpus-per-gpu" in self.further:
             return self.cpus_per_node
         return CORES_PER_GPU * self.num_gpus or None
@@ -187,12 +189,12 @@ def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
     >>> further_option("--constraint=a100&nvlink")
     ('constraint', 'a100&nvlink')
     """
-    # One of sbatch's options as the value of ours; people write it with dashes and without.
+    # People write sbatch's option with its dashes and without.
     name, _, value = text.strip().removeprefix("--").partition("=")
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{flag} {text}: write a long option of sbatch as NAME=VALUE, or NAME for a switch.",
-            hint=f"such as {flag} constraint=a100 {flag} exclusive",
+            hint=f"for example {flag} constraint=a100 {flag} exclusive.",
         )
     if name in _OURS:
         other = f"use {_OURS[name]}." if _OURS[name] else "leave it out."
@@ -202,5 +204,6 @@ def further_option(text: str, flag: str = "--slurm-arg") -> tuple[str, str]:
 
 
 def check_one_line(flag: str, value: str) -> None:
+    """Raise UsageError for a line break or another control character in ``value``."""
     if any(ord(character) < 32 for character in value):
         raise UsageError(f"{flag} {value!r}: the value of an option of sbatch is one line.")

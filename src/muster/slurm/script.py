@@ -36,9 +36,9 @@ from muster.slurm.request import JobRequest, check_one_line, time_limit_s
 _WARNING_S = 60
 #: Beyond the grace of the ranks, what launchers need to end.
 _LAUNCHER_S = 30
-#: SLURM looks at time limits twice a minute, so a warning may come that much early.
+#: SLURM looks at time limits twice a minute, so a warning may come this much too early.
 _EARLY_S = 35
-#: Exit code of a launcher that TERM has met before it listened, while it started.
+#: The exit code of a launcher that got TERM while it started, before it listened to signals.
 _KILLED = 128 + 15
 
 
@@ -82,15 +82,15 @@ def path_pattern(folder: RunFolder, path: Path) -> str:
 
 
 def gang_warning_s(grace_s: float) -> int:
-    """How long before its time limit a gang is warned whose ranks may take ``grace_s`` to save."""
+    """How many seconds before its limit a gang is warned whose ranks have ``grace_s`` to save."""
     return max(_WARNING_S, round(grace_s) + _LAUNCHER_S)
 
 
 def gang_script(request: JobRequest, folder: RunFolder, cwd: Path, of: str = "") -> str:
     """One launcher per node; they meet at the first node of the allocation.
 
-    What they start is in the record of the run, and read from the folder ``cwd``. ``of``: what says
-    that the record is the one that the script was made for.
+    The record of the run says what they start, in the folder ``cwd``. ``of``: a digest by which
+    they see that the record is still the one that the script was made for.
     """
     limit, warning_s = request.time_limit, request.warn_before_s
     if limit is not None:
@@ -201,23 +201,24 @@ _REQUEUE = (
 
 
 def job_name(folder: RunFolder) -> str:
-    """Names the pilots' jobs of this run folder and of no other; squeue filters by it."""
+    """The name of this run folder's pilot jobs, and of no other's; squeue filters by it."""
     path = folder.path.absolute()
     shown = re.sub(r"[^A-Za-z0-9_.-]", "-", path.name)[:24]
     return f"muster-{shown}-{sha256(str(path).encode()).hexdigest()[:10]}"
 
 
 def array_name(folder: RunFolder) -> str:
-    """Names the array without a coordinator of this folder: no coordinator ends its elements."""
+    """The name of an array that needs no coordinator: none may end its elements as its own."""
     return f"{job_name(folder)}-array"
 
 
 def array_script(
     request: JobRequest, folder: RunFolder, slots: Sequence[int], line: str = ""
 ) -> str:
-    """An array with an element for each of these slots.
+    """The script of an array with an element for each of these slots.
 
-    ``line``: what each element runs, a line of bash; a pilot when there is none.
+    ``line``: what each element runs, a line of bash; a pilot when there is none. Raises
+    MissingPackageError without submitit.
     """
     folder = RunFolder(folder.path.absolute())
     output = f"{path_pattern(folder, folder.job_files)}/%A_%a.out"
@@ -245,7 +246,7 @@ def array_script(
 
 
 def outside_of_jobs() -> AbstractContextManager[None]:
-    """This may itself be a job, whose limits sbatch would take over."""
+    """A context without SLURM's variables: sbatch would take over the limits of a job we are in."""
     context: AbstractContextManager[None] = _submitit().helpers.clean_env()
     return context
 

@@ -32,7 +32,7 @@ _KEYS = {
     "setup": list,
     "options": dict,
 }
-_KINDS = {str: "a text", list: "a list of texts", dict: "a table"}
+_KINDS = {str: "a string", list: "a list of strings", dict: "a table"}
 
 
 def with_defaults(request: JobRequest, settings: Settings) -> JobRequest:
@@ -65,7 +65,7 @@ def read_site(settings: Settings) -> JobRequest:
 
 
 def _parse(values: Mapping[str, Any]) -> JobRequest:
-    """The defaults that these keys mean; UsageError for one that is unknown or of a wrong kind."""
+    """The defaults in these keys; a MusterError for one that is unknown or has a wrong value."""
     for key, value in values.items():
         if key not in _KEYS:
             raise UnknownNameError("key", key, _KEYS)
@@ -91,7 +91,7 @@ def _option(name: str, value: object) -> str:
     if value is False:
         raise SetupError(f"options.{name} must be left out to be off.")
     if not isinstance(value, str | int):
-        raise SetupError(f"options.{name} must be a text, a whole number or true, not {value!r}.")
+        raise SetupError(f"options.{name} must be a string, a whole number or true, not {value!r}.")
     text = name if value is True else f"{name}={value}"
     further_option(text, "options")
     return text

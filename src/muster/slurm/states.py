@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from muster.base.errors import SetupError
 
-#: Why a job left its place; as the outcomes of attempts are called.
+#: Why a job left its place, in the words for the outcomes of attempts.
 Ending = Literal["lost", "preempted", "job_timeout", "host_oom"]
 
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
@@ -152,7 +152,7 @@ _ENDINGS: Mapping[str, tuple[Ending, str]] = {
 SENTENCES: Mapping[str, str] = {
     "COMPLETED": "has ended well",
     "CANCELLED": "was cancelled; the same command submits it again and goes on",
-    "TIMEOUT": "has reached its time limit; ask for more with --time, the same command goes on",
+    "TIMEOUT": "has reached its time limit; ask for more with --time; the same command goes on",
     "DEADLINE": "has reached its deadline",
     "OUT_OF_MEMORY": "used more host memory than it was given; ask for more with --mem",
     "NODE_FAIL": "has lost a node; the same command submits it again and goes on",
@@ -162,6 +162,7 @@ SENTENCES: Mapping[str, str] = {
 
 
 def ending_of(state: str) -> tuple[Ending, str]:
+    """The outcome that a job's final state means, and the words for it, such as "lost its node"."""
     return _ENDINGS.get(state, ("lost", f"ended in the state {state}"))
 
 
