@@ -126,8 +126,8 @@ def find_card(driver_name: str, memory_mib: int | None = None) -> Card | None:
     """The card that a driver calls ``driver_name``; None for one that is not in the table.
 
     The whole name must match: what is cut from a card (MIG, vGPU), soldered differently or made
-    for one customer has other figures. So has one of another memory (``memory_mib``: as the driver
-    reports it).
+    for one customer has other figures. So has a card with another amount of memory
+    (``memory_mib``: as the driver reports it).
 
     >>> find_card("NVIDIA A100-SXM4-80GB").bandwidth_gb_s
     2039.0

@@ -27,8 +27,8 @@ class DeviceRequest:
     kind "cpu" (None: one per core).
     ``ids``: for kind "ids", each a number (as in ``cuda:N``) or the beginning of a UUID.
     ``text``: the option as the user wrote it, for messages.
-    ``is_exact``: fewer GPUs than a "count" or "ids" names are refused, because the number of ranks
-    decides about what is computed.
+    ``is_exact``: it is refused where fewer GPUs are free than a "count" or "ids" names, because the
+    number of ranks decides what is computed.
     """
 
     kind: Literal["auto", "count", "ids", "cpu"]

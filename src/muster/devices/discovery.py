@@ -198,8 +198,9 @@ def _physical(settings: Settings) -> Inventory:
 
 
 def why_lost(settings: Settings, uuids: Collection[str]) -> str:
-    """Why one of these GPUs, which this host had, cannot be used any more; "" where all answer, or
-    nobody knows.
+    """Why one of these GPUs, which this host had, cannot be used any more.
+
+    The text is "" where all of them answer, and where the driver cannot be asked.
     """
     if settings.device_facts is None:
         reasons = [nvml.why_lost(uuid) for uuid in uuids]
@@ -232,7 +233,7 @@ def numbers_of(value: str | None, physical: Inventory) -> str | None:
 
 
 def name_gpus_by_number(settings: Settings) -> None:
-    """For libraries that read CUDA_VISIBLE_DEVICES themselves and expect numbers, such as vLLM."""
+    """Set CUDA_VISIBLE_DEVICES to numbers, for libraries that read it themselves, such as vLLM."""
     numbers = numbers_of(settings.cuda_visible_devices, _physical(settings))
     if numbers is not None:
         ordered = {"CUDA_VISIBLE_DEVICES": numbers, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -41,7 +41,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHeld:
-    """Somebody else has the GPU; None where they did not get to say who they are."""
+    """Somebody else has the GPU. What they did not write down, or not yet, is None."""
 
     uuid: str
     pid: int | None = None
@@ -89,16 +89,17 @@ class Lease:
 def acquire(
     uuid: str, run_name: str, settings: Settings, clock: Clock = _CLOCK
 ) -> Lease | LeaseHeld:
-    """Take the GPU without waiting, or say who has it. SetupError if the folder cannot be used.
+    """Take the GPU without waiting, or say who has it.
 
-    A second lease in the same process is refused too: it would be a second use of the GPU.
+    A second lease in the same process is refused too: it would be a second use of the GPU. Raises
+    SetupError where the lease folder cannot be used.
     """
     folder = settings.lease_folder
     name = uuid.replace("/", "_")
     sidecar = folder / f"{name}.json"
     try:
         _make_shared_folder(folder)
-        # Not bound to a thread: who takes a lease need not be who gives it back.
+        # The lock is not bound to a thread: another one than took the lease may give it back.
         lock = FileLock(folder / f"{name}.lock", mode=0o666, thread_local=False)
         try:
             lock.acquire(blocking=False)
@@ -225,7 +226,7 @@ def _open_regular(path: Path, flags: int) -> int:
 
 
 def _read_holder(uuid: str, sidecar: Path) -> LeaseHeld:
-    """What the holder wrote; a missing, torn or foreign text leaves everything unknown."""
+    """What the holder wrote; where the text is missing, torn or another's, all of it is unknown."""
     try:
         with os.fdopen(_open_regular(sidecar, os.O_RDONLY), "rb") as file:
             record = json.loads(file.read(_MOST_BYTES))
@@ -244,7 +245,7 @@ def _read_holder(uuid: str, sidecar: Path) -> LeaseHeld:
 
 
 def _text(value: Any) -> str | None:
-    """What another user wrote is shown on a terminal: one short line of printable characters."""
+    """The text as a terminal may show it, since another user wrote it: one short printable line."""
     if not isinstance(value, str):
         return None
     return "".join(c if c.isprintable() else "?" for c in value)[:200]

@@ -161,7 +161,7 @@ def _read_gpu(library: Any, index: int) -> list[Device]:
     reader = Reader(library)
     handle = reader.read("nvmlDeviceGetHandleByIndex", index)
     if handle is None and reader.code == library.NVML_ERROR_NO_PERMISSION:
-        return []  # hidden by the control group of a job or a container: another one's
+        return []  # it belongs to another job or container: a control group hides it
     if handle is None:
         reason = _lost(index, reader.broken or reader.last_error)
         return [Device(index=index, uuid="", name="unknown GPU", lost=reason)]
@@ -265,9 +265,9 @@ _COMMAND_CHARS = 120
 
 
 def owner_of(pid: int) -> str | None:
-    """The user name behind ``pid`` (the number where it has no name), None if it is not seen.
+    """The user who runs ``pid``, by name, or by number where there is no name.
 
-    A process of another container is not seen.
+    None where the process cannot be seen, as in another container.
     """
     import psutil  # here: it takes 15 ms, and few starts of muster look at processes
 
@@ -279,7 +279,7 @@ def owner_of(pid: int) -> str | None:
 
 
 def command_of(pid: int) -> str | None:
-    """The beginning of the command line of ``pid``, None if it is not seen."""
+    """The beginning of the command line of ``pid``; None where the process cannot be seen."""
     import psutil
 
     try:

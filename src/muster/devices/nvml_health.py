@@ -1,4 +1,4 @@
-"""How well each GPU is, and how GPUs reach each other, as far as the driver tells.
+"""The health of each GPU, and how GPUs reach each other, as far as the driver tells.
 
 A field that a driver or a card does not give is None; nothing here raises. What each call means
 is described in NVIDIA's NVML reference under the name of the call.

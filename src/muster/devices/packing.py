@@ -9,7 +9,7 @@ from muster.base.settings import Settings
 from muster.devices import nvml
 from muster.devices.inventory import read_facts
 
-#: What CUDA and the libraries hold of a GPU for each process, apart from its tensors: 450 to 700.
+#: What CUDA and its libraries hold on a GPU for each process, beside tensors: 450 to 700 MiB.
 CONTEXT_MIB = 700
 
 
@@ -30,7 +30,8 @@ def workers_that_fit(
 
     Without a peak or a total there is nothing to go by, so the number stays. It at most doubles
     per call: each doubling is checked against the peaks of the tasks that ran beside each other
-    before the next. It shrinks at once when a peak or somebody else leaves less room.
+    before the next. It shrinks at once when a peak or somebody else leaves less room. Raises
+    ValueError for a ``cap`` below 1 and for a ``headroom`` that is not a fraction.
 
     >>> workers_that_fit(peaks_mib=[9000], total_mib=80000, others_mib=0, current=1, cap=16)
     2

@@ -60,7 +60,7 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """``notes``: sentences about what was asked for and is different here."""
+    """``notes``: sentences that say where this differs from what was asked for."""
 
     slots: tuple[Slot, ...]
     skipped: tuple[Skipped, ...] = ()
@@ -93,10 +93,10 @@ def place(
 
     A GPU is left out, with the reason in ``skipped``, when it is lost, when others hold more than
     ``busy_threshold_mib`` of it, or when its UUID is in ``leased`` (UUID -> reason); ``force``
-    takes it all the same unless it is lost. ``own_pids``: this process and those it runs for, who
-    may hold a GPU that they now ask for. Fewer free GPUs than asked for is not an error as
-    long as one task fits, unless the request is exact. Raises UsageError for numbers that
-    contradict each other and PlacementError when the host has too few GPUs or none is left.
+    takes it all the same unless it is lost. ``own_pids``: this process and those it runs for, which
+    may hold a GPU that they now ask for. It is no error that fewer GPUs are free than were asked
+    for, as long as one task fits and the request is not exact. Raises UsageError for numbers that
+    contradict each other, and PlacementError when the host has too few GPUs or none is left.
     """
     _check(request, per_gpu, gpus_per_task, cpu_count)
     if request.kind == "cpu":
@@ -152,10 +152,10 @@ def place(
 def busy_reason(
     device: Device, busy_threshold_mib: int = 500, own_pids: Collection[int] = ()
 ) -> str | None:
-    """Who but ``own_pids`` holds more than the threshold of ``device``, in words; None when it is
-    free.
+    """Who else than ``own_pids`` holds ``device``, in words; None when it is free.
 
-    The total counts, because processes of other containers and users may not be listed.
+    It is free while others hold no more than the threshold in total. The total counts because
+    the driver may not list processes of other containers and users.
     """
     others = [holder for holder in device.holders if holder.pid not in own_pids]
     own = [holder.used_mib for holder in device.holders if holder.pid in own_pids]
