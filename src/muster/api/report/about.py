@@ -1,6 +1,6 @@
 """What every report says about a run: how it stands, what failed, how it was set up, what it took.
 
-Pure where it can be; what reads the run folder says so.
+Functions that read the run folder say so; the others are pure.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def failure_blocks(groups: Sequence[FailureGroup]) -> list[Block]:
 
 
 def gang_failures(folder: RunFolder) -> list[Block]:
-    """What ranks said about their ends, and the report of the last start. Reads the folder."""
+    """The report of the last start, and the errors that its ranks wrote down. Reads the folder."""
     from muster.gang.blame import read_rank_error
 
     ends = [line for line in read_journal(folder.events) if line.get("event") == "end"]
@@ -211,7 +211,7 @@ def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def time_facts(folder: RunFolder) -> Facts | None:
-    """Starts and the time between start and end. Reads the run's journal.
+    """How often the run was started, and for how long it worked. Reads the run's journal.
 
     A start without an end was killed: how long it worked is not known, and the page says so.
     """
@@ -255,7 +255,7 @@ def _seconds_between(begin: object, end: object) -> float:
 
 
 def _moment(text: object) -> datetime | None:
-    """None for what is no time with its zone, as in a damaged line."""
+    """The time in ``text``; None where it is not a time with its zone, as in a damaged line."""
     with suppress(ValueError):
         found = datetime.fromisoformat(text) if isinstance(text, str) else None
         return found if found is not None and found.tzinfo is not None else None
@@ -263,7 +263,7 @@ def _moment(text: object) -> datetime | None:
 
 
 def log_blocks(folder: RunFolder) -> list[Block]:
-    """Where what was printed is, and the end of what the first rank printed. Reads the log."""
+    """The last lines that rank 0 printed. Reads its log."""
     from muster.base.tail import last_lines
 
     found = last_lines(folder.rank_log(0), 30)

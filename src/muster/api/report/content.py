@@ -19,7 +19,7 @@ MOST_ROWS = 300
 
 
 class Mood(StrEnum):
-    """How a run stands, at one look."""
+    """How a run stands, at a glance."""
 
     GOOD = "good"
     OPEN = "open"
@@ -60,7 +60,7 @@ class Facts(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A PNG. ``alt`` tells who cannot see it what it shows; ``caption`` stands below it."""
+    """A PNG. ``alt`` tells those who cannot see it what it shows; ``caption`` stands below it."""
 
     path: Path
     alt: str
@@ -115,19 +115,19 @@ def table_of(
 
 
 def facts_of(caption: str, values: Mapping[str, Any], *, are_given: bool = False) -> Facts | None:
-    """Nested mappings become dotted names; None where there is nothing to say."""
+    """Facts from values by name, with dotted names for nested mappings; None without a value."""
     pairs = tuple(flat("", values))
     return Facts(caption, pairs, are_given) if pairs else None
 
 
 def section(title: str, blocks: Sequence[Block | None]) -> list[Section]:
-    """A section of the blocks that are there, or none."""
+    """A section of the blocks that are not None; no section where there are none."""
     kept = tuple(block for block in blocks if block is not None)
     return [Section(title, kept)] if kept else []
 
 
 def flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Names and values, where what is inside of a mapping is called ``outer.inner``."""
+    """Names and values, where what is inside a mapping is called ``outer.inner``."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(f"{prefix}{name}.", value)
@@ -180,7 +180,7 @@ def in_words(value: Any) -> str:
 
 
 def as_given(value: Any, most: int = _MOST_CHARS) -> str:
-    """A setting as it was given: all of its digits, and no commas in it; ``most`` characters.
+    """A setting as it was given, with all its digits and no commas; at most ``most`` characters.
 
     >>> [as_given(value) for value in (1e-05, 42000, None, (1, 2.5), True)]
     ['1e-05', '42000', '–', '[1, 2.5]', 'yes']

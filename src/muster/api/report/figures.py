@@ -19,7 +19,7 @@ _MOST_SETTINGS = 500
 _MOST_ROWS, _MOST_COLUMNS = 3, 5
 _MOST_TICKS = 24
 _MOST_POINTS = 1500
-#: Of a line of an evaluation, what is no result.
+#: The fields of an evaluation's line that are not results.
 COUNTERS = ("kind", "step", "epoch", "samples", "seconds", "update", "episodes")
 
 
@@ -33,7 +33,7 @@ def why_no_picture(found: Groups) -> str | None:
 
 
 def _is_many(found: Groups) -> bool:
-    """More than lines or a map can show: each parameter by itself then."""
+    """Whether this is more than lines or a map can show: each parameter then has a panel."""
     return len(found.varying) > 2 or len(found.groups) > _MOST_SETTINGS
 
 
@@ -99,7 +99,11 @@ def draw_measured(lines: Sequence[Mapping[str, Any]], path: Path, monitor: str) 
 def draw_confusion(
     counts: Sequence[Sequence[float]], names: Sequence[str], path: Path, title: str
 ) -> list[Path]:
-    """Rows: the true class, columns: the predicted one; colours by share of the row."""
+    """Draw a confusion matrix, coloured by the share of each row.
+
+    ``counts`` has a row for each true class and a column for each predicted one; ``names``: of the
+    classes, in that order.
+    """
     size = min(12.0, 2.6 + 0.45 * len(counts))
     figure, (axis,) = plotting.panels(1, 1, (size + 0.6, size))
     shares = [[value / max(1.0, float(sum(row))) for value in row] for row in counts]
@@ -143,7 +147,11 @@ def _draw_each_parameter(found: Groups, path: Path, title: str) -> list[Path]:
 
 
 def _axes_of(found: Groups) -> tuple[str, str | None]:
-    """The parameter that goes to the right, and the other: numbers go first, then many values."""
+    """The parameter that goes to the right, and the other one, if any.
+
+    A numeric parameter goes to the right before others, and one with more values before one with
+    fewer.
+    """
     if len(found.varying) == 1:
         return found.varying[0], None
     first, second = sorted(
@@ -208,7 +216,7 @@ def _label_across(axis: Any, found: Groups, across: str, places: Mapping[str, fl
 
 
 def _places(found: Groups, name: str) -> dict[str, float]:
-    """Where each value of a parameter stands: at its number, or one behind the other."""
+    """Where each value of a parameter stands: at its number, or one after the other."""
     values = _values(found, name)
     if not _is_numeric(found, name):
         return {value: float(place) for place, value in enumerate(values)}
@@ -270,7 +278,7 @@ def _known(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], 
 
 
 def _throughput(steps: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Samples of a step by its time. A step of another epoch or start has no step before it."""
+    """Steps, and samples per second of each; the first step of an epoch or a start is left out."""
     x, y = [], []
     for before, line in itertools.pairwise(steps):
         samples = line.get("samples", 0) - before.get("samples", 0)

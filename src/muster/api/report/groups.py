@@ -30,13 +30,13 @@ class Moments:
 
     @property
     def sd(self) -> float | None:
-        """With num - 1 below the line; None for a single value."""
+        """The standard deviation, with num - 1 in the denominator; None for a single value."""
         return math.sqrt(self.m2 / (self.num - 1)) if self.num > 1 else None
 
 
 @dataclass
 class Group:
-    """All tasks with these ``params``, which are without the seed."""
+    """All tasks with these ``params``, whatever their seeds."""
 
     params: dict[str, Any]
     num_runs: int = 0
@@ -45,14 +45,14 @@ class Group:
 
 
 class Groups(NamedTuple):
-    """In the order of the plan.
+    """Groups in the order of the plan, and what their parameters and results are.
 
     Attributes
         varying: the parameters, without the seed, that have more than one value.
         fixed: the others.
         metrics: names of results that are numbers.
-        others: names of results that are none, and so have no mean.
-        num_unusable: numbers that are not finite, left out of every mean.
+        others: names of results that are not numbers, and so have no mean.
+        num_unusable: how many numbers are not finite, and so are left out of every mean.
     """
 
     groups: list[Group]
@@ -69,7 +69,7 @@ class Groups(NamedTuple):
 
 
 def grouped(tasks: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], bool]]) -> Groups:
-    """From (parameters, results, is done) of every task."""
+    """The groups of tasks, each task given as (parameters, results, whether it is done)."""
     groups: dict[bytes, Group] = {}
     metrics: dict[str, bool] = {}  # whether it is a number
     values: dict[str, set[bytes]] = {}
@@ -116,7 +116,7 @@ _MORE_IS_BETTER = re.compile(
 
 
 def best_first(found: Groups) -> tuple[Groups, str]:
-    """The groups in the order of their first result, and what the first of them then are.
+    """The groups in the order of their first result, and words for what comes first.
 
     Groups without that result are last. Only its name says whether more or less of it is better,
     so the sentence says which was taken.
@@ -135,7 +135,7 @@ def best_first(found: Groups) -> tuple[Groups, str]:
 
 
 def shown_rows(found: Groups) -> list[dict[str, Any]]:
-    """For people: mean ± SD in one cell; how many ran only where that is not the same for all."""
+    """Rows for people: mean ± SD in one cell; how many are done, where that is not all of them."""
     runs = {group.num_runs for group in found.groups}
     tells_done = len(runs) > 1 or any(group.num_done < group.num_runs for group in found.groups)
     rows = []
@@ -156,7 +156,7 @@ def shown_rows(found: Groups) -> list[dict[str, Any]]:
 
 
 def whole_rows(found: Groups) -> list[dict[str, Any]]:
-    """For programs: a column per number."""
+    """Rows for programs: a column per number."""
     rows = []
     for group in found.groups:
         row: dict[str, Any] = {**group.params, "num_runs": group.num_runs}
@@ -171,7 +171,7 @@ def whole_rows(found: Groups) -> list[dict[str, Any]]:
 
 
 def as_number(value: Any) -> float | None:
-    """A parameter as a number; those of a command are texts that may be one."""
+    """A parameter as a number, if it is one; those of a command are numbers written as text."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -181,7 +181,7 @@ def as_number(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """True is 1 and False 0: the mean is a share."""
+    """A result as a number, if it is one. True is 1 and False 0, so their mean is a share."""
     if not isinstance(value, int | float):
         return None
     try:
@@ -191,5 +191,5 @@ def _number(value: Any) -> float | None:
 
 
 def _apart(name: str, row: Mapping[str, Any]) -> str:
-    """A result may have a parameter's name."""
+    """The name of a result's column, which differs from that of a parameter of the same name."""
     return f"{name} (result)" if name in row else name

@@ -90,14 +90,15 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _TEXT = ' class="text"'
 _LONG = ' class="long"'
 _LONG_CHARS = 40
-#: What is longer is folded: its beginning is seen, and a click shows the rest.
+#: What is longer is folded: its beginning is shown, and a click shows the rest.
 _MOST_OF_COMMAND, _MOST_OF_SETTING = 600, 200
 _MOST_AT_ALL = 1_000_000
 
 
 def to_html(page: Page, made_by: str, secrets: Collection[str] = ()) -> bytes:
-    """The whole page, UTF-8, without ``secrets`` in any of its texts. Reads the pictures; raises
-    OSError where one cannot be read.
+    """The whole page in UTF-8, with none of the ``secrets`` in its texts.
+
+    It reads the pictures, and raises OSError where one cannot be read.
     """
     names = _anchors(page.sections)
     contents = "".join(
@@ -197,12 +198,13 @@ def _beginning(text: str) -> str:
 
 
 def _scrolling(caption: str, more: str = "") -> str:
-    """Wide tables scroll by themselves, also by the keyboard."""
+    """The start of a box in which a wide table scrolls, also by the keyboard."""
     return f'<div class="scroll{more}" role="region" tabindex="0" aria-label="{_safe(caption)}">\n'
 
 
 def _kind_of(column: tuple[Any, ...]) -> str:
-    """Numbers stand to the right; a column with any text in it to the left, sentences in lines."""
+    """The class of a column's cells: numbers stand to the right, text to the left, and long text
+    is broken into lines."""
     numbers = (int, float, Spread, Given, type(None))
     if all(isinstance(value, numbers) for value in column):
         return ""
@@ -226,7 +228,7 @@ def _picture(picture: Picture) -> str:
 
 
 def _anchors(sections: tuple[Section, ...]) -> list[str]:
-    """A name for each section that is a word in a link, and no other section's."""
+    """A name for each section that a link can use, different from those of all the others."""
     names: list[str] = []
     for part in sections:
         name = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-") or "part"

@@ -27,7 +27,8 @@ _FEWEST_SAMPLES = 4
 def make_report(run: Run, recipe: Recipe, config: Any) -> list[Path]:
     """Write ``table.csv``, ``table.json``, the figures and the page; returns their paths.
 
-    Works on an unfinished run as well: cells without a result are empty, never 0.
+    This works for an unfinished run as well: cells without a result are empty, never 0. Raises
+    SetupError where files cannot be read or written.
     """
     return write_report(run, SweepMaker(recipe, config), draws_monitor=False)
 
@@ -42,8 +43,8 @@ def write_report(
     """Make the page of any run, with its table and figures; returns their paths, the page last.
 
     Args:
-        run: looked at only; one that is under way is reported as far as it is.
-        maker: the recipe that a sweep or a map was made from. Without it a sweep is shown by
+        run: only looked at; one that is under way is reported as far as it has got.
+        maker: the recipe that a sweep or a map was made from. Without it a sweep is shown as
             means over its seeds, and a map with what its run folder holds.
         out: a folder for everything that is made; without it, it goes into the run's folder and
             the page is ``report/index.html`` there.
@@ -80,7 +81,7 @@ def _content(run: Run, maker: SweepMaker | MapMaker | None, place: RunFolder) ->
 
 
 def _gang_content(run: Run, place: RunFolder) -> Content:
-    """SetupError where a record of the training holds something else than a training writes."""
+    """Raises SetupError where a record holds something else than a training writes."""
     try:
         return script_content(run) if run.stored.is_program else training_content(run, place)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -120,7 +121,7 @@ def _page(
 def _monitored(
     folder: RunFolder, place: RunFolder, *, draws: bool
 ) -> tuple[list[Block], dict[str, list[str]], list[Path]]:
-    """What the monitor saw as blocks, the GPUs of each machine, and the picture that was made."""
+    """Blocks with what the monitor saw, the GPUs of each machine, and the picture that was made."""
     from muster.monitor.figure import draw
     from muster.monitor.files import Summary, read_rows
     from muster.monitor.sample import HOST

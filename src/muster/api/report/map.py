@@ -34,7 +34,7 @@ class MapMaker(NamedTuple):
 def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
     """Write a recipe's numbers and figures into ``place`` and say what is in them.
 
-    Without a maker, or where the output has gone, those are shown that the run folder holds.
+    Without a maker, or where the output is gone, it shows those that the run folder holds.
     """
     folder, stored = run.folder, run.stored
     folders = [*_earlier(folder), folder]
@@ -102,7 +102,7 @@ def _of_recipe(
 
 
 def _earlier(folder: RunFolder) -> list[RunFolder]:
-    """With --stage-by-stage the run folders of all stages but the last, else none."""
+    """The run folders of all stages but the last with ``--stage-by-stage``, else none."""
     found: list[RunFolder] = []
     while (before := RunFolder(folder.stage(len(found)))).exists():
         found.append(before)
@@ -110,7 +110,7 @@ def _earlier(folder: RunFolder) -> list[RunFolder]:
 
 
 def _state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:
-    """What came of the records of the first stage; of later ones only what they refused."""
+    """What became of the records of the first stage, and how many the later ones rejected."""
     first = counts[0]
     total = first.num_in + first.num_lost + first.num_open
     done = f"{first.num_in:,} of {count(total, 'record')} done"

@@ -40,7 +40,7 @@ NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip 
 
 
 class Content(NamedTuple):
-    """What differs from kind to kind of run; ``files``: what was made beside the page.
+    """What differs between kinds of runs; ``files``: what was made beside the page.
 
     ``settings`` are named values by caption; ``effort``: what is known of time and memory.
     """
@@ -216,11 +216,11 @@ def curves_to_show(
 def _remarks(found: Groups, shown: Table | None) -> Iterator[str]:
     if found.num_unusable:
         yield (
-            f"{count(found.num_unusable, 'result')} that are not finite numbers are left out of "
-            "the means."
+            "The means leave out what is infinite or not a number: "
+            f"{count(found.num_unusable, 'result')}."
         )
     if found.others:
-        yield f"Results that are no numbers are in results.csv only: {', '.join(found.others)}."
+        yield f"Results that are not numbers are in results.csv only: {', '.join(found.others)}."
     if shown is not None and len(found.groups) > MOST_ROWS:
         yield "Every single task is in results.csv and results.parquet."
 
@@ -260,7 +260,7 @@ def _tasks(
 
 
 def _rows(folder: RunFolder, effort: Effort) -> Iterator[tuple[dict[str, Any], ...]]:
-    """Parameters, metrics, and what muster says, of every task there is so far."""
+    """Parameters, metrics and muster's own columns of every task there is so far."""
     from muster.farm.rows import rows
 
     if not folder.ledger.exists():  # killed before there was a task

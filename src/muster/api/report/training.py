@@ -69,7 +69,7 @@ def script_content(run: Run) -> Content:
         state=state,
         mood=mood,
         failures=gang_failures(folder),
-        figures=pictures or [Text("There are no figures: the program is not known to draw any.")],
+        figures=pictures or [Text("The program has left no figures in the run folder.")],
         results=[table, *log_blocks(folder)],
         settings={"What was run": program, "How it was run": stored.options},
     )
@@ -101,7 +101,7 @@ def _draw(
 def _curves(
     folder: RunFolder, place: RunFolder, results: Results, lines: Sequence[Mapping[str, Any]]
 ) -> list[Path]:
-    """``curves.png``: the one of the training, or drawn now of a training that has not ended."""
+    """``curves.png``: the training's own, or one drawn now where the training has not ended."""
     kinds = {line.get("kind") for line in lines}
     if not kinds & {"train", "update"}:
         return []
@@ -130,7 +130,7 @@ def _is_newer(path: Path, than: Path) -> bool:
 
 
 def _monitor(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
-    """By what the best model is chosen; of a training that has not ended, the first metric."""
+    """The metric that chooses the best model; before a training has ended, its first metric."""
     if "best" in results:
         return str(results["best"]["metric"])
     first = next((line for line in lines if line.get("kind") == "evaluation"), {})
@@ -186,7 +186,7 @@ def _compared(folder: RunFolder, told: Mapping[str, Any]) -> Iterator[Block | No
 
 
 def _csv_blocks(path: Path) -> Iterator[Block | None]:
-    """A CSV file with remarks in lines that begin with #."""
+    """The table in a CSV file, and the remarks in its lines that begin with #."""
     text = path.read_text(encoding="utf-8", errors="replace").splitlines()
     remarks = [line.lstrip("# ") for line in text if line.startswith("#")]
     rows = csv.DictReader(line for line in text if not line.startswith("#"))
