@@ -51,9 +51,9 @@ from muster.slurm.states import JobStatus
 class Array:
     """The record of an array, ``elements/array.json``.
 
-    ``seed_offset``: every element has one seed, its number above this; None: each has a part of the
-    tasks. ``share`` says it too, as arrays did that have no ``seed_offset``. ``argv`` in ``cwd``
-    was typed to send it.
+    ``seed_offset``: every element has one seed, which is this plus its number; None: each has a
+    part of the tasks. ``share`` says the same for older records, which have no ``seed_offset``.
+    ``argv`` was typed in the folder ``cwd`` to send the array.
     """
 
     elements: int
@@ -97,10 +97,10 @@ class ArrayProgress(NamedTuple):
 
 
 def part_of(workload: Workload, text: str) -> Workload:
-    """Every N-th task from the I-th on, for ``--part I/N``; UsageError for what is no part."""
+    """Every N-th task from the I-th on, for ``--part I/N``; UsageError for any other text."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise UsageError(f"--part {text} is no part.", hint="write I/N, such as 0/8 … 7/8.")
+        raise UsageError(f"--part {text} is not a part.", hint="write I/N, such as 0/8 or 7/8.")
     first, step = int(index), int(count)
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:
@@ -119,7 +119,10 @@ def part_of(workload: Workload, text: str) -> Workload:
 def plan_array(
     workload: Workload, options: SweepOptions, count: int, seed_offset: int | None
 ) -> ArrayPlan:
-    """What would be sent. ``seed_offset``: see `Array`."""
+    """What would be sent. ``seed_offset``: see `Array`.
+
+    Raises UsageError for a ``count`` below 1, and where the run was begun with other parts.
+    """
     if count < 1:
         raise UsageError(f"--array {count} is too small.", hint="write 1 or more.")
     folder = RunFolder(choose_folder(workload, options).path.absolute())
@@ -130,7 +133,7 @@ def plan_array(
 
 
 def _check_share(plan: ArrayPlan) -> None:
-    """UsageError where the elements that are there have other parts than these would have."""
+    """Raise UsageError where the elements that are there have other parts than these would."""
     record = read_array(plan.folder)
     if record is None:
         return
@@ -138,8 +141,9 @@ def _check_share(plan: ArrayPlan) -> None:
     known = count == plan.num_elements if record.share is None else record.share == plan.share
     if not known:
         raise UsageError(
-            f"{plan.folder.path} was begun as an array of {count} elements: with "
-            f"--array {plan.num_elements} each would have another part of the tasks.",
+            f"{plan.folder.path} was begun as an array of {count} "
+            f"element{'s' if count > 1 else ''}: with --array {plan.num_elements} each would have "
+            "another part of the tasks.",
             hint=f"repeat it with --array {count} and the seeds it had, or choose another "
             "--run-dir.",
         )
@@ -174,9 +178,10 @@ def sweep_script(prepared: Prepared) -> str:
 
 
 def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]) -> int:
-    """List all tasks in the run's ledger, and send the array; its id.
+    """List all tasks in the run's ledger, and send the array; returns its id.
 
-    What SLURM refuses leaves the records as they were.
+    If SLURM refuses it, the records stay as they were. Raises SetupError then, and where SLURM does
+    not answer; PlanMismatchError for a run of another plan.
     """
     folder, text = plan.folder, script_of(plan, options)
     records = (folder.run_json, folder.elements_json)
@@ -195,7 +200,7 @@ def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Seque
 
 
 def _take_back(folder: RunFolder, before: Mapping[Path, bytes | None]) -> None:
-    """The records as they were; of a run that was not there, its ledger goes as well."""
+    """Make the records what they were; if there was no run, its ledger is removed as well."""
     for path, content in before.items():
         if content is None:
             path.unlink(missing_ok=True)
@@ -209,8 +214,9 @@ def _take_back(folder: RunFolder, before: Mapping[Path, bytes | None]) -> None:
 def make_ready(
     plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Sequence[str]
 ) -> Path | None:
-    """List all tasks in the run's ledger, so that ``collect`` knows what belongs to the run; where
-    the run before it is kept.
+    """List all tasks in the run's ledger, so that ``collect`` knows what belongs to the run.
+
+    Returns where ``--restart`` keeps the run before it; None where there was none.
     """
     folder = plan.folder
     aside = move_aside(folder, "sweep") if options.restart else None
@@ -270,15 +276,16 @@ def collect(path: Path) -> tuple[Run, Collected]:
 
 
 def _found(folder: RunFolder) -> list[tuple[int, JobStatus]]:
-    """The elements that SLURM knows; none where it cannot be asked, as on one's own machine."""
+    """The elements that SLURM knows; none where it cannot be asked, as on a machine without it."""
     with suppress(SetupError):
         return [(number, item) for (_, number), item in elements_of(array_name(folder)).items()]
     return []
 
 
 def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | None:
-    """How far the elements are; None for a run without. Without SLURM's answer, those at work are
-    known by their locks, and none is known to be queued.
+    """How far the elements are; None for a run without elements.
+
+    Without SLURM's answer, those at work are known by their locks, and none is known to be queued.
     """
     record = read_array(folder)
     if record is None:
@@ -289,7 +296,7 @@ def array_progress(folder: RunFolder, *, asks_slurm: bool) -> ArrayProgress | No
     for element in begun:
         for state, number in Run(element.path).counts().items():
             counts[state] += number
-    if not counts[TaskState.STOPPED]:  # told where there are some, as of any run
+    if not counts[TaskState.STOPPED]:  # only a search has some, so zero is not shown
         del counts[TaskState.STOPPED]
     found = [item for _, item in _found(folder)] if asks_slurm else []
     num_queued = sum(item.waits for item in found)

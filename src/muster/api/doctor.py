@@ -32,7 +32,7 @@ def examine(options: DoctorOptions, say: Callable[[str], None] = lambda _: None)
 
 
 def examine_recorded(path: Path) -> Examination:
-    """Look at the machine recorded in ``path``; UsageError when that is no facts file."""
+    """Look at the machine recorded in ``path``; UsageError when that is not a facts file."""
     return _checked(load_facts(path))
 
 
@@ -46,7 +46,7 @@ def keep_facts(path: Path, facts: Facts) -> None:
 
 
 def write_fixes(path: Path, examination: Examination) -> None:
-    """Write what findings would set to ``path``; SetupError where that fails."""
+    """Write to ``path`` what the findings would set; SetupError where that fails."""
     findings = sorted_by_severity(examination.findings)
     script = env_script(findings, examination.facts.host.name, path.name)
     _write("the settings", path, script.encode())

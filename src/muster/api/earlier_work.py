@@ -33,14 +33,14 @@ def check_code(folder: RunFolder, now: Code, *, may_change: bool) -> None:
     if may_change:
         return
     main = array_of(folder)
-    if main is not None:  # an element has the code that its array was sent with, from the first
+    if main is not None:  # all elements must run the code that the array was sent with
         check_same_code(read_run(main).code, now, main.path)
     elif folder.exists() and (code := _code_of_work(folder)) is not None:
         check_same_code(code, now, folder.path)
 
 
 def _code_of_work(folder: RunFolder) -> Code | None:
-    """The code of what is done there; None where nothing is, and nothing can be mixed."""
+    """The code that did the work there; None where no work is done that new code could mix with."""
     stored = read_run(folder)
     if stored.is_program:
         return stored.code if any(folder.logs.glob("rank-*.log")) else None
@@ -55,7 +55,7 @@ def has_trained(folder: RunFolder) -> bool:
 
 
 def _code_of_checkpoint(folder: RunFolder) -> Code:
-    """The code that the newest checkpoint was made by; empty where none says so."""
+    """The code that made the newest checkpoint; empty where no checkpoint says so."""
     paths = folder.checkpoints.glob("step-*/extra.json")
     by_length = sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
     for path in reversed(by_length):
@@ -108,7 +108,7 @@ def move_aside(
     PlanMismatchError for a run of another kind.
     """
     parts = (folder.run_json, folder.ledger, folder.elements, folder.stage(0).parent)
-    # A job that was handed in may still wait in the queue: then it is all that there is.
+    # A job may still wait in the queue, and the folder may hold nothing but its record.
     if not any(path.exists() for path in (*parts, folder.slurm_job)):
         return None
     if folder.exists():
@@ -161,7 +161,8 @@ def _refuse_at_work(folder: RunFolder) -> None:
         if (job := living_job(folder)) is not None:
             busy.append(f"job {job[0]}")
     if busy:
+        work = "works" if len(busy) == 1 else "work"
         raise SetupError(
-            f"{folder.path} cannot be moved aside: {', '.join(busy[:5])} still work on it.",
+            f"{folder.path} cannot be moved aside: {', '.join(busy[:5])} still {work} on it.",
             hint="end them with scancel, or wait; another --run-dir needs no waiting.",
         )

@@ -110,7 +110,8 @@ def train_here(
 ) -> Trained:
     """Be one rank of a gang that another launcher has started, or the only one.
 
-    ``task``: what the job names, where it is made already; ``slot``: what the job was placed on.
+    ``task``: the task that the job names, if it is made already; ``slot``: what the job was placed
+    on. Raises what ``fit`` raises.
     """
     options = options or GangOptions()
     check_installed(options.log_to)
@@ -118,9 +119,9 @@ def train_here(
     folder = job.folder
     if options.restart and topology is not None:
         raise UsageError(
-            f"--restart inside {topology.launcher}, which may start this program again and again: "
-            "each time the training would begin anew.",
-            hint="choose another --run-dir, or move the old one aside before.",
+            f"--restart has no place inside {topology.launcher}, which may start this program "
+            "again and again: each time the training would begin anew.",
+            hint="choose another --run-dir, or move the old one aside first.",
         )
     from muster.rank.life import live
 
@@ -147,7 +148,7 @@ def train_here(
 
 
 def _code(results: Results | None) -> int:
-    """A training that was asked to stop has no results, and is not to be taken for a finished."""
+    """A training that was asked to stop has no results and must not be taken for a finished one."""
     return EXIT_OK if results is not None else EXIT_REQUEUE
 
 

@@ -83,7 +83,10 @@ def choose_start(program: Script | Entry, options: GangOptions) -> Start:
 
 
 def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) -> GangPlan:
-    """The first half of a run. Changes nothing, takes no lease."""
+    """The first half of a run: what would be started, where. It changes nothing and takes no lease.
+
+    Raises what placing raises, and UsageError inside another launcher.
+    """
     _refuse_inside()
     check_installed(options.log_to)
     settings = read_settings()
@@ -130,7 +133,7 @@ def run_gang(
         for lease in leases:
             devices.enter_context(lease)
         plan = _plan(folder, program, options, placement, settings)
-        # Of a job from an older muster, whose script has the words of the node.
+        # In a job from an older muster, ``argv`` is what its script calls on the node.
         words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
         renew = renewal(folder, program, options, kind, code or {}, about or {}, words)
         if options.restart:
@@ -161,7 +164,7 @@ def run_gang(
         hear, warn = audience.hear, audience.warn
         ending = launch_gang(supervisor, _spec(plan, program), hear, warn, session.is_cancelled)
         if ending.stopped_by == "SIGINT" and settings.slurm_job_id and folder.slurm.is_dir():
-            # The script of the job, which would start it again, cancels it then.
+            # Seeing this file, the job's script cancels the job instead of starting it again.
             folder.slurm_cancelled(settings.slurm_job_id).touch()
         fields = {k: v for k, v in dataclasses.asdict(ending).items() if v}
         try:
@@ -251,8 +254,8 @@ def _refuse_inside() -> None:
     if here is not None:
         raise UsageError(
             f"This is rank {here.rank} of {here.world_size} of a gang that {here.launcher} has "
-            "started: another gang inside every rank would be more ranks than devices.",
-            hint="start muster outside of the launcher, or unset RANK and WORLD_SIZE.",
+            "started: a gang inside every rank would make more ranks than there are devices.",
+            hint="start muster outside the launcher, or unset RANK and WORLD_SIZE.",
         )
 
 
@@ -265,7 +268,7 @@ def renewal(
     about: Mapping[str, Any],
     argv: Sequence[str],
 ) -> Renew:
-    """The record of this start: that of the run is replaced, but for its id and its age."""
+    """The record of this start, which replaces that of the run, except for its id and its age."""
 
     def renew(before: RunRecord | None) -> RunRecord:
         if before is not None:

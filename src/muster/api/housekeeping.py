@@ -66,7 +66,7 @@ class Housekeeping:
             self._exporter.wait()
 
     def requests(self) -> list[Request]:
-        """Asked every turn: only looks at a list."""
+        """What signals have asked for since the last turn. Called every turn, so it is cheap."""
         if not self._signals.heard:
             return []
         requests = []
@@ -76,7 +76,10 @@ class Housekeeping:
         return requests
 
     def do(self, view: RunView) -> tuple[list[Event], list[Request]]:
-        """Twice a second: requests of other processes, status, export, packing."""
+        """Look after other processes' requests, status, export and packing. Called twice a second.
+
+        Returns events for the scheduler and requests to the coordinator.
+        """
         now = self.clock.monotonic_s()
         if now >= self._status_due_s:
             self._status_due_s = now + _STATUS_EVERY_S
@@ -91,7 +94,7 @@ class Housekeeping:
         return events, requests
 
     def _has_failed_rehearsal(self, view: RunView) -> bool:
-        """Once; not where all is over, so that the end itself will tell."""
+        """Whether the rehearsal has just failed. None is held at the end: the real calls come."""
         if self._rehearsal is None or view.num_ended >= view.total:
             return False
         return self._rehearsal.look(self.folder, view.num_done)
@@ -103,7 +106,7 @@ class Housekeeping:
             write_json(self.folder.status_json, record)
 
     def _start_export(self) -> None:
-        """In a process of its own: pyarrow would double the coordinator's memory."""
+        """Export in a process of its own: pyarrow would double the coordinator's memory."""
         if self._exporter is not None and self._exporter.poll() is None:
             return
         self._exporter = subprocess.Popen(

@@ -84,7 +84,10 @@ class Prepared:
 
 
 def prepare(workload: Workload, options: SweepOptions) -> Prepared:
-    """The first half of a run: what would be run, where, by whom. Changes nothing on disk."""
+    """The first half of a run: what would be run, where, by whom. It changes nothing on disk.
+
+    Raises what ``muster.sweep`` raises before it starts anything.
+    """
     _check_executor(workload, options)
     check_installed(options.log_to)
     folder = choose_folder(workload, options)
@@ -155,7 +158,7 @@ def _check_executor(workload: Workload, options: SweepOptions) -> None:
     search = workload.search
     if search is not None and search.stopping.rule != "none" and options.executor == "inline":
         raise UsageError(
-            "--stop has no effect with --on inline: nothing is heard while a task runs.",
+            "--stop has no effect with --on inline: no message is read while a task runs.",
             hint="drop one of them.",
         )
 
@@ -229,7 +232,7 @@ def policy_of(
 
 
 def _number_targets(ledger: Ledger, workload: Workload) -> dict[str, int]:
-    """Name → number in the ledger."""
+    """The number of each target in the ledger, by its name; the ledger notes their code too."""
     ledger.begin()
     numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
     for number in numbers.values():
@@ -245,7 +248,10 @@ def _settle(
     options: SweepOptions,
     targets: Mapping[int, TargetSpec],
 ) -> tuple[list[PilotLeft], int]:
-    """Void what a dead coordinator had claimed, but for what its pilots have done or still do."""
+    """Void what a dead coordinator had claimed, except what its pilots have done or still do.
+
+    Returns those pilots, and how many tasks are tried again.
+    """
     request = options.cluster if options.executor == "slurm" else None
     ledger.begin()
     left = settle(folder, ledger, request, targets)
@@ -270,8 +276,8 @@ def _check_usable(folder: RunFolder, ending: Ending, options: SweepOptions) -> N
     ended = sum(n for state, n in ending.counts.items() if state.is_final)
     if ending.unusable and ended < sum(ending.counts.values()):
         raise SetupError(
-            f"No worker is left to run tasks on: {ending.unusable}",
-            hint=f"see {_where_to_look(folder, options)}; everything finished is saved, run the "
+            f"No worker is left to run tasks: {ending.unusable}",
+            hint=f"see {_where_to_look(folder, options)}; everything finished is saved, so run the "
             "same command again.",
         )
 

@@ -56,7 +56,7 @@ HUNG_AFTER_S = 1800.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MapPreview:
-    """What ``--dry-run`` shows; stage by stage, of the first stage."""
+    """What ``--dry-run`` shows; with ``--stage-by-stage``, of the first stage."""
 
     folder: RunFolder
     prepared: Prepared
@@ -79,7 +79,7 @@ def map(
             ``process_one``, a list of these, or ``"file.py:name"``. See `muster.pipeline.stages`.
         source: a path, folder, glob or ``hf:NAME``, or an iterable of records.
         sink: a .jsonl, .parquet or .csv file, or a folder.
-        show: called about ten times a second with the state of affairs.
+        show: called about ten times a second with a picture of the run, a ``RunView``.
         options: fields of `SweepOptions` (``devices="cpu:4"``), `MapSettings`
             (``batch_size=64``), `Selection` (``limit=100``, ``where="level>=3"``) and
             `InputOptions` (``delimiter=";"``).
@@ -150,8 +150,9 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
 
 
 def _parts(job: MapJob, folder: RunFolder) -> list[tuple[MapJob, RunFolder]]:
-    """The job, or with ``--stage-by-stage`` one for each stage, on the output of the one before,
-    in a folder of its own; the last in the job's.
+    """The job and its folder; with ``--stage-by-stage`` a job for each stage.
+
+    Each reads the output of the one before, in a folder of its own; the last has the job's folder.
     """
     if not job.settings.stage_by_stage or len(job.stages) < 2:
         return [(job, folder)]
@@ -228,7 +229,7 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
     def finish(folder: RunFolder, ending: Ending) -> None:
         nonlocal counts, published
         counts = tally(folder)
-        # Ended before all chunks were listed, the ledger has nothing open and yet not everything.
+        # A map that ended before all chunks were listed has none that is open, and is not done.
         if not (counts.num_open or counts.num_lost or ending.interrupted):
             audience.say("writing the output")
             check_balance(folder, shards)
@@ -272,10 +273,11 @@ def _mapped(
 
 
 def _in_all(stages: Sequence[Mapped]) -> Mapped:
-    """Counts over all stages; the errors of each are in the folder of its stage."""
+    """The counts of all stages together; the errors of each are in the folder of its stage."""
     *earlier, last = stages
     notes = [
-        f"{m.num_rejected:,} records failed in stage {number}: {m.errors}"
+        f"{m.num_rejected:,} record{'s' if m.num_rejected > 1 else ''} failed in stage {number}: "
+        f"{m.errors}"
         for number, m in enumerate(earlier, start=1)
         if m.num_rejected
     ]

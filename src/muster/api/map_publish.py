@@ -1,4 +1,4 @@
-"""From finished chunks to the output: which there are, the merge, and the record of it."""
+"""From finished chunks to the output: which chunks there are, the merge, and its record."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def publish(
     if sink.format == "parquet":  # it has a schema, which keeps what the input's carries
         sink = dataclasses.replace(sink, metadata=tuple(source.metadata().items()))
     # A kill must never leave an output that this run does not know as its own: the permission is
-    # written before the rename, removed behind the record, and the chunks go last.
+    # written before the rename and removed after the record is written, and the chunks go last.
     allow_output(folder, sink)
     if growing is None:
         merged = merge(parts, sink, errors=folder.errors_jsonl)
@@ -161,7 +161,7 @@ def publish(
 
 
 def _may_repeat_ids(folder: RunFolder, job: MapJob, source: Source) -> bool:
-    """Whether records have ids of their own, from the input or from a stage; ours are unlike."""
+    """Whether records have ids from the input or from a stage; those that we give never repeat."""
     if not job.settings.keeps_ids or "id" in source.describe()["columns"]:
         return job.settings.keeps_ids
     return any(value.get("own_ids") for _, _, value in _chunks(folder))
@@ -203,8 +203,10 @@ def size_of(path: Path) -> int:
 
 
 def check_output(folder: RunFolder, sink: SinkSpec, *, overwrite: bool) -> bool:
-    """UsageError when the output exists and is not what this run folder has written, now or before
-    ``--restart`` put that run aside. True where only ``overwrite`` allows to replace it.
+    """Whether only ``overwrite`` allows this run to replace the output.
+
+    Raises UsageError without it, where the output exists and is not what this run folder has
+    written, now or before ``--restart`` put that run aside.
     """
     path = sink.path
     is_there = path.exists() and (not path.is_dir() or any(path.iterdir()))
@@ -297,8 +299,8 @@ class Growing:
 
     @property
     def appender(self) -> Appender:
-        """Opened at the first use, which must be under the run's lock: opening one cuts off what
-        another has not finished.
+        """What appends to the output. It is opened at the first use, which must be under the run's
+        lock: opening it cuts off what another has written only in part.
         """
         if self._appender is None:
             self._appender = Appender(self._sink)

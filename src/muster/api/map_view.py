@@ -59,9 +59,10 @@ class RecordCount:
 def cost_line(
     placement: Placement, inventory: Inventory, seconds: float, prices: PriceList
 ) -> str | None:
-    """One sentence with the sum, the prices and their origin; None without a priced card.
+    """What ``seconds`` on these devices cost, with the prices and their origin, in a sentence.
 
-    Owned cards cost their electricity, which needs their power over the run: they are left out.
+    None where no card has a price. Cards of one's own are left out: they cost their electricity,
+    and their power over the run is not known here.
     """
     used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
     cards = Counter(device.name for device in inventory.devices if device.uuid in used)

@@ -32,7 +32,7 @@ class Series(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a series comes to. NaN where no value is a number, as the smallest and the largest."""
+    """A series in a few numbers; its extremes are NaN where none of its values is a number."""
 
     task: str
     label: str
@@ -47,7 +47,7 @@ class Summary(NamedTuple):
 
 
 def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[Series]:
-    """What tasks have logged, of one or of all, in the order of the plan."""
+    """What one task has logged, or all of them, in the order of the plan."""
     with LedgerReader(folder.ledger) as ledger:
         logged = ledger.tasks_with_metrics()
         for row in ledger.tasks():
@@ -60,8 +60,8 @@ def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[S
 def series_of_ranks(folder: RunFolder) -> Iterator[Series]:
     """What a training, an agent or a program under ``muster run`` has written down.
 
-    Lines of a training say what they are of, as in ``train/loss``; those of a program are its own,
-    and each of its starts counts as an attempt.
+    The lines of a training have a kind, which names their metrics, as in ``train/loss``; those of a
+    program are as it wrote them, and each of its starts counts as an attempt.
     """
     starts: dict[Any, int] = {}
     frames = []
@@ -147,7 +147,7 @@ def write_points(found: Iterable[Series], target: Path) -> int:
 
 
 def only(found: Iterable[Series], name: str | None) -> list[Series]:
-    """The series of this name, or all. UsageError where there are others and none of it."""
+    """The series of this name, or all of them; UsageError where only others were logged."""
     every = list(found)
     kept = [series for series in every if name in (None, series.name)]
     if name is not None and every and not kept:

@@ -23,7 +23,7 @@ from muster.monitor.recorder import PASSED_ON, TYPED, Ticker, Waiter, check_inte
 from muster.monitor.sample import Row, Sample, Sampler, rows
 from muster.monitor.sinks import Sink, open_sink
 
-#: The end of a child wakes us up by a signal; where there is none, it is looked at this often.
+#: A signal tells that a child has ended; where there is no such signal, we look this often.
 _CHILD_S = 1.0
 _TYPED = {getattr(signal, name) for name in TYPED if hasattr(signal, name)}
 
@@ -115,10 +115,10 @@ def watch(
     say: Callable[[str], None] = _say_nothing,
     clock: Clock | None = None,
 ) -> Watched:
-    """Take samples until somebody ends it, the time is over, or the command has ended.
+    """Take samples until somebody ends this, the time is over, or the command has ended.
 
     Call it in the main thread. Ctrl-C, TERM and HUP end the watching; with a command they go to
-    the command, whose end is then waited for. Raises UsageError for an output that holds something
+    the command, whose end is then awaited. Raises UsageError for an output that holds something
     else, SetupError where it cannot be written, TargetError for a command that does not start.
     """
     clock = clock or SystemClock()
@@ -174,7 +174,7 @@ class _Watch:
     def beside(
         self, child: subprocess.Popen[bytes], waiter: Waiter, say: Callable[[str], None]
     ) -> None:
-        """To the end of ``child``, whatever becomes of the samples."""
+        """Stay with ``child`` to its end, whatever becomes of the samples."""
         was_at_terminal = is_at_terminal()
         while True:
             try:
@@ -232,7 +232,7 @@ def _open(path: Path | None) -> Sink | None:
 
 
 def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes] | None:
-    """In our own process group: it keeps the terminal, and gets a Ctrl-C that is typed there."""
+    """Start it in our own process group, where it keeps the terminal and gets a typed Ctrl-C."""
     if not command:
         return None
     try:
@@ -266,7 +266,7 @@ class Replay:
 def replay(text: str) -> Replay:
     """Read the samples of a run (its folder, or its name below ./runs) or of a log file.
 
-    Draws them into ``monitor.png`` of the run's folder, or beside the log file.
+    Draws them into ``monitor.png`` in the run's folder, or into a .png beside the log file.
     Raises UsageError for a run that does not exist, SetupError where there are no samples.
     """
     from muster.monitor.figure import draw
@@ -275,7 +275,7 @@ def replay(text: str) -> Replay:
     found = [row for log in logs for row in read_rows(log)]
     found.sort(key=lambda row: row.time_utc)
     if not found:
-        raise SetupError(f"{', '.join(map(str, logs))} holds no samples yet.")
+        raise SetupError(f"There are no samples yet in {', '.join(map(str, logs))}.")
     try:
         draw(figure, found, _title(name, found))
     except OSError as error:

@@ -148,26 +148,26 @@ class SearchOptions:
     choice(adam,sgd), with " if opt=sgd" behind it where it depends on another. May be given several
     times."""
     maximize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
-    """What is to be large, of what tasks log or return. Given several times: a Pareto front."""
+    """A metric, of what tasks log or return, to make large. Given several times: a Pareto front."""
     minimize: Annotated[tuple[str, ...], Flag(metavar="METRIC")] = ()
-    """What is to be small, of what tasks log or return."""
+    """A metric, of what tasks log or return, to make small."""
     trials: int | None = None
     """How many settings are tried; each with every seed of --seeds."""
     sampler: Annotated[SamplerName, Flag(metavar="NAME")] = "random"
-    """What chooses them: random, qmc, tpe, gp, cmaes or nsga2 (all but random need Optuna)."""
+    """What chooses settings: random, qmc, tpe, gp, cmaes or nsga2 (all but random need Optuna)."""
     stop: Annotated[str, Flag(metavar="RULE[:OPTIONS]")] = "none"
     """What ends bad trials early, by what they log: asha, asha-stop, hyperband or median, with
     options such as asha:min=1,max=81,eta=3."""
     tries: Annotated[tuple[str, ...], Flag(name="try", metavar="NAME=V,…")] = ()
-    """A first guess: a setting, or a part of one. May be given several times."""
+    """A setting to try first, or a part of one. May be given several times."""
     constraint: Annotated[tuple[str, ...], Flag(metavar="METRIC<=V")] = ()
     """A trial that breaks it is not among the best. May be given several times."""
     search_seed: int = 0
-    """Of the search's own draws."""
+    """The seed of the search's own random draws."""
     search_time_s: Annotated[
         float | None, Flag(name="search-time", metavar="TIME", read=parse_duration)
     ] = None
-    """Begin nothing new after this time: 90, 30m, 2h. More of it later goes on."""
+    """Begin nothing new after this time: 90, 30m, 2h. With more time the search goes on later."""
     gpu_hours: float | None = None
     """Begin nothing new after this many hours of all workers together."""
 
@@ -235,8 +235,8 @@ class GangOptions(DeviceOptions, KeptOptions):
     """How the ranks are started and watched. There is one rank per device.
 
     ``one_process``: one rank that sees all the devices, instead of one per device.
-    ``restart_on``: after which ends the gang is started anew: any, or only deaths by a signal and
-    stalls, when an exception would only come again. ``slurm``: what a job on SLURM asks for,
+    ``restart_on``: after which failures the gang is started anew: all, or only deaths by a signal
+    and stalls, where an exception would only come again. ``slurm``: what a job on SLURM asks for,
     instead of starting ranks here.
     """
 

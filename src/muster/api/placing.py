@@ -46,7 +46,10 @@ class DeviceChoice(Protocol):
 def take_devices(
     options: SweepOptions, run_name: str, settings: Settings
 ) -> tuple[Placement, list[Lease]]:
-    """The placement and the leases that hold its GPUs; the caller keeps and releases them."""
+    """The placement and the leases that hold its GPUs; the caller keeps and releases them.
+
+    Raises what `place_and_lease` raises, and UsageError for options without effect on a cluster.
+    """
     if options.executor in CLUSTERS:
         return _on_cluster(options), []
     inventory = discover(settings)
@@ -98,7 +101,7 @@ def _on_cluster(options: SweepOptions) -> Placement:
 
 
 def _refuse_local(options: SweepOptions) -> None:
-    """What chooses devices of this machine would be ignored on a cluster."""
+    """Raise UsageError for options that choose devices of this machine: a cluster ignores them."""
     given = {
         f"--devices {options.devices}": options.devices != "auto",
         f"--gpu-ids {options.gpu_ids}": options.gpu_ids is not None,
@@ -125,6 +128,7 @@ def _per_gpu(options: SweepOptions, inventory: Inventory) -> int:
 
 
 def device_request(options: DeviceChoice) -> DeviceRequest:
+    """What the options ask for; UsageError for a choice of devices that is not one."""
     if options.gpu_ids is not None:
         return parse_gpu_ids(options.gpu_ids)
     if options.max_gpus is not None and options.devices == "auto":
@@ -162,8 +166,9 @@ def remarks(placement: Placement) -> list[str]:
 
 
 def slots_of(placement: Placement, options: SweepOptions) -> tuple[SlotSpec, ...]:
+    """The slots of a placement, as the farm sees them."""
     sharing = Counter(slot.device_uuids for slot in placement.slots)
-    # Of "auto" the slots are those that there may be: it begins with one worker alone.
+    # With "auto" these are all the slots that there may ever be: it begins with one worker.
     is_shared = options.per_gpu != "auto"
     return tuple(
         SlotSpec(
@@ -184,9 +189,9 @@ class PerGpuAuto:
     """Starts with one worker per GPU; after finished tasks grows to what their peaks allow.
 
     What a worker holds is what the driver lists for its processes, or what its tasks report of
-    torch's memory and a context beside it, whichever is more: in some containers the driver lists
-    nobody. A task that finds no memory beside others takes a worker off its GPU for the rest of the
-    run; one that was alone there says nothing about how many fit.
+    torch's memory with a context beside it, whichever is more: in some containers the driver lists
+    no processes. After a task that found no memory beside others its GPU has one worker fewer for
+    the rest of the run; one that was alone there says nothing about how many fit.
     """
 
     CAP = 8
@@ -209,7 +214,7 @@ class PerGpuAuto:
         self._peaks = dict.fromkeys(self._shares, 0)
 
     def sample(self, view: RunView) -> list[Event]:
-        """New limits where the peaks allow more workers or force fewer."""
+        """Events that set new limits, where the peaks allow more workers or force fewer."""
         lines = {line.slot: line for line in view.workers}
         events: list[Event] = []
         for key, slots in self._shares.items():

@@ -132,7 +132,10 @@ class SweepPlan:
 
 
 def known_model(what: str, request: PlanRequest) -> Known | None:
-    """The model that ``params=7e9`` or ``hf:config.json`` names; None for anything else."""
+    """The model that ``params=7e9`` or ``hf:config.json`` names; None for anything else.
+
+    Raises UsageError for a number that is not written so.
+    """
     wanted = request.parameters
     said = None if wanted is None else given(int(wanted), "--parameters")
     if what.startswith("params="):
@@ -150,12 +153,12 @@ def known_model(what: str, request: PlanRequest) -> Known | None:
         number = plain[:-1] + _POWERS[plain[-1]] if plain[-1] in _POWERS else plain
         raise UsageError(
             f"{what} is neither a task nor a run.",
-            hint=f"as a number of parameters it is params={number}",
+            hint=f"write params={number} for a number of parameters.",
         )
     return None
 
 
-#: 7B, as models are called.
+#: The letters in the names of models, such as 7B.
 _POWERS = {"k": "e3", "m": "e6", "b": "e9", "t": "e12"}
 
 
@@ -191,7 +194,10 @@ def known_task(
 
 
 def plan_training(what: str, known: Known, settings: Settings, prices: PriceList) -> TrainingPlan:
-    """Step time and what follows from it, for 1…N devices, or for unlike ones together."""
+    """Step time and what follows from it, for 1…N devices, or for unlike ones together.
+
+    Raises UsageError where the request says too little or its devices cannot share the batch.
+    """
     groups = planned_groups(known.request, settings)
     first = groups[0]
     work = work_of(known, first)
@@ -239,7 +245,10 @@ def _may_fit(known: Known, group: Group, num_devices: int) -> bool:
 
 
 def plan_memory(known: Known, settings: Settings) -> tuple[MemoryPlan, ...]:
-    """Memory per GPU by part, for each kind of device; also what ``muster doctor`` shows."""
+    """Memory per GPU by part, for each kind of device; also what ``muster doctor`` shows.
+
+    Raises UsageError where the number of parameters is not known.
+    """
     groups = planned_groups(known.request, settings)
     found = [_memory_of(known, group) for group in groups]
     plans = tuple(plan for plan in found if plan is not None)
@@ -374,7 +383,7 @@ def _number_of_parameters(what: str) -> Figure[int]:
     with suppress(ValueError, OverflowError):
         if (count := int(float(text))) > 0:
             return given(count, what)
-    raise UsageError(f"{what}: {text!r} is no number of parameters.", hint="write params=7e9.")
+    raise UsageError(f"{what}: {text!r} is not a number of parameters.", hint="write params=7e9.")
 
 
 def _cards_here(settings: Settings) -> tuple[Device, ...]:

@@ -48,9 +48,10 @@ def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
 def renewal(
     workload: Workload, options: SweepOptions, folder: RunFolder, argv: Sequence[str]
 ) -> Renew:
-    """The record of a new run, or that of the same run with what may change between starts.
+    """What makes the record of a new run, or that of an old one with what this start may change.
 
-    ``argv``: empty for a call of the library, which leaves a command that is known.
+    ``argv``: empty for a call of the library, which keeps the command in the record. What is
+    returned raises PlanMismatchError for a folder of another plan.
     """
 
     def renew(before: RunRecord | None) -> RunRecord:
@@ -64,7 +65,7 @@ def renewal(
                 folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
             )
         check_same_plan(folder, before, workload, options)
-        if argv:  # its words are read from where it was typed
+        if argv:  # paths in it are relative to where it was typed
             asked |= {"argv": tuple(argv), "cwd": str(Path.cwd())}
         return dataclasses.replace(before, options=plain_options(options), **asked)
 
@@ -74,7 +75,7 @@ def renewal(
 def check_same_plan(
     folder: RunFolder, stored: RunRecord, workload: Workload, options: SweepOptions
 ) -> None:
-    """PlanMismatchError when the folder was made for something else, with the difference.
+    """Raise PlanMismatchError, with the difference, when the folder was made for something else.
 
     More seeds (and what a recipe calls extendable) are no difference, and neither are more values
     of a grid, a zip or a list: tasks are known by their content, so these only add some. Changed
@@ -183,7 +184,10 @@ def stored_workload(run: Run) -> Workload:
 
 
 def go_to(cwd: str) -> None:
-    """Enter the folder the run was started from: its target and files are named from there."""
+    """Enter the folder the run was started from: its target and files are named from there.
+
+    Raises SetupError where it cannot be entered.
+    """
     try:
         os.chdir(cwd)
     except OSError as error:

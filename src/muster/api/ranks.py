@@ -26,7 +26,10 @@ class RankFailures(NamedTuple):
 
 
 def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
-    """A rank's log; without ``rank`` of the one that failed first, else of rank 0."""
+    """A rank and its log; without ``rank`` the one that failed first, else the first there is.
+
+    Raises UsageError where there is no such rank, or no rank has printed anything.
+    """
     known = _ranks(folder)
     if not known:
         raise UsageError(
@@ -45,7 +48,7 @@ def rank_log(folder: RunFolder, rank: str | None) -> tuple[int, Path]:
 
 
 def failed_rank(folder: RunFolder) -> int | None:
-    """The rank that the last start failed by; None where it did not fail by a rank."""
+    """The rank that made the last start fail; None where no rank did."""
     found = [_RANK.search(line) for line in last_report(folder)[:1]]
     if found and found[0] is not None:
         return int(found[0].group(1))
@@ -64,7 +67,10 @@ def rank_failures(folder: RunFolder) -> RankFailures:
 
 
 def export_metrics(folder: RunFolder, stored: RunRecord, target: Path) -> int:
-    """Write what a training has recorded, one row per line of its metrics, and count the rows."""
+    """Write what a training has recorded, one row per line of its metrics; returns their number.
+
+    Raises UsageError for a program, and where no step was recorded.
+    """
     if stored.is_program:
         raise UsageError(
             f"{folder.path} is {stored.kind_name}: it has no table of muster's.",

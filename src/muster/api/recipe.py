@@ -61,7 +61,7 @@ class Recipe:
         _guard(self, plan=tasks, count=count, forecast=_SENTENCES)
 
     def planned(self, config: Any) -> Iterator[RecipeTask]:
-        """The tasks of ``plan``, each looked at; TargetError for a wrong one, or a wrong number."""
+        """The tasks of ``plan``, each checked; TargetError for a wrong one, or a wrong number."""
         total, number = self.count(config), 0
         name = f"plan of the recipe {self.name}"
         for task in _told_of(name, self.plan, self.plan(config)):
@@ -145,7 +145,7 @@ class MapRecipe:
         inform: for a config that only asks something (``--list-datasets``) the answer as rows of
             a table (and as JSON); None: run.
         check: the columns of the input are looked at before anything starts.
-        remarks: sentences to show before the start, after what they are about has been done.
+        remarks: does what must be done before the start, and returns sentences to show about it.
         summarise: the records of the output, one by one, → numbers by name.
         draw: the records of the output and a folder → the figures written there.
         output: the default of ``--output``.
@@ -179,7 +179,7 @@ _TASK = 'write yield RecipeTask("a key of targets", {"parameter": value}).'
 
 
 def _guard(recipe: Recipe | MapRecipe, **hooks: tuple[Any, str]) -> None:
-    """Put guarded hooks in the place of the user's: here, so that no caller need think of it."""
+    """Replace the user's hooks by guarded ones, so that no caller has to guard them."""
     for word, (kind, wanted) in hooks.items():
         name = f"{word} of the recipe {recipe.name}"
         object.__setattr__(recipe, word, _guarded(name, getattr(recipe, word), kind, wanted))

@@ -1,7 +1,7 @@
 """What a recipe makes of its results, called once on the first few of them, leaving no trace.
 
-A mistake in it ends a sweep or a map after its first task instead of after its last. What a part
-of the results may be to blame for is a note.
+A mistake in it ends a sweep or a map after its first task instead of after its last. An error that
+may be due to having only a part of the results is merely noted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SURE = (NameError, AttributeError, ImportError, TypeError, NotImplementedError,
 
 
 class MissingColumn(KeyError):
-    """A row was asked for a column that it does not have, as it will be at the end."""
+    """A row was asked for a column that it does not have, and will not have at the end."""
 
 
 class _Row(dict[str, Any]):
@@ -50,7 +50,7 @@ class Rehearsal:
     _due_at: int = 1
 
     def look(self, folder: RunFolder, num_done: int) -> bool:
-        """Call it, once, when the first results are there. True: the run is to end."""
+        """Call it once, when the first results are there. True: the run is to end."""
         if not self._due_at or num_done < self._due_at:
             return False
         try:
@@ -61,7 +61,7 @@ class Rehearsal:
         except TargetError as error:
             self._due_at = 0
             self.error = error
-            self.say(f"{str(error).splitlines()[0]} It ends when the work in hand is done.")
+            self.say(f"{str(error).splitlines()[0]} The run ends when the work in hand is done.")
         return self.error is not None
 
 
@@ -143,7 +143,7 @@ def _tried(name: str, hook: Callable[..., Any]) -> Iterator[None]:
 
 
 def _is_sure(error: Exception) -> bool:
-    """Whether it is no matter of how many results there are, or of what is still None."""
+    """Whether all results would meet the error too: it is not due to their number or to a None."""
     if isinstance(error, UnboundLocalError) or "NoneType" in str(error):
         return False
     return isinstance(error, (*_SURE, MissingColumn))

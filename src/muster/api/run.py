@@ -30,7 +30,10 @@ from muster.slurm.job import read_job
 
 
 def plan_script(script: Script, options: GangOptions) -> GangPlan:
-    """What would be run, where. Changes nothing."""
+    """What would be run, where. It changes nothing.
+
+    Raises TargetError where there is no such script, and what ``plan_gang`` raises.
+    """
     check_there(script)
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(options.run_dir or Path("runs") / name)
@@ -45,10 +48,13 @@ def run_script(
     *,
     supervisor: SupervisorHandle | None = None,
 ) -> tuple[RunFolder, GangEnding]:
-    """Run the script on every device to its end; see ``run_gang`` for what it promises."""
+    """Run the script on every device to its end; see ``run_gang`` for what it promises.
+
+    Raises TargetError where there is no such script, and what ``run_gang`` raises.
+    """
     check_there(script)
     place = options.run_dir
-    plan_gang(RunFolder(place or Path("runs")), script, options)  # complain before one is made
+    plan_gang(RunFolder(place or Path("runs")), script, options)  # refuse before a folder is made
     if place is not None:
         check_script(RunFolder(place), script, options)
     folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
@@ -63,7 +69,7 @@ def code_of_script(script: Script) -> Code:
 
 
 def check_script(folder: RunFolder, script: Script, options: GangOptions) -> None:
-    """PlanMismatchError where a program of another code has been run in this folder."""
+    """Raise PlanMismatchError where this folder holds a run of the program with other code."""
     if not options.restart and folder.exists() and read_run(folder).is_program:
         check_code(folder, code_of_script(script), may_change=options.allow_changed_code)
 
@@ -75,9 +81,10 @@ def folder_for_job(script: Script, options: GangOptions) -> RunFolder:
 
 
 def what_decides(script: Script, options: GangOptions) -> Any:
-    """What two commands must have in common to mean one job. What is asked of SLURM may differ, but
-    for the number of nodes. Defaults are left out, so that a new option changes no name; so is
-    where it runs, which was no option once.
+    """What two commands must have in common to mean one job.
+
+    What is asked of SLURM may differ, except for the number of nodes. Defaults are left out, so
+    that a new option changes no name; so is where it runs, which once was not an option.
     """
     num_nodes = options.num_nodes if options.slurm is None else options.slurm.num_nodes
     said, default = plain_options(options), plain_options(GangOptions())
@@ -88,8 +95,9 @@ def what_decides(script: Script, options: GangOptions) -> Any:
 
 
 def handed_in_here(script: Script) -> Iterator[tuple[RunFolder, list[str]]]:
-    """The folders below ``runs`` that were handed in from here, with what was typed: an older
-    muster has named them in another way.
+    """The folders below ``runs`` that were handed in from here, each with what was typed.
+
+    They are found by that, because an older muster named them in another way.
     """
     for path in Path("runs").glob(f"{name_with_hash(script.name, '')}*"):
         folder = RunFolder(path)
@@ -104,7 +112,7 @@ def handed_in_here(script: Script) -> Iterator[tuple[RunFolder, list[str]]]:
 
 
 def check_there(script: Script) -> None:
-    """TargetError where there is no such script."""
+    """Raise TargetError where there is no such script."""
     if script.is_python and not script.is_module and not Path(script.path).exists():
         raise TargetError(
             f"There is no script {script.path} (in {Path.cwd()}).",
@@ -113,7 +121,7 @@ def check_there(script: Script) -> None:
 
 
 def _new_folder(name: str, node_rank: int) -> RunFolder:
-    """``runs/<name>-<time>``, with a number behind it while somebody else has that name."""
+    """A new folder ``runs/<name>-<time>``, with a number at its end where that name is taken."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-node{node_rank}" if node_rank else "")
     number = 1
     while True:

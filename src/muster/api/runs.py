@@ -1,4 +1,4 @@
-"""Runs as things to look at and to change: what is in them, what failed, try again, cancel."""
+"""Runs to look at and to change: what is in them, what failed, trying again, cancelling."""
 
 from __future__ import annotations
 
@@ -65,7 +65,12 @@ class Status:
 
 
 class Run:
-    """A run folder. Looking at it never disturbs a coordinator that works on it."""
+    """A run folder. Looking at it never disturbs a coordinator that works on it.
+
+    ``path`` that is no run folder raises UsageError. So do the methods that look at tasks where
+    there are ranks instead, where no task is listed yet, and where ``task`` names none or several.
+    ``reopen`` raises SetupError while somebody works on the run.
+    """
 
     def __init__(self, path: str | Path, *, ending: Ending | None = None) -> None:
         self.folder = RunFolder(Path(path))
@@ -120,6 +125,7 @@ class Run:
             return bool(ledger.tasks_with_metrics())
 
     def status(self) -> Status:
+        """How the run stands now."""
         stored, is_running = self.stored, is_held(self.folder)
         tasks, num_retried = Tasks(), 0
         if not stored.is_gang and self.folder.ledger.exists():
@@ -194,7 +200,7 @@ class Run:
             return ledger.failures()
 
     def failed_tasks(self) -> list[str]:
-        """What the first failed tasks are called, for a message."""
+        """The names of the first failed tasks, for a message."""
         self._expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.failed_tasks()
@@ -249,7 +255,7 @@ class Run:
             return ledger.reopen([TaskState.FAILED] + [TaskState.CANCELLED] * cancelled)
 
     def _expect_tasks(self) -> None:
-        """UsageError where there is no ledger to look at, or only somebody's mistake."""
+        """Raise UsageError where there are ranks instead of tasks, or no ledger yet."""
         stored = self.stored
         if stored.is_gang:
             raise UsageError(
@@ -284,7 +290,7 @@ class Run:
             return ""
 
     def _live(self) -> Mapping[str, Any] | None:
-        """What the coordinator has last written down; None where that is not its picture."""
+        """The coordinator's last picture of the run; None where it is missing or damaged."""
         try:
             live = json.loads(self.folder.status_json.read_bytes())
             is_whole = isinstance(live["num_running"], int) and all(
@@ -299,7 +305,10 @@ class Run:
 
 @contextmanager
 def _changing(folder: RunFolder) -> Iterator[Ledger]:
-    """The ledger of a run that nobody works on, for one change, which is whole or not there."""
+    """The ledger of a run that nobody works on, for one change, which is made whole or not at all.
+
+    Raises SetupError while somebody works on the run.
+    """
     with session.open_run(folder), closing(open_ledger(folder, read_settings())) as ledger:
         ledger.begin()
         yield ledger
@@ -324,7 +333,7 @@ def _asked(folder: RunFolder) -> bool:
 
 
 def find_runs(root: Path) -> list[Run]:
-    """The runs directly below ``root``, those that worked last first."""
+    """The runs directly below ``root``, the one that worked last first."""
     if not root.is_dir():
         return []
     folders = [RunFolder(path) for path in root.iterdir() if path.is_dir()]
@@ -356,7 +365,10 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
 
 
 def open_first_stage(text: str, root: Path = Path("runs")) -> Run | None:
-    """Of a map stage by stage that has only its stages yet; its record has the whole command."""
+    """The first stage of a map that runs stage by stage and has only stages so far, else None.
+
+    The record of that stage has the whole command.
+    """
     for path in (Path(text), root / text):
         folder = RunFolder(RunFolder(path).stage(0))
         if folder.exists() and not RunFolder(path).exists():
@@ -377,6 +389,6 @@ def refresh_export(folder: RunFolder) -> None:
         reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise SetupError(
             f"All results are in {folder.ledger}, but the table could not be written: "
-            f"{reason[0] if reason else done.returncode}",
+            f"{reason[0] if reason else f'its process ended with exit code {done.returncode}.'}",
             hint=f"correct the cause, then: muster export {folder.path} --to results.csv",
         )

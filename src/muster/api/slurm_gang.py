@@ -50,7 +50,7 @@ _LOOK_S, _FILE_S = 0.2, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmGang:
-    """What it asks of SLURM, the folder of its run, and the record that its nodes start from.
+    """What a gang asks of SLURM, the folder of its run, and the record that its nodes start from.
 
     ``restart``: what the folder holds is moved aside before the job is submitted. ``of``: see
     `gang_script`.
@@ -64,12 +64,15 @@ class SlurmGang:
     of: str = ""
 
     def script(self) -> str:
-        """Exactly what would be sent. Changes nothing."""
+        """Exactly what would be sent. It changes nothing."""
         request = with_defaults(self.request, read_settings())
         return gang_script(request, self.folder, Path.cwd(), self.of)
 
     def make_ready(self) -> Path:
-        """Write down what a script that is sent by hand will run; where its output goes."""
+        """Write down what a script that is sent by hand will run; returns where its output goes.
+
+        Raises UsageError while a job of this folder has not ended.
+        """
         if self.restart:
             move_aside(self.folder, self.kind)
         with suppress(SetupError):  # no SLURM here
@@ -88,8 +91,10 @@ class SlurmGang:
 
 
 class NodeStart(NamedTuple):
-    """One node of a job. ``place``: its number and where the nodes meet, as options of a gang;
-    ``argv``: the command that was handed in.
+    """One node of a job.
+
+    ``place``: its number and where the nodes meet, as options of a gang. ``argv``: the command that
+    was handed in.
     """
 
     place: Mapping[str, Any]
@@ -99,9 +104,9 @@ class NodeStart(NamedTuple):
 def options_on_node(
     node: NodeStart, folder: RunFolder, options: GangOptions, code: Code
 ) -> GangOptions:
-    """What the launcher on a node starts, of the ``options`` that the job was handed in with.
+    """The options of the launcher on a node, made from the ``options`` of the job.
 
-    Raises PlanMismatchError where the program is another one than was handed in.
+    Raises PlanMismatchError where the program is no longer the one that was handed in.
     """
     assert options.slurm is not None
     changed = [] if options.allow_changed_code else changed_files(read_run(folder).code, code)
@@ -152,7 +157,7 @@ def hand_in(gang: SlurmGang) -> SlurmJob:
     """
     folder, text = gang.folder, gang.script()
     asked = gang.renew(None)
-    # Where it runs and its folder are in the text, and were no options of older records.
+    # Where it runs and its folder are in the script's text; older records have no such options.
     how = {name: v for name, v in asked.options.items() if name not in ("executor", "run_dir")}
     digest = sha256(text.encode() + to_json([asked.spec, how])).hexdigest()
     aside: Path | None = None
@@ -171,7 +176,7 @@ def hand_in(gang: SlurmGang) -> SlurmJob:
             write_atomic(folder.slurm_script, text.encode())
             try:
                 job_id = submit(folder.slurm_script, Path.cwd())
-            except RefusedError:  # of any other error one cannot tell: the job may be there
+            except RefusedError:  # after any other error the job may be there all the same
                 if before is None:
                     folder.run_json.unlink()
                 else:
@@ -209,7 +214,8 @@ def _how_it_ended(job: SlurmJob, status: JobStatus) -> tuple[int, str]:
     failed = status.exit_code or EXIT_SOME_FAILED
     if status.state == "UNKNOWN":  # SLURM has forgotten it; the run folder has not
         last = last_ending(job.folder)
-        words = f"is not known to SLURM any more; its launcher ended with {last}"
+        end = "left no exit code" if last is None else f"ended with exit code {last}"
+        words = f"is not known to SLURM any more; its launcher {end}"
         return EXIT_SOME_FAILED if last is None else last, words
     if status.state in SENTENCES:
         codes = {"COMPLETED": EXIT_OK, "CANCELLED": EXIT_INTERRUPTED}

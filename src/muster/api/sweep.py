@@ -47,7 +47,7 @@ def sweep(
         shell: hand a command to ``sh -c``.
         metrics_from: where a command that logs nothing has its numbers over time:
             ``"stdout:REGEX"`` with named groups, or ``"tensorboard:DIR"`` below the task's folder.
-        show: called about ten times a second with the state of affairs.
+        show: called about ten times a second with a picture of the run, a ``RunView``.
         try_: first guesses of a search, as mappings.
         options: see ``SweepOptions`` (``devices="auto"``, ``retries=1``, ``run_dir=…``), and for a
             search ``SearchOptions``: ``space={"lr": muster.Space.log(1e-5, 1e-1)}``,

@@ -31,7 +31,7 @@ from muster.run.session import Renew
 from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
-#: Where what a rank runs is, by what it is configured with.
+#: The module that holds what a rank runs, by the type of its configuration.
 ENTRIES = {TrainConfig: "muster.train.entry", PpoConfig: "muster.rl.entry"}
 _MOST_STARTS = 20
 
@@ -128,7 +128,7 @@ def job_of_target(
 
 
 def plan_training(job: TrainJob, options: GangOptions) -> GangPlan:
-    """What would be started, where. Changes nothing."""
+    """What would be started, where. It changes nothing; raises what ``run_training`` raises."""
     check_job(job, options)
     return plan_gang(job.folder, job.entry(), _options_for(job, options))
 
@@ -194,8 +194,8 @@ def verify_task(
 
 
 def check_job(job: TrainJob, options: GangOptions) -> None:
-    """PlanMismatchError when the run folder holds another training that has got somewhere, or the
-    same one of another code."""
+    """Raise PlanMismatchError when the run folder holds checkpoints or results of another training,
+    or of this one with other code."""
     folder = job.folder
     if options.restart or not folder.exists():
         return
@@ -240,7 +240,7 @@ def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
 
 
 def _about(job: TrainJob) -> dict[str, Any]:
-    """What run.json says of a training beside how it is run."""
+    """What run.json says about a training, apart from how it is run."""
     return {"recipe": job.name, "train": _plain(job.identity()), "config": _plain(job.config)}
 
 
@@ -269,8 +269,8 @@ def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         except TypeError as error:
             raise TargetError(
                 f"The field {name} of {owner} cannot be kept in the record of a run: {error}.",
-                hint="make it a text, a number, a path, an Enum, or a list, set, dict or dataclass "
-                "of those.",
+                hint="make it a string, a number, a path, an Enum, or a list, set, dict or "
+                "dataclass of those.",
             ) from None
     found: Mapping[str, Any] = _plain(values)
     return found

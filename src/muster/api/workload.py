@@ -32,7 +32,7 @@ from muster.farm.template import check_places, names_in, shell_line
 from muster.run.folder import RunFolder
 from muster.search.spec import SearchSpec
 
-#: So many tasks of a recipe are looked at before the start; the others as they are listed.
+#: This many tasks of a recipe are checked before the start; the others as they are listed.
 _LOOKED_AT = 1000
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
@@ -43,7 +43,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _sections(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """In the two-level shape that ``describe_difference`` reads."""
+    """The fixed part in the two-level shape that ``describe_difference`` reads."""
     flat: dict[str, Any] = {}
     for name, value in fixed.items():
         if name == "space":
@@ -58,8 +58,8 @@ class Workload:
     """``feed`` makes the tasks lazily; ``spec`` says in JSON what they are.
 
     ``fixed`` is the part of ``spec`` that names the run folder; the rest (seeds, and what a recipe
-    calls extendable) only adds tasks. ``space``: of the tasks, where it may grow in its run; None
-    where ``fixed`` may not change at all.
+    calls extendable) only adds tasks. ``space``: that of the tasks, if it may grow during the run;
+    None where ``fixed`` may not change at all.
     """
 
     name: str
@@ -76,16 +76,16 @@ class Workload:
     warnings: tuple[str, ...] = field(default=())
     retry: RetryPolicy | None = None  # instead of the one that the options mean
     kind: Literal["sweep", "map"] = "sweep"
-    #: What the fixed part says differently from an earlier one, given first: a sentence each.
+    #: From an earlier fixed part and the one of now to their differences, a line for each.
     difference: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]] = _difference
     #: Called in the session, which holds the run's lock: before the work, and after it.
     begin: Callable[[RunFolder], None] = lambda folder: None
     finish: Callable[[RunFolder, Ending], None] = lambda folder, ending: refresh_export(folder)
     rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
-    #: Makes what chooses further tasks while it runs, for a folder and GPUs per task.
+    #: Makes what chooses further tasks during the run, for a folder and a number of GPUs per task.
     drive: Callable[[RunFolder, Numbers, Clock, int], Driver] | None = None
-    search: SearchSpec | None = None  # what that chooses by
+    search: SearchSpec | None = None  # what the driver chooses by
 
     @property
     def is_map(self) -> bool:
@@ -93,12 +93,12 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """Names the run folder."""
+        """A hash of ``fixed``, for the name of the run folder."""
         return hashlib.blake2b(to_json(dict(self.fixed)), digest_size=16).hexdigest()
 
     @property
     def plan_id(self) -> str:
-        """Equal for equal sets of tasks."""
+        """A hash of ``spec``, which is equal for equal sets of tasks."""
         return plan_id_of(self.spec)
 
 
@@ -107,7 +107,11 @@ def plan_id_of(spec: Mapping[str, Any]) -> str:
 
 
 def of_function(ref: TargetRef, space: Space, signature: Signature | None = None) -> Workload:
-    """Tasks that call a function once per parameter set."""
+    """Tasks that call a function once per parameter set.
+
+    Raises TargetError where the function cannot be found or loaded, and UsageError for a parameter
+    that it does not take.
+    """
     known = signature or look(ref)
     typed = convert_space(space, known)
     batch = known.batch
@@ -132,9 +136,10 @@ def of_target_text(text: str, space: Space) -> Workload:
 
 
 def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str = "") -> Workload:
-    """Tasks that run a command once per parameter set, values filled in as arguments.
+    """Tasks that run a command once per parameter set, with the values filled in as arguments.
 
-    ``metrics_from``: where its numbers over time are, see `muster.farm.metric_source`.
+    ``metrics_from``: where its numbers over time are, see `muster.farm.metric_source`. Raises
+    UsageError where there is no such program, or a place in the command has no parameter.
     """
     if metrics_from:
         parse_source(metrics_from)
@@ -159,7 +164,7 @@ def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str 
 
 
 def of_recipe(recipe: Recipe, config: Any) -> Workload:
-    """The tasks a recipe plans for a config."""
+    """The tasks a recipe plans for a config; TargetError where its hooks fail."""
     targets = []
     refs = [parse_target(text) for text in recipe.targets.values()]
     for ref in refs:
@@ -255,7 +260,7 @@ def _check_static(spec: TargetSpec, names: Iterable[str]) -> None:
 
 
 def _texts(space: Space) -> Space:
-    """A command's values stay the texts that the user typed: ``1e-3`` is not ``0.001``."""
+    """The space with a command's values as the user typed them: ``1e-3`` is not ``0.001``."""
 
     def axes(pairs: tuple[tuple[str, tuple[object, ...]], ...]) -> Any:
         return tuple((name, tuple(map(_plain, values))) for name, values in pairs)
