@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,9 +27,12 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
+from muster.farm.task import TargetSpec
+from muster.farm.template import names_in
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
-from muster.search.distributions import read_value, shown_value
+from muster.search.distributions import Choice, read_value, shown_value
+from muster.search.ranking import pareto_front
 from muster.search.records import Decision, Standing
 from muster.search.search import Search
 from muster.search.space import Space
@@ -39,8 +43,6 @@ from muster.search.spec import (
     Stopping,
     objectives,
 )
-from muster.search.stopping.rule import NoRule
-from muster.search.stopping.table import make_rule
 
 
 def spec_of(
@@ -78,10 +80,9 @@ def spec_of(
             "The search has no end: its space has too many settings to try them all.",
             hint="add --trials 100, --search-time 2h or --gpu-hours 50.",
         )
-    is_built = spec.stopping.rule == "none" or not isinstance(make_rule(spec), NoRule)
-    if spec.stopping.rule == "pbt" or not is_built:
+    if spec.stopping.rule == "pbt":
         raise UsageError(
-            f"--stop {spec.stopping.rule} is not built yet.",
+            "--stop pbt is not built yet.",
             hint="leave it out, or take another rule: asha, asha-stop, hyperband or median.",
         )
     return spec
@@ -133,9 +134,35 @@ def search_of_command(
 
 
 def _example(spec: SearchSpec) -> farm_space.Space:
-    """One setting with a value for every parameter, conditional or not."""
-    draws = {axis.name: axis.distribution.draw(Random(0)) for axis in spec.space.axes}
-    return farm_space.Space.from_values(rows=[draws], seeds=spec.seeds)
+    """Settings with each value of the choices, and one of each range, so that what the target
+    cannot take is refused before anything starts."""
+    pools = {
+        axis.name: own.values if isinstance(own, Choice) else (own.draw(Random(0)),)
+        for axis in spec.space.axes
+        for own in (axis.distribution,)
+    }
+    rows = [
+        {name: values[number % len(values)] for name, values in pools.items()}
+        for number in range(max(map(len, pools.values())))
+    ]
+    return farm_space.Space.from_values(rows=rows, seeds=spec.seeds)
+
+
+def _check_conditions(spec: SearchSpec, target: TargetSpec, signature: Signature | None) -> None:
+    """UsageError for a parameter that is there only sometimes and that the target always needs."""
+    for axis in (axis for axis in spec.space.axes if axis.when):
+        condition = " and ".join(when.to_text() for when in axis.when)
+        if signature is not None and axis.name in signature.required:
+            raise UsageError(
+                f"{axis.name} is there only if {condition}, but has no default in {target.name}.",
+                hint=f"give {axis.name} a default in the function.",
+            )
+        if signature is None and any(axis.name in names_in(part) for part in target.argv):
+            raise UsageError(
+                f"{axis.name} is there only if {condition}, but the command always holds "
+                f"{{{axis.name}}}.",
+                hint="hand over all parameters, as JSON: --shell -- '… \"$MUSTER_PARAMS\"'.",
+            )
 
 
 def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None) -> Workload:
@@ -146,6 +173,7 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
             f"{target.name} is batched: a joint call cannot log or end for one of its tasks.",
             hint="search with a function of one setting.",
         )
+    _check_conditions(spec, target, signature)
     stored, setting = _conversions(spec, signature)
     fixed = {"target": target.name, "search": _fixed(spec)}
 
@@ -186,10 +214,12 @@ def _conversions(spec: SearchSpec, signature: Signature | None) -> tuple[Stored,
         return next(iter(dataclasses.replace(convert_space(rows, signature), seeds=None)))
 
     def setting(params: Mapping[str, Any]) -> dict[str, Any] | None:
+        if params.keys() - set(names):
+            return None  # a task with another parameter is no trial of this space
         if signature is None:
             params = {name: read_value(str(value)) for name, value in params.items()}
         try:
-            return spec.space.check({name: params[name] for name in params if name in names})
+            return spec.space.check(params)
         except UsageError:
             return None
 
@@ -269,7 +299,12 @@ class SearchState:
                 at.pop(decision.trial, None)
             elif decision.rung is not None and decision.seed is None:
                 at[decision.trial] = decision.rung
-        return {rung: list(at.values()).count(rung) for rung in sorted(set(at.values()))}
+        rungs = [
+            rung
+            for trial, rung in at.items()
+            if self.search.trials[trial].state in ("waiting", "stopped")
+        ]
+        return {rung: rungs.count(rung) for rung in sorted(set(rungs))}
 
     @property
     def num_trials(self) -> int:
@@ -282,6 +317,11 @@ class SearchState:
 
     def best(self, count: int = 1) -> list[Standing]:
         return self.search.best(count)
+
+    def unbeaten(self) -> list[Standing]:
+        """Of one objective the best trial, of several the finished ones that none beats in all."""
+        front = pareto_front(self.spec, self.search.trials)
+        return front if len(self.spec.objectives) > 1 and front else self.best()
 
 
 def read_search(folder: RunFolder) -> SearchState | None:
@@ -297,7 +337,11 @@ def read_search(folder: RunFolder) -> SearchState | None:
     spec = SearchSpec.from_json(orjson.loads(text))
     records = [from_row(row) for row in rows]
     spent_s = max(
-        (canonical.decode(row.body).get("spent_s", 0.0) for row in rows if row.kind == "proposal"),
+        (
+            canonical.decode(row.body).get("spent_s", 0.0)
+            for row in rows
+            if row.kind in ("proposal", "ended")
+        ),
         default=0.0,
     )
     decisions = tuple(record for record in records if isinstance(record, Decision))
@@ -307,6 +351,12 @@ def read_search(folder: RunFolder) -> SearchState | None:
     return SearchState(spec, search, decisions, spent_s, seconds * gpus_per_task / 3600)
 
 
+#: Strings that, typed bare, a function would not get as strings.
+_NO_WORDS = frozenset(
+    ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "inf", "infinity")
+)
+
+
 def again(target: Mapping[str, Any], spec: SearchSpec, params: Mapping[str, Any]) -> str:
     """The command that runs a setting with all of its seeds again. ``target``: as in run.json."""
     words = ["muster", "sweep"]
@@ -314,11 +364,24 @@ def again(target: Mapping[str, Any], spec: SearchSpec, params: Mapping[str, Any]
     if not command:
         words.append(str(target["name"]))
     for name, value in params.items():
-        text = _as_word(value)
-        quoted = isinstance(value, str) and "," in value
-        words += ["--grid", f"{name}='{text}'" if quoted else f"{name}={text}"]
+        words += ["--grid", f"{name}={_grid_text(value, of_command=command)}"]
     if spec.seeds is not None:
         words += ["--seeds", ",".join(map(str, spec.seeds)) + ("," if len(spec.seeds) == 1 else "")]
     if command:
+        if source := target.get("metrics_from"):
+            words += ["--metrics-from", str(source)]
         words += [*(["--shell"] if target.get("shell") else []), "--", *target["argv"]]
     return shlex.join(words)
+
+
+def _grid_text(value: Any, *, of_command: bool) -> str:
+    """What ``--grid`` reads back as this value: JSON, unless it is plainly a number or a word."""
+    if of_command:  # whose values stay texts
+        value = _as_word(value)
+        is_plain = re.fullmatch(r"[\w.+-]+", value, re.ASCII) is not None
+    elif isinstance(value, str):
+        is_word = re.fullmatch(r"[A-Za-z]\w*", value, re.ASCII) is not None
+        is_plain = is_word and value.lower() not in _NO_WORDS
+    else:
+        is_plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(_as_word(value)) if is_plain else json.dumps([value])

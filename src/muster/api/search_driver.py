@@ -94,12 +94,12 @@ class SearchDriver:
                 case Proposal():
                     assert row.task_id is not None
                     self._name(record, row.task_id)
-                    spent_s = canonical.decode(row.body).get("spent_s", 0.0)
-                    self._began_s = min(self._began_s, self._clock.monotonic_s() - spent_s)
+                    self._note_time(row)
                 case Heard(trial, seed, points):
                     self._note_points(self._task_of[trial, seed], points)
-                case Ended(trial, seed):
-                    self._ended.add(self._task_of[trial, seed])
+                case Ended(trial, seed, ending):
+                    self._note_end(self._task_of[trial, seed], ending.state)
+                    self._note_time(row)
                 case Decision():
                     self._orders(record)
         given = self._given(ledger, 1 + max((p.trial for p in self._of_task.values()), default=-1))
@@ -145,10 +145,21 @@ class SearchDriver:
         for task_id in [task for task in self._of_task if task not in self._ended]:
             for token, body in ledger.metrics_of(task_id):
                 orders += self.heard(Logged(0, task_id, token, 0, body))
-            state, value = ledger.state_of(task_id)
+            key, state, value = ledger.state_of(task_id)
+            if state is TaskState.DONE and value is None:
+                value = self._folder.value(key.hex()).read_bytes()
             if state.is_final:
                 orders += self.ended(task_id, state, value or b"{}")
         return orders
+
+    def _note_end(self, task_id: int, how: EndState) -> None:
+        self._ended.add(task_id)
+        if how not in ("paused", "stopped"):
+            self._told.pop(task_id, None)  # it ended by itself, so a promotion opens nothing
+
+    def _note_time(self, row: SearchRow) -> None:
+        spent_s = canonical.decode(row.body).get("spent_s", 0.0)
+        self._began_s = min(self._began_s, self._clock.monotonic_s() - spent_s)
 
     def _name(self, proposal: Proposal, task_id: int) -> None:
         self._of_task[task_id] = proposal
@@ -223,12 +234,13 @@ class SearchDriver:
         proposal = self._of_task.get(task_id)
         if proposal is None:
             return []
-        self._ended.add(task_id)
         word = _STATES[state]
         if word == "stopped" and self._told.get(task_id) == "pause":
             word = "paused"
+        self._note_end(task_id, word)
         ending = Ending(word, numbers_of(value) if word == "done" else {})
-        self._rows.append(to_row(Ended(proposal.trial, proposal.seed, ending), task_id))
+        record = Ended(proposal.trial, proposal.seed, ending)
+        self._rows.append(to_row(record, task_id, spent_s=self._seconds()))
         return self._decided(self._search.ended(proposal.trial, proposal.seed, ending))
 
     def last_of(self, task_id: int) -> bytes:
@@ -256,12 +268,13 @@ class SearchDriver:
             if task_id is None:
                 continue
             if decision.kind == "promote":
-                if self._told.pop(task_id, None) is not None:
+                if self._told.get(task_id) == "pause":
+                    del self._told[task_id]
                     self._ended.discard(task_id)
                     orders.append(Reopen(task_id))
             elif task_id not in self._ended:
                 how = "pause" if decision.kind == "pause" else "stop"
-                if self._told.get(task_id) != how:
+                if self._told.get(task_id) not in (how, "stop"):
                     self._told[task_id] = how
                     orders.append(StopTask(task_id, how == "pause"))
         return orders

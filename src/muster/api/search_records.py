@@ -32,7 +32,7 @@ def from_row(row: SearchRow) -> Record:
     match row.kind:
         case "proposal":
             names = ("trial", "seed", "params", "by", "parent")
-            return Proposal(**{name: body[name] for name in names})
+            return Proposal(**{name: body[name] for name in names}, limit=body.get("limit"))
         case "heard":
             points = tuple(Point(*point) for point in body["points"])
             return Heard(body["trial"], body["seed"], points)

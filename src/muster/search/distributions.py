@@ -54,10 +54,16 @@ class Float:
         new = min(self.high, max(self.low, value * factor))
         if self.step is None:
             return new
-        return min(self.high, self.low + round((new - self.low) / self.step) * self.step)
+        count = min(_steps(self.low, self.high, self.step), round((new - self.low) / self.step))
+        return min(self.high, self.low + count * self.step)
 
     def holds(self, value: object) -> bool:
-        return _is_number(value) and self.low <= value <= self.high  # type: ignore[operator]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        if not self.low <= value <= self.high or self.step is None:
+            return self.low <= value <= self.high
+        count = (value - self.low) / self.step
+        return abs(count - round(count)) < 1e-8
 
     def to_text(self) -> str:
         step = "" if self.step is None else f",step={self.step!r}"
@@ -263,10 +269,6 @@ def _check_range(range_: Float | Int, form: str) -> None:
 
 def _steps(low: float, high: float, step: float) -> int:
     return int((high - low) / step * (1 + 1e-12) + 1e-9)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refuse_constant(text: str) -> Any:

@@ -33,7 +33,8 @@ class StudySampler:
     """A sampler of Optuna's, made anew for each question with a seed of its own.
 
     The study grows by an entry for each trial that is asked for, and by another when a paused one
-    has come further: a trial at a rung and the same trial at the next are two observations.
+    has come further: a trial at a rung and the same trial at the next are two observations. Those
+    that keep something of their own in the study hear of a paused trial when it has ended.
     """
 
     def __init__(self, spec: SearchSpec) -> None:
@@ -77,6 +78,8 @@ class StudySampler:
     def tell(self, trial: Trial) -> None:
         if not is_inside(self._spec, trial.params):
             return
+        if trial.state == "waiting" and self._spec.sampler in _STATEFUL:
+            return  # they learn from trials of their own that finish, and this one still may
         state, values, steps = outcome_of(self._spec, trial)
         marks = constraints_of(self._spec, trial)
         at = self._running.pop(trial.number, None)

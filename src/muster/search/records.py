@@ -15,7 +15,8 @@ class Proposal:
     ``seed`` is None where the search has no seeds. ``by`` says where the setting comes from: a
     sampler's name, ``try`` for a first guess, ``copy`` for one of PBT, ``given`` for a task that
     was there before the search. ``parent`` is the trial whose newest checkpoint this one goes on
-    from, None for a start from nothing.
+    from, None for a start from nothing. ``limit``: how many trials the search was to choose in all
+    when it asked for this, None for any number; what was decided by it is decided so again.
     """
 
     trial: int
@@ -23,6 +24,7 @@ class Proposal:
     params: Mapping[str, Any]
     by: str = "random"
     parent: int | None = None
+    limit: int | None = None
 
     @property
     def task_params(self) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Search:
         self._copies: deque[Decision] = deque()
         self._known: dict[str, int] = {}
         self._asked = 0  # trials that count against the budget
+        self._given = 0  # and those from before the search
         self._watched = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
 
     @classmethod
@@ -147,6 +148,8 @@ class Search:
             found.state = "done"
             self._sampler.tell(found)
             return self._obey(self._rule.finished(found))
+        if ending.state == "done" and found.state == "running" and found.is_over():
+            return self._stop_whole(found)  # its other tasks were stopped beyond the last step
         return self._settle([found]) if ending.state == "done" else []
 
     def _reach(self, trial: Trial, seed: int | None, task: TaskTrace) -> list[Decision]:
@@ -157,8 +160,7 @@ class Search:
             task.reports.append(task.report(mark, name))
         limit = self.spec.stopping.max_step
         if limit is not None and task.step > limit and trial.state == "running":
-            evidence = {"step": task.step, "max_step": limit}
-            return self._obey([Decision("stop", trial.number, rung=limit, evidence=evidence)])
+            return self._end_beyond(trial, seed, task, limit)
         decisions = self._settle([trial])
         waits = trial.state == "running" and len(task.reports) > trial.marks
         if self._rule.pauses and waits and not task.held:
@@ -166,6 +168,25 @@ class Search:
             mark = task.reports[trial.marks].step
             decisions.append(Decision("pause", trial.number, seed, mark))
         return decisions
+
+    def _end_beyond(
+        self, trial: Trial, seed: int | None, task: TaskTrace, limit: float
+    ) -> list[Decision]:
+        """Stop a task that logs beyond the last step, and with the last of its tasks the trial."""
+        if task.is_beyond:
+            return []
+        task.is_beyond = True
+        if trial.is_over():
+            return self._stop_whole(trial)
+        evidence = {"step": task.step, "max_step": limit}
+        own = Decision("stop", trial.number, seed, limit, evidence=evidence)
+        return [own, *self._settle([trial])]
+
+    def _stop_whole(self, trial: Trial) -> list[Decision]:
+        limit = self.spec.stopping.max_step
+        evidence = {"step": trial.step, "max_step": limit}
+        stop = Decision("stop", trial.number, rung=limit, evidence=evidence)
+        return self._obey([stop]) + self._obey(self._rule.left(trial))
 
     def _settle(self, trials: list[Trial]) -> list[Decision]:
         """Decide every mark that these trials have arrived at, and what follows from that."""
@@ -184,10 +205,15 @@ class Search:
         for decision in decisions:
             trial = self.trials[decision.trial]
             if decision.kind == "promote":
+                if trial.state in ("done", "failed"):  # it ended by itself after it was to pause
+                    following += self._obey(self._rule.left(trial))
+                    continue
                 trial.state = "running"
                 for task in trial.tasks.values():
                     task.held = False
                 following += self._settle([trial])
+                if trial.state == "running" and trial.is_over():
+                    following += self._stop_whole(trial)
                 continue
             trial.state = "waiting" if decision.kind == "pause" else "stopped"
             self._sampler.tell(trial)
@@ -207,16 +233,17 @@ class Search:
                 changed = self._unused(number)
             if changed is None:
                 return self._begin_next()  # each setting is there once, and none is left
-            self._begin(changed, "copy", copy.source)
+            self._begin(changed, "copy", copy.source, self._limit())
             return True
         if self._is_full():
             return False
         if self._asked < len(self.spec.tries):
             guess = self.spec.tries[self._asked]
             drawn = self.spec.space.draw(random_for(self.spec.seed, "try", number), guess)
-            self._sampler.fix(number, drawn)
-            self._begin(drawn, "try", None)
-            return True
+            if not self._is_known(drawn):
+                self._sampler.fix(number, drawn)
+                self._begin(drawn, "try", None, self._limit())
+                return True
         params = self._sampler.pick(number)
         if self._is_known(params):
             other = self._unused(number)
@@ -224,18 +251,21 @@ class Search:
                 return False
             params = other
             self._sampler.fix(number, params)
-        self._begin(params, self.spec.sampler, None)
+        self._begin(params, self.spec.sampler, None, self._limit())
         return True
 
-    def _begin(self, params: Mapping[str, Any], by: str, parent: int | None) -> Trial:
+    def _begin(
+        self, params: Mapping[str, Any], by: str, parent: int | None, limit: int | None
+    ) -> None:
         seeds: tuple[int | None, ...] = self.spec.seeds or (None,)
-        trial = Trial(len(self.trials), params, by, parent, {seed: TaskTrace() for seed in seeds})
+        tasks = {seed: TaskTrace() for seed in seeds}
+        trial = Trial(len(self.trials), params, by, parent, tasks, limit)
         self.trials.append(trial)
         self._known.setdefault(_identity(params), trial.number)
         self._asked += by not in ("copy", "given")
+        self._given += by == "given"
         self._rule.begun(trial)
-        self._queue += (Proposal(trial.number, seed, params, by, parent) for seed in seeds)
-        return trial
+        self._queue += (Proposal(trial.number, seed, params, by, parent, limit) for seed in seeds)
 
     def _recall(self, proposal: Proposal) -> None:
         """Make a recorded proposal again."""
@@ -245,17 +275,22 @@ class Search:
                     self._copies.popleft()
             else:
                 self._sampler.recall(proposal.trial, proposal.params, proposal.by)
-            self._begin(proposal.params, proposal.by, proposal.parent)
+            self._begin(proposal.params, proposal.by, proposal.parent, proposal.limit)
         # By its name, not by its parameters: a tuple comes back from the ledger as a list.
         self._queue = deque(
             p for p in self._queue if (p.trial, p.seed) != (proposal.trial, proposal.seed)
         )
 
+    def _limit(self) -> int | None:
+        """How many trials the search chooses, None for any number."""
+        size = self.spec.space.size
+        own = None if size is None else size - self._given
+        limits = (self.spec.budget.trials, self._rule.max_trials, own)
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def _is_full(self) -> bool:
-        limit = self.spec.budget.trials
-        own = self._rule.max_trials
-        limit = own if limit is None else limit if own is None else min(limit, own)
-        return limit is not None and self._asked >= limit
+        limits = (self.spec.budget.trials, self._rule.max_trials)
+        return any(limit is not None and self._asked >= limit for limit in limits)
 
     def _is_known(self, params: Mapping[str, Any]) -> bool:
         return _identity(params) in self._known

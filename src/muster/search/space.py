@@ -8,6 +8,7 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Annotated, Any
 
@@ -147,7 +148,7 @@ class Space:
     def names(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes)
 
-    @property
+    @cached_property
     def size(self) -> builtins.int | None:
         """How many settings there are at most, None for more than can be counted."""
         sizes = [axis.distribution.size for axis in self.axes]
@@ -171,8 +172,11 @@ class Space:
         params: dict[str, Any] = {}
         for axis in self.axes:
             if is_active(axis, params):
-                name = axis.name
-                params[name] = given[name] if name in given else axis.distribution.draw(random)
+                own, name = axis.distribution, axis.name
+                if name not in given:
+                    params[name] = own.draw(random)
+                else:
+                    params[name] = float(given[name]) if isinstance(own, Float) else given[name]
         return params
 
     def check(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import typing
@@ -87,7 +88,8 @@ class Stopping:
     eta: int = 3
     """Of each rung one in ``eta`` goes on, and the next rung is ``eta`` times as far."""
     every: float | None = None
-    """``median`` and ``pbt``: it is asked every so many steps; None for ``min_step``."""
+    """``median`` and ``pbt``: it is asked every so many steps. None: ``median`` at ``min_step``,
+    twice that, four times that and so on, ``pbt`` every ``min_step``."""
     startup_trials: int = 5
     """``median``: so many trials must have finished before one is stopped."""
     population: int = 10
@@ -104,6 +106,8 @@ class Stopping:
             raise UsageError(
                 f"The last rung, {self.max_step}, lies before the first, {self.min_step}."
             )
+        if self.max_step == math.inf:
+            raise UsageError("The last rung must be finite.", hint="leave max out for no last one.")
         if self.rule == "hyperband" and self.max_step is None:
             raise UsageError(
                 "hyperband needs the last step: its brackets are divided from there.",
@@ -111,8 +115,8 @@ class Stopping:
             )
         if self.eta < 2:
             raise UsageError(f"eta must be 2 or more, not {self.eta}.")
-        if self.every is not None and not self.every > 0:
-            raise UsageError(f"every must be above 0, not {self.every}.")
+        if self.every is not None and not 0 < self.every < math.inf:
+            raise UsageError(f"every must be above 0 and finite, not {self.every}.")
         if self.rule == "pbt" and self.population < 2:
             raise UsageError(f"The population must be 2 or more, not {self.population}.")
         if not 0 < self.quantile <= 0.5:
@@ -123,12 +127,19 @@ class Stopping:
         most = self.max_step or _FAR
         if self.rule in ("asha", "asha-stop", "hyperband"):
             count = int(math.log(most / self.min_step, self.eta) + 1e-9) + 1
+            if self.rule == "hyperband":  # its brackets are divided from the last step
+                return tuple(most / self.eta**k for k in reversed(range(count)))
             return tuple(self.min_step * float(self.eta) ** k for k in range(count))
         if self.rule == "median":
-            every = self.every or self.min_step
-            count = int((most - self.min_step) / every + 1e-9) + 1
-            return tuple(self.min_step + k * every for k in range(min(count, _MANY)))
+            steps = map(self.median_step, range(_MANY))
+            return tuple(itertools.takewhile(lambda step: step <= most, steps))
         return ()
+
+    def median_step(self, index: int) -> float:
+        """The step at which the median rule is asked for the time number ``index``."""
+        if self.every is None:
+            return self.min_step * 2.0**index
+        return self.min_step + index * self.every
 
     @classmethod
     def from_text(cls, text: str) -> Stopping:

@@ -30,7 +30,9 @@ class Report:
 class TaskTrace:
     """One task of a trial: its last numbers, and its reports at the marks it has reached."""
 
-    __slots__ = ("best", "count", "held", "last", "reports", "result", "state", "step", "total")
+    __slots__ = (
+        "best", "count", "held", "is_beyond", "last", "reports", "result", "state", "step", "total"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.state: EndState | Literal["running"] = "running"
@@ -42,6 +44,7 @@ class TaskTrace:
         self.total = 0.0
         self.count = 0
         self.held = False
+        self.is_beyond = False  # it logged beyond the last step
 
     def take(self, point: Point, maximize: bool) -> None:
         """Count a point of the objective; its step is later than those before."""
@@ -75,6 +78,8 @@ class Trial:
     by: str
     parent: int | None
     tasks: dict[int | None, TaskTrace]
+    limit: int | None = None
+    """How many trials there were to be when it began; None: any number."""
     state: TrialState = "running"
     marks: int = 0
     """How many marks have been decided."""
@@ -87,6 +92,10 @@ class Trial:
             len(task.reports) > self.marks or (task.state == "done" and task.reports)
             for task in self.tasks.values()
         ) and any(len(task.reports) > self.marks for task in self.tasks.values())
+
+    def is_over(self) -> bool:
+        """Whether every task is done or came beyond the last step."""
+        return all(task.state == "done" or task.is_beyond for task in self.tasks.values())
 
     def report_at(self, mark: int) -> Report:
         found = [task.reports[min(mark, len(task.reports) - 1)] for task in self.tasks.values()]
@@ -109,11 +118,6 @@ class Trial:
     def step(self) -> float | None:
         steps = [task.step for task in self.tasks.values() if task.step is not None]
         return min(steps) if steps else None
-
-    @property
-    def last_value(self) -> float | None:
-        """The number by which it is compared while it runs: the mean at its last decided mark."""
-        return self.reports[-1].value if self.reports else None
 
 
 def _mean(values: list[float]) -> float:

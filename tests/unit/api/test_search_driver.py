@@ -10,13 +10,14 @@ from typing import Any
 from tests.unit.farm.test_ledger import record
 
 from muster.api.search_driver import SearchDriver
-from muster.base.clock import SystemClock
+from muster.api.search_records import from_row, to_row
 from muster.farm import canonical, points
 from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
-from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.ledger.store import Ledger, NewTask, SearchRow
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
+from muster.search.records import Proposal
 from muster.search.space import Space
 from muster.search.spec import Budget, SearchSpec, Stopping, objectives
 
@@ -32,10 +33,21 @@ def setting(params: Mapping[str, Any]) -> dict[str, Any] | None:
     return SPEC.space.check(params) if 0 <= params["x"] <= 1 else None
 
 
+class StillClock:
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
 class Bench:
     """A ledger and the driver of its search; ``reborn`` is a coordinator that died."""
 
     def __init__(self, path: Path) -> None:
+        self.clock = StillClock()
         self.folder = RunFolder(path)
         self.ledger = Ledger(path / "ledger.sqlite")
         self.ledger.begin()
@@ -45,7 +57,7 @@ class Bench:
 
     def reborn(self) -> list[Event]:
         self.driver = SearchDriver(
-            SPEC, self.target, "f.py:f", self.folder, SystemClock(),
+            SPEC, self.target, "f.py:f", self.folder, self.clock,
             stored=dict, setting=setting, gpus_per_task=1,
         )  # fmt: skip
         self.ledger.begin()
@@ -168,3 +180,51 @@ def test_a_grid_is_the_start_of_a_search(tmp_path: Path) -> None:
     assert len(bench.ledger.search_rows()) == 3, "they are taken over once"
     assert json.loads(bench.ledger.meta("search") or "")["space"] == {"x": "uniform(0.0,1.0)"}
     bench.ledger.close()
+
+
+def test_a_task_that_finished_although_it_was_to_pause_is_not_opened(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = bench.ask()[0], bench.ask()[0]
+    assert bench.hear(first, 1, 0.9) == [StopTask(first, True)]
+    bench.end(first, TaskState.DONE, b'{"y":0.95}')
+    assert bench.hear(second, 1, 0.5) == [StopTask(second, True)]
+    assert bench.reborn() == [StopTask(second, True)]
+    [best] = bench.driver._search.best()
+    assert (best.state, best.values) == ("done", (0.95,))
+    bench.ledger.close()
+
+
+def test_the_time_of_the_last_tasks_stays_spent(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    task_id, _ = bench.ask()
+    bench.clock.now_s = 50.0
+    bench.end(task_id, TaskState.DONE, b'{"y":1}')
+    bench.reborn()
+    assert bench.driver._seconds() == 50.0
+    bench.ledger.close()
+
+
+def test_a_large_result_that_a_pilot_brought_in_is_read_from_its_file(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.ask()
+    bench.ledger.begin()
+    [task] = bench.ledger.claim(1)
+    bench.ledger.record_done([record(task)], [(None, "0" * 64)])
+    bench.ledger.commit()
+    path = bench.folder.value(task.key.hex())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b'{"y":0.25}')
+    bench.reborn()
+    assert bench.driver._search.best()[0].values == (0.25,)
+    bench.ledger.close()
+
+
+def test_a_proposal_comes_back_from_its_row_with_and_without_a_limit() -> None:
+    proposal = Proposal(3, None, {"x": 0.5}, "tpe", limit=9)
+    row = to_row(proposal, 1, spent_s=2.0)
+    assert from_row(row) == proposal
+    body = canonical.decode(row.body)
+    del body["limit"]
+    assert from_row(SearchRow("proposal", 1, canonical.encode(body))) == Proposal(
+        3, None, {"x": 0.5}, "tpe"
+    )

@@ -84,6 +84,18 @@ def test_a_sampler_does_better_than_chance(sampler: Any) -> None:
     assert best(sampler) < best("random")
 
 
+@pytest.mark.parametrize("sampler", ["cmaes", "nsga2"])
+def test_a_promoted_trial_is_the_samplers_own(sampler: Any) -> None:
+    search = search_of(sampler=sampler, stopping=Stopping.from_text("asha:max=9,eta=2"))
+    search.ask(3)
+    search.heard(0, None, [Point("v", 1, 0.5)])
+    search.heard(1, None, [Point("v", 1, 0.7)])
+    search.ended(0, None, Ending("done", {"v": 0.4}))
+    study: Any = search._sampler
+    states = [trial.state.name for trial in study._study.trials]
+    assert states == ["COMPLETE", "RUNNING", "RUNNING"]
+
+
 def test_without_optuna_only_random_searches(tmp_path: Path) -> None:
     """In a process of its own, where importing Optuna fails."""
     (tmp_path / "optuna.py").write_text("raise ImportError('none here')\n")

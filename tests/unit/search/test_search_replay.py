@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
+from muster.search.ranking import pareto_front
 from muster.search.records import (
     Decision,
     Ended,
@@ -192,6 +193,17 @@ def test_a_setting_is_asked_once_until_there_is_none_left() -> None:
     assert search.is_exhausted()
 
 
+def test_a_first_guess_is_a_setting_like_any_other() -> None:
+    """A number has its type, and what is there is not tried again."""
+    space = Space.from_texts(["a=uniform(0,9)"])
+    spec = SearchSpec(
+        space=space, objectives=objectives(minimize=["v"]), tries=({"a": 1}, {"a": 1.0}, {"a": 2})
+    )  # fmt: skip
+    asked = Search(spec).ask(3)
+    assert [p.by for p in asked] == ["try", "random", "try"]
+    assert [repr(asked[at].params["a"]) for at in (0, 2)] == ["1.0", "2.0"]
+
+
 def test_a_finished_grid_begins_a_search() -> None:
     """Tasks that were there count among the best and are not asked again."""
     space = Space.from_texts(["a=int(1,4)"])
@@ -229,4 +241,5 @@ def test_of_several_objectives_the_unbeaten_come_first() -> None:
     for trial, (a, b) in enumerate([(1, 1), (2, 5), (3, 4), (0.5, 0.5)]):
         search.ended(trial, None, Ending("done", {"a": a, "b": b}))
     assert {standing.trial for standing in search.best(3)} == {0, 1, 3}
+    assert [standing.trial for standing in pareto_front(spec, search.trials)] == [0, 1, 3]
     assert search.best(4)[3].trial == 2

@@ -105,6 +105,13 @@ def test_the_settings_of_a_space_that_can_be_counted() -> None:
     assert Space.from_texts(["a=choice(x)", "lr=log(1,2)"]).size is None
 
 
+def test_a_range_with_steps_holds_its_steps_only() -> None:
+    own = Space.uniform(0, 1, step=0.1)
+    assert all(own.holds(value) for value in (0, 0.3, 0.1 + 0.2, 1.0))
+    assert not own.holds(0.15) and not own.holds(True) and not own.holds("0.1")
+    assert Space.uniform(0, 1, step=0.3).moved(0.9, 1.2) == pytest.approx(0.9)
+
+
 def test_annotations_are_a_space() -> None:
     def train(
         lr: Annotated[float, Space.log(1e-5, 1e-1)],
@@ -147,6 +154,8 @@ def test_any_space_survives_json_and_holds_what_it_draws(found: list[Any], seed:
         (lambda: Stopping.from_text("asha:eta=x"), "eta is 'x', which is no whole number"),
         (lambda: Stopping.from_text("hyperband"), "needs the last step"),
         (lambda: Stopping.from_text("asha:min=9,max=3"), "lies before the first"),
+        (lambda: Stopping.from_text("asha:max=inf"), "must be finite"),
+        (lambda: Stopping.from_text("median:every=inf"), "above 0 and finite"),
         (lambda: Constraint.from_text("a<3"), "is not NAME<=NUMBER"),
         (lambda: Budget(trials=0), "trials must be above 0"),
     ],

@@ -154,15 +154,80 @@ def test_hyperband_waits_for_all_and_not_for_the_failed() -> None:
     assert told(log(search, 0, 0.5)) == [("pause", 0)]
     assert log(search, 3, 0.1) == []
     assert told(log(search, 1, 0.4)) == [("pause", 1)]
-    assert search.ended(2, None, Ending("failed")) == []  # of two none is a third
+    # A third of two is none, but a bracket without anybody at its end would have been in vain.
+    assert told(search.ended(2, None, Ending("failed"))) == [("promote", 1)]
     assert told(log(search, 5, 0.2)) == [("pause", 5)]
     # The budget has room for two trials in the last bracket.
-    assert told(log(search, 6, 0.1)) == [("pause", 6)]
+    assert told(log(search, 6, 0.1)) == [("promote", 6)]
     search = Search(spec_of("hyperband:min=1,max=3,eta=3", 4))
     search.ask(4)
     for number in (0, 1):
         log(search, number, 0.5 - number / 10)
     assert told(log(search, 2, 0.9)) == [("pause", 2), ("promote", 1)]
+
+
+def test_a_trial_that_finished_although_it_was_to_pause_stays_done() -> None:
+    search = Search(spec_of("asha:min=1,max=9", 9))
+    search.ask(3)
+    assert told(log(search, 0, 0.1)) == [("pause", 0)]
+    assert search.ended(0, None, Ending("done", {"v": 0.05})) == []
+    log(search, 1, 0.5)
+    assert told(log(search, 2, 0.6)) == [("pause", 2), ("promote", 0)]
+    assert search.trials[0].state == "done"
+    assert (search.best()[0].trial, search.best()[0].state) == (0, "done")
+
+
+def test_no_rung_waits_for_trials_that_ended_although_they_were_to_pause() -> None:
+    search = Search(spec_of("hyperband:min=1,max=9,eta=3", 9))
+    search.ask(9)
+    for number in range(8):
+        log(search, number, number / 10)
+    search.ended(0, None, Ending("done", {"v": 0.0}))
+    search.ended(1, None, Ending("failed"))
+    last = [("pause", 8), ("promote", 0), ("promote", 1), ("promote", 2)]
+    assert told(log(search, 8, 0.9)) == last
+    assert told(log(search, 2, 0.2, 0.2)) == [("promote", 2)]
+    assert [trial.state for trial in search.trials[:3]] == ["done", "failed", "running"]
+
+
+def test_a_larger_budget_changes_no_bracket_that_has_begun() -> None:
+    small, large = (spec_of("hyperband:min=1,max=3,eta=3", trials) for trials in (2, 9))
+    search = Search(small)
+    records: list[Any] = list(search.ask(2))
+    for number, value in enumerate((0.5, 0.4)):
+        records.append(Heard(number, None, (Point("v", 1, value),)))
+        search.heard(number, None, records[-1].points)
+    again = Search.replay(large, records)
+    assert [t.state for t in again.trials] == [t.state for t in search.trials]
+    assert [t.state for t in again.trials] == ["waiting", "running"]
+
+
+def test_a_seed_beyond_the_last_step_ends_no_other_seed() -> None:
+    search = Search(spec_of("asha-stop:min=1,max=3", 3, seeds=(0, 1)))
+    search.ask(2)
+    [own] = log(search, 0, 1.0, 1.0, 1.0, 1.0, seed=0)
+    assert (own.kind, own.trial, own.seed, own.rung) == ("stop", 0, 0, 3)
+    assert log(search, 0, 1.0, seed=0) == []
+    search.ended(0, 0, Ending("stopped"))
+    assert log(search, 0, 2.0, 2.0, seed=1) == []
+    assert search.is_wanted(0)
+    [whole] = search.ended(0, 1, Ending("done", {"v": 2.0}))
+    assert (whole.kind, whole.seed, search.trials[0].state) == ("stop", None, "stopped")
+    assert search.best()[0].values == (1.5,)
+
+
+def test_the_median_is_asked_seldom_of_a_task_that_counts_its_steps_in_millions() -> None:
+    search = Search(spec_of("median", 3))
+    search.ask(1)
+    search.heard(0, None, [Point("v", 1e8, 1.0)])
+    assert len(search.trials[0].tasks[None].reports) == 27
+    assert Stopping.from_text("median:min=3,max=25").rungs() == (3, 6, 12, 24)
+    assert Stopping.from_text("median:min=3,every=2,max=9").rungs() == (3, 5, 7, 9)
+
+
+def test_tasks_are_told_of_the_rungs_of_hyperband() -> None:
+    steps = {rung.step for bracket in brackets(1, 100, 3) for rung in bracket}
+    assert Stopping.from_text("hyperband:max=100").rungs() == tuple(sorted(steps))
 
 
 def test_the_median_rule_by_hand() -> None:

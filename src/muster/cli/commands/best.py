@@ -26,14 +26,15 @@ Examples:
 class _Best(RunPlace, JsonFlags):
     """Which run, and how many of its trials."""
 
-    number: Annotated[int, Flag(aliases=("n",), metavar="N")] = 1
-    """How many trials are shown, the best first."""
+    number: Annotated[int | None, Flag(aliases=("n",), metavar="N")] = None
+    """How many trials are shown, the best first. Without it one, or with several objectives all
+    that no other beats."""
 
 
 def main(argv: list[str]) -> int:
     words = ["--number" if word == "-n" else word for word in argv]
     flags = parse(_Best, words, "best", _HELP)
-    if flags.number < 1:
+    if flags.number is not None and flags.number < 1:
         raise UsageError(f"--number {flags.number} is too small.", hint="write 1 or more.")
     run = open_run(flags.run)
     state = None if run.stored.is_gang else read_search(run.folder)
@@ -42,7 +43,8 @@ def main(argv: list[str]) -> int:
             f"{run.path} is no search: there is no best of it.",
             hint="a search is begun with `muster sweep … --space … --maximize METRIC`.",
         )
-    spec, found = state.spec, state.best(flags.number)
+    spec = state.spec
+    found = state.unbeaten() if flags.number is None else state.best(flags.number)
     target = run.stored.targets[0]
     if flags.json:
         names = [goal.name for goal in spec.objectives]

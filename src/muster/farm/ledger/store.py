@@ -377,15 +377,15 @@ class Ledger:
             )
             return [(*row[:3], TaskState(row[3]), row[4]) for row in rows]
 
-    def state_of(self, task_id: int) -> tuple[TaskState, bytes | None]:
-        """Where a task is, and its result if that is stored here."""
+    def state_of(self, task_id: int) -> tuple[bytes, TaskState, bytes | None]:
+        """A task's key, where it is, and its result if that is stored here."""
         with explained(self.path, "read"):
             row = self._db.execute(
-                "SELECT state, value FROM tasks LEFT JOIN results USING (task_id) "
+                "SELECT key, state, value FROM tasks LEFT JOIN results USING (task_id) "
                 "WHERE task_id = ?",
                 (task_id,),
             ).fetchone()
-        return TaskState(row[0]), row[1]
+        return row[0], TaskState(row[1]), row[2]
 
     def metrics_of(self, task_id: int) -> list[tuple[int, bytes]]:
         """What a task has logged: token and body, in the order of recording."""

@@ -88,6 +88,8 @@ class Context:
         self._is_retiring = False
         #: The most memory that the processes of a command had, in MiB, for its row.
         self.command_peak_mib: float | None = None
+        #: Whether the task has asked and heard that a search ends it early.
+        self.knows_its_end = False
 
     @property
     def folder(self) -> Path:
@@ -221,7 +223,10 @@ class Context:
         """Whether this task is to end: on SLURM its job is being preempted or is near its time
         limit, or a search stops it early. Call ``checkpoint`` at once then.
         """
-        return self._line.should_stop() or self.halted is not None
+        if self.halted is not None:
+            self.knows_its_end = True
+            return True
+        return self._line.should_stop()
 
     @property
     def halted(self) -> Halt | None:

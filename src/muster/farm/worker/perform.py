@@ -132,6 +132,8 @@ class Performer:
                     call = {**call, "ctx": context}
                 with logging_to(context.log):
                     returned = loaded.function(**call)
+                if context.knows_its_end:
+                    raise MadeRoom  # as above
                 value = _store(returned, context, self._log)
             context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails

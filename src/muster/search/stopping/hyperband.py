@@ -60,33 +60,38 @@ class _Bracket:
 
 
 class Hyperband:
-    """``trials`` is how many trials there will be at most: the last bracket may be smaller."""
+    """The last bracket may be smaller, by how many trials there were to be when it began. Trials
+    from before the search are in none."""
 
     pauses = True
     max_trials: int | None = None
 
-    def __init__(self, spec: Stopping, goal: Objective, trials: int | None) -> None:
+    def __init__(self, spec: Stopping, goal: Objective) -> None:
         assert spec.max_step is not None
         self._round = brackets(spec.min_step, spec.max_step, spec.eta)
-        self._eta, self._goal, self._left = spec.eta, goal, trials
+        self._eta, self._goal = spec.eta, goal
         self._brackets: list[_Bracket] = []
         self._of: dict[int, _Bracket] = {}
 
     def begun(self, trial: Trial) -> None:
+        if trial.by == "given":
+            return
         if not self._brackets or self._brackets[-1].members == self._brackets[-1].room:
             rungs = self._round[len(self._brackets) % len(self._round)]
-            room = rungs[0].trials if self._left is None else min(self._left, rungs[0].trials)
+            room = rungs[0].trials
+            if trial.limit is not None:
+                room = min(room, trial.limit - len(self._of))
             made = _Bracket(rungs, max(1, room), awaited=[set() for _ in rungs])
             made.arrived = [{} for _ in rungs]
             self._brackets.append(made)
-            self._left = None if self._left is None else self._left - room
         bracket = self._brackets[-1]
         bracket.members += 1
         bracket.awaited[0].add(trial.number)
         self._of[trial.number] = bracket
 
     def mark(self, trial: Trial, index: int) -> float | None:
-        rungs = self._of[trial.number].rungs
+        bracket = self._of.get(trial.number)
+        rungs = bracket.rungs if bracket is not None else []
         return rungs[index].step if index < len(rungs) - 1 else None
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
@@ -107,8 +112,10 @@ class Hyperband:
 
     def left(self, trial: Trial) -> list[Decision]:
         """Those who wait for a trial that failed, or ended by itself, wait no longer."""
-        bracket = self._of[trial.number]
+        bracket = self._of.get(trial.number)
         decisions: list[Decision] = []
+        if bracket is None:
+            return decisions
         for rung, awaited in enumerate(bracket.awaited[:-1]):
             if trial.number in awaited:
                 awaited.discard(trial.number)
@@ -126,9 +133,7 @@ class Hyperband:
             return []
         sign = -1.0 if self._goal.maximize else 1.0
         order = sorted(arrived, key=lambda n: (arrived[n] != arrived[n], sign * arrived[n], n))
-        chosen = order[: len(order) // self._eta]
-        if not chosen:
-            return []
+        chosen = order[: max(1, len(order) // self._eta)]  # also where some of a few have failed
         bracket.awaited[rung + 1].update(chosen)
         evidence = {
             "cutoff": arrived[chosen[-1]], "trials": len(arrived), "eta": self._eta

@@ -26,8 +26,7 @@ class Median:
     def begun(self, trial: Trial) -> None: ...
 
     def mark(self, trial: Trial, index: int) -> float | None:
-        step = self._spec.min_step + index * (self._spec.every or self._spec.min_step)
-        limit = self._spec.max_step
+        limit, step = self._spec.max_step, self._spec.median_step(index)
         return None if limit is not None and step >= limit else step
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:

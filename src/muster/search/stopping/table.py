@@ -19,8 +19,7 @@ def make_rule(spec: SearchSpec) -> Rule:
         case "asha-stop":
             return AshaStop(stopping, goal)
         case "hyperband":
-            limits = [n for n in (spec.budget.trials, spec.space.size) if n is not None]
-            return Hyperband(stopping, goal, min(limits) if limits else None)
+            return Hyperband(stopping, goal)
         case "median":
             return Median(stopping, goal)
         case "pbt":

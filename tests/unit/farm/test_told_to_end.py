@@ -1,0 +1,48 @@
+"""A function that asks whether it is to end, and ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from tests.unit.farm.test_metric_stream import Sent
+
+from muster.farm.task import Outcome, TargetSpec
+from muster.farm.worker.perform import Order, Performer
+from muster.run.folder import RunFolder
+
+SOURCE = """
+def asks(ctx):
+    return {"y": 1 if ctx.should_stop else 2}
+
+def does_not_ask(ctx):
+    return {"y": 2}
+"""
+
+
+class Told(Sent):
+    confirms_meanwhile = True
+
+    def __init__(self, how: Literal["stop", "pause"] | None) -> None:
+        super().__init__()
+        self.how = how
+
+    def halted(self, task_id: int) -> Literal["stop", "pause"] | None:  # type: ignore[override]
+        return self.how
+
+
+@pytest.mark.parametrize("how", ["stop", "pause", None])
+@pytest.mark.parametrize("name", ["asks", "does_not_ask"])
+def test_what_it_returns_after_it_has_asked_is_no_result(
+    name: str, how: Literal["stop", "pause"] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "told.py").write_text(SOURCE)
+    spec = TargetSpec(name="f", location="told.py", attribute=name, base_folder=str(tmp_path))
+    folder = RunFolder(tmp_path / "run")
+    performer = Performer({1: spec}, folder, "cpu", log=None, line=Told(how))
+    finished = performer.run(Order(1, 1, 1, "0" * 32, 1, b"{}"))
+    if how is not None and name == "asks":
+        assert (finished.outcome, finished.value) == (Outcome.STOPPED, b"{}")
+    else:
+        assert (finished.outcome, finished.value) == (Outcome.OK, b'{"y":2}')
