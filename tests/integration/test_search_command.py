@@ -34,6 +34,14 @@ def fast(lr: float, ctx):
         ctx.log(step, accuracy=1 - abs(lr - 0.3) - 1 / (step + 2))
     return {"accuracy": 1 - abs(lr - 0.3)}
 
+def coarse(lr: float, ctx):
+    state = ctx.restore() or {"epoch": 0}
+    for epoch in range(state["epoch"], 9):
+        ctx.log(epoch + 1, accuracy=1 - abs(lr - 0.3))
+        if epoch % 5 == 4:
+            ctx.checkpoint({"epoch": epoch + 1})
+    return {"accuracy": 1 - abs(lr - 0.3)}
+
 def stubborn(lr: float, ctx):
     ctx.log(1, accuracy=-lr)
     ctx.log(2, accuracy=-lr)
@@ -170,6 +178,40 @@ def test_a_trial_ends_at_the_very_rung_however_fast_it_is(tmp_path: Path) -> Non
         last[task] = max(step, last.get(task, 0))
     assert len(last) == 12
     assert set(last.values()) <= {1, 3, 9, 27} and min(last.values()) < 27
+
+
+def test_a_promoted_trial_that_is_beyond_its_next_rung_pauses_there(tmp_path: Path) -> None:
+    """The best of three comes from rung 1, and has been at rung 3, where it is the first."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        run = muster.sweep(
+            "train.py:coarse", space={"lr": muster.Space.uniform(0, 1)}, maximize="accuracy",
+            trials=3, stop="asha:min=1,max=9", try_=[{"lr": 0.3}], devices="cpu:1",
+            monitor_interval_s=0, run_dir="runs/it",
+        )  # fmt: skip
+        states = [row["state"] for row in run.results().to_pylist()]
+        steps = run.metrics().column("step").to_pylist()
+    assert states == ["stopped"] * 3
+    assert max(steps) == 5, "it ended at its checkpoint"
+
+
+def test_a_trial_that_was_told_to_end_when_its_coordinator_died_keeps_its_folder(
+    run: Path, muster_main: Main
+) -> None:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as database:
+        sql = "SELECT task_id, lower(hex(key)), token FROM tasks WHERE state = 5 LIMIT 1"
+        task_id, key, token = database.execute(sql).fetchone()
+        database.execute("UPDATE tasks SET state = 1 WHERE task_id = ?", (task_id,))
+        database.execute("DELETE FROM results WHERE task_id = ?", (task_id,))
+        database.execute("DELETE FROM search WHERE kind = 'ended' AND task_id = ?", (task_id,))
+        database.commit()
+    (run / "attempts").mkdir(exist_ok=True)
+    (run / "artifacts" / key).rename(run / "attempts" / f"{key}.{token}")
+    assert muster_main("resume", "runs/it", "--quiet").returncode == 0
+    [row] = [r for r in muster.Run("runs/it").results().to_pylist() if key.startswith(r["task"])]
+    assert row["state"] == "stopped"
+    assert (run / row["folder"] / "seen.txt").exists()
 
 
 def test_programs_end_by_a_signal(tmp_path: Path, muster_main: Main) -> None:

@@ -66,17 +66,18 @@ def _code_of_checkpoint(folder: RunFolder) -> Code:
 
 
 def has_results(folder: RunFolder) -> bool:
-    """Whether tasks are done there, or rows of a map, also in the elements of an array."""
+    """Whether tasks have been worked on there, or rows of a map, also in elements of an array."""
     if folder.parts.exists():  # a map's chunks keep the rows that are done before the chunk is
         return True
-    return any(_has_done(place) for place in (folder, *_elements(folder)))
+    return any(_has_ended(place) for place in (folder, *_elements(folder)))
 
 
-def _has_done(folder: RunFolder) -> bool:
+def _has_ended(folder: RunFolder) -> bool:
     if not folder.ledger.exists():
         return False
     with LedgerReader(folder.ledger) as ledger:
-        return ledger.counts()[TaskState.DONE] > 0
+        counts = ledger.counts()
+    return counts[TaskState.DONE] + counts[TaskState.STOPPED] > 0
 
 
 def _elements(folder: RunFolder) -> Iterator[RunFolder]:

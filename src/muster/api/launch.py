@@ -36,7 +36,7 @@ from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy
-from muster.farm.results import publish_after_crash
+from muster.farm.metric_source import STDOUT
 from muster.farm.task import TargetSpec
 from muster.farm.view import RunView
 from muster.monitor.recorder import record_run
@@ -161,6 +161,13 @@ def _check_executor(workload: Workload, options: SweepOptions) -> None:
             "--stop has no effect with --on inline: no message is read while a task runs.",
             hint="drop one of them.",
         )
+    if options.executor == "inline" and any(
+        spec.metrics_from.startswith(f"{STDOUT}:") for spec in workload.targets
+    ):
+        raise UsageError(
+            "--metrics-from stdout:REGEX reads the log of a worker, and --on inline has none.",
+            hint="drop one of them.",
+        )
 
 
 def _coordinate(
@@ -176,7 +183,6 @@ def _coordinate(
     left, num_again = _settle(folder, ledger, workload, options, targets)
     if num_again and not workload.is_map:
         audience.say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
-    publish_after_crash(folder, ledger.accepted)
     assignment = Assignment(
         folder=folder,
         run_id=own_id(folder).text,

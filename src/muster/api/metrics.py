@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from muster.base.errors import UsageError
 from muster.base.journal import read_journal
-from muster.base.metric_log import PROCESS, TIME
+from muster.base.metric_log import PROCESS, numbers_of
 from muster.farm.canonical import task_label
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve, curves_of, effective
@@ -63,20 +63,17 @@ def series_of_ranks(folder: RunFolder) -> Iterator[Series]:
     The lines of a training have a kind, which names their metrics, as in ``train/loss``; those of a
     program are as it wrote them, and each of its starts counts as an attempt.
     """
-    starts: dict[Any, int] = {}
+    starts: dict[str, int] = {}
     frames = []
     for number, line in enumerate(read_journal(folder.metrics)):
-        step, kind, time_s = line.get("step", number), line.get("kind"), line.get(TIME)
-        if not isinstance(step, int):
+        found = numbers_of(line, number)
+        if found is None:
             continue
+        step, time_s, numbers = found
+        kind, written_s = line.get("kind"), math.nan if time_s is None else time_s
         front = f"{kind}/" if isinstance(kind, str) else ""
-        start = starts.setdefault(line.get(PROCESS), len(starts) + 1)
-        written_s = float(time_s) if isinstance(time_s, int | float) else math.nan
-        points = [
-            (f"{front}{name}", step, written_s, float(value))
-            for name, value in line.items()
-            if isinstance(value, int | float) and name not in ("step", TIME, PROCESS)
-        ]
+        start = starts.setdefault(str(line.get(PROCESS)), len(starts) + 1)
+        points = [(f"{front}{name}", step, written_s, value) for name, value in numbers.items()]
         frames.append((1 if front else start, points))
     together: dict[int, list[tuple[str, int, float, float]]] = {}
     for start, points in frames:

@@ -109,14 +109,24 @@ def read_line(line: bytes, number: int) -> tuple[int, float | None, dict[str, fl
     """
     try:
         found = json.loads(line)
-        if not isinstance(found, Mapping):
-            return None
-        step, time_s = as_step(found.get("step", number)), found.get(TIME)
-    except (ValueError, TargetError):
+    except (ValueError, RecursionError):
         return None
-    numbers = {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, float | int) and name not in ("step", TIME, PROCESS)
-    }
-    return step, float(time_s) if isinstance(time_s, float | int) else None, numbers
+    return numbers_of(found, number) if isinstance(found, Mapping) else None
+
+
+def numbers_of(
+    found: Mapping[str, Any], number: int
+) -> tuple[int, float | None, dict[str, float]] | None:
+    """The same of a line that has been read; None where its step or a number cannot be held."""
+    step, time_s = found.get("step", number), found.get(TIME)
+    try:
+        numbers = {
+            name: float(value)
+            for name, value in found.items()
+            if isinstance(value, float | int) and name not in ("step", TIME, PROCESS)
+        }
+        is_whole = isinstance(step, float) and step.is_integer()  # as some languages write it
+        written_s = float(time_s) if isinstance(time_s, float | int) else None
+        return as_step(int(step) if is_whole else step), written_s, numbers
+    except (OverflowError, TargetError):
+        return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,13 +18,14 @@ from muster.base.errors import TargetError
 from muster.base.journal import Journal
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy
+from muster.farm.decisions import Decisions, Policy, Stopped
 from muster.farm.driver import Driver
 from muster.farm.events import (
     Drain,
     Event,
     Fetched,
     Logged,
+    Reopen,
     StopTask,
     TargetBroken,
     WorkerDied,
@@ -32,7 +33,7 @@ from muster.farm.events import (
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
-from muster.farm.results import INLINE_BYTES, publish, store_value
+from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
@@ -113,7 +114,8 @@ class Coordinator:
         self._hooks = hooks
         counts = ledger.counts()
         ended = sum(count for state, count in counts.items() if state.is_final)
-        self._orders = self._begin_driver()
+        self._orders: list[Event] = []
+        self._begin_driver()
         total = plan.total if plan.driver is None else plan.driver.num_expected
         self._scheduler = Scheduler(
             plan.policy,
@@ -141,6 +143,8 @@ class Coordinator:
         """Work until nothing is left or somebody wants it to end. Leaves no process behind."""
         self._picture.start(self._ledger.counts())
         try:
+            # After the tasks that were to be stopped are: their folders are kept.
+            publish_after_crash(self._plan.folder, self._ledger.accepted)
             if self._ledger.is_away:
                 # A snapshot that knows every task makes the shipped results complete.
                 self._feed_rest()
@@ -175,9 +179,9 @@ class Coordinator:
         return self._executor.poll(0.0)
 
     def _turn(self, events: list[Event], now: float) -> None:
-        decisions = self._scheduler.step([*events, *self._orders], now)
-        self._orders = []
-        self._tell_driver(events, decisions, now)
+        orders, self._orders = self._orders, []
+        decisions = self._scheduler.step([*events, *orders], now)
+        orders += self._tell_driver(events, decisions, now)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
@@ -186,10 +190,10 @@ class Coordinator:
         deaths = [event for event in events if isinstance(event, WorkerDied)]
         broken = [event for event in events if isinstance(event, TargetBroken)]
         logged = [event for event in events if isinstance(event, Logged)]
-        has_news = bool(has_records or deaths or broken or logged)
+        has_news = bool(has_records or deaths or broken or logged or orders)
         if has_news or self._feeding or self._refetch or self._cancelling:
             self._ledger.begin()
-            self._record(decisions, deaths, logged)
+            self._record(decisions, deaths, logged, orders)
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
             self._publish(decisions)
@@ -197,7 +201,8 @@ class Coordinator:
                 raise TargetError(broken[0].message)
             self._obey(decisions, now)
             # Last: a task that waits at a rung has heard by then that it is to end.
-            for worker_id, serial in {e.worker_id: e.serial for e in logged}.items():
+            own = sorted((e.worker_id, e.serial) for e in logged if e.serial > 0)
+            for worker_id, serial in dict(own).items():  # the highest; no one asks for others
                 self._executor.confirm(worker_id, serial)
             if fetched is not None:
                 self._obey_next(fetched, now)
@@ -240,7 +245,13 @@ class Coordinator:
 
     # ------------------------------------------------------------------ recording
 
-    def _record(self, decisions: Decisions, deaths: list[WorkerDied], logged: list[Logged]) -> None:
+    def _record(
+        self,
+        decisions: Decisions,
+        deaths: list[WorkerDied],
+        logged: list[Logged],
+        orders: list[Event],
+    ) -> None:
         ledger = self._ledger
         self._record_starts(decisions)  # first: processes start while the rest is recorded
         if self._feeding:
@@ -273,6 +284,7 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
+        decisions.stopped += self._stop_waiting(orders)
         self._record_driver()
 
     def _record_starts(self, decisions: Decisions) -> None:
@@ -330,30 +342,50 @@ class Coordinator:
 
     # ------------------------------------------------------------------ tasks chosen while it runs
 
-    def _begin_driver(self) -> list[Event]:
+    def _begin_driver(self) -> None:
         driver, ledger = self._plan.driver, self._ledger
         if driver is None:
-            return []
+            return
         ledger.begin()
-        orders = driver.begin(ledger)
-        for order in list(orders):
-            if isinstance(order, StopTask):  # unless a worker has it, which is told instead
-                value = driver.last_of(order.task_id)
-                if ledger.stop_ready(order.task_id, value):
-                    orders += driver.ended(order.task_id, TaskState.STOPPED, value)
+        self._orders += driver.begin(ledger)
+        self._stop_waiting(list(self._orders))
         ledger.record_search(driver.take_records())
         ledger.drop_meta("enqueued")
         ledger.commit()
-        return orders
 
-    def _tell_driver(self, events: list[Event], decisions: Decisions, now: float) -> None:
-        """Tell it what has happened in this turn, and decide what it wants done, in the turn too.
+    def _stop_waiting(self, orders: Iterable[Event]) -> list[Stopped]:
+        """End tasks that wait in the ledger and are to end; the scheduler tells all others.
+
+        The last order of a turn counts: a task that is promoted may be told at once to pause
+        again, and one that was told to pause may be promoted.
+        """
+        driver, ledger = self._plan.driver, self._ledger
+        stopped: list[Stopped] = []
+        last = {o.task_id: o for o in orders if isinstance(o, StopTask | Reopen)}
+        for task_id, order in last.items():
+            if driver is None or not isinstance(order, StopTask):
+                continue
+            value = driver.last_of(task_id)
+            task = ledger.stop_ready(task_id, value, self._has_files)
+            if task is not None:
+                stopped.append(Stopped(task, None))
+                self._orders += driver.ended(task_id, TaskState.STOPPED, value)
+        return stopped
+
+    def _has_files(self, task: Task) -> bool:
+        folder, key = self._plan.folder, task.key.hex()
+        return folder.attempt(key, task.token).exists() or folder.artifact(key).exists()
+
+    def _tell_driver(self, events: list[Event], decisions: Decisions, now: float) -> list[Event]:
+        """Tell it what has happened in this turn, and decide what it wants done, in the turn too;
+        returns that.
 
         It hears points before the endings that they came with, in the order of their arrival.
         """
         driver = self._plan.driver
         if driver is None:
-            return
+            return []
+        all_orders: list[Event] = []
         orders: list[Event] = []
         for event in events:
             if isinstance(event, Logged):
@@ -370,8 +402,9 @@ class Coordinator:
                 orders += driver.ended(task.task_id, TaskState.STOPPED, value)
             self._refetch |= bool(news.done or news.failed or news.stopped or orders)
             if not orders:
-                return
+                return all_orders
             news = self._scheduler.step(orders, now)
+            all_orders += orders
             orders = []
             decisions.add(news)
 
@@ -399,7 +432,7 @@ class Coordinator:
                 task_id, state, value = ledger.standing(proposal.task.key)
                 driver.added(proposal.what, task_id)
                 if not (proposal.is_wanted or state.is_final):
-                    ledger.stop_ready(task_id, b"{}")
+                    ledger.stop_ready(task_id, b"{}", self._has_files)
                     state = TaskState.STOPPED
                 if state.is_final:
                     self._orders += driver.ended(task_id, state, value or b"{}")

@@ -8,6 +8,7 @@ claims of the old coordinator are voided, so nothing that was done is done again
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from muster.farm import wire
@@ -61,6 +62,7 @@ def settle(
     left = survey(folder)
     if left.logged:
         ledger.record_metrics([(e.task_id, e.token, e.serial, e.body) for e in left.logged])
+    _use_up_tokens(folder, ledger, left)
     records = [AttemptRecord(f.task_id, f.token, worker, f) for worker, f in left.finished]
     known = ledger.still_claimed([(r.task_id, r.token) for r in records])
     waiting = {(r.task_id, r.token): r for r in records if (r.task_id, r.token) in known}
@@ -105,6 +107,22 @@ def survey(folder: RunFolder) -> Leftover:
                 box.slot_id, box.job_id, box.restart, heard, *account.worker()
             )
     return Leftover(finished, logged, list(last.values()))
+
+
+def _use_up_tokens(folder: RunFolder, ledger: Ledger, left: Leftover) -> None:
+    """Have no attempt get the token of one that has logged numbers.
+
+    A ledger that lives elsewhere does not bring claims home: after one was lost with its host, the
+    numbers of the next attempt would pass for those of the lost one.
+    """
+    for task_id, token in {(event.task_id, event.token) for event in left.logged}:
+        ledger.use_up_token(task_id, token)
+    for path in folder.points.glob("*.jsonl"):
+        key, _, number = path.stem.rpartition(".")
+        with suppress(ValueError):  # a name that is not ours
+            found = ledger.find(bytes.fromhex(key))
+            if found is not None:
+                ledger.use_up_token(found[0].task_id, int(number))
 
 
 def _key(ledger: Ledger, record: AttemptRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from pathlib import PurePath
 from typing import NamedTuple
 
 from muster.base.errors import MissingPackageError, UsageError
@@ -47,6 +48,12 @@ def parse_source(text: str) -> MetricSource:
                 f"--metrics-from {text}: the pattern names no metric.",
                 hint=r"name the part that is the number: (?P<loss>\S+).",
             )
+    elif PurePath(place).is_absolute() or ".." in PurePath(place).parts:
+        raise UsageError(
+            f"--metrics-from {text}: {place} is not below the folder of each task.",
+            hint="have the program write below $MUSTER_TASK_DIR, and name the folder there: "
+            "tensorboard:tb.",
+        )
     elif importlib.util.find_spec("tensorboard") is None:
         raise MissingPackageError("--metrics-from tensorboard:DIR", "tensorboard", "tensorboard")
     return MetricSource(kind, place)

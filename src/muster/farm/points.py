@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
+from muster.farm import wire
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -55,7 +57,7 @@ class Points(NamedTuple):
 
 def join(names: Iterable[str], packed: bytes) -> bytes:
     """The body of these names and of points that ``POINT`` has packed."""
-    return orjson.dumps(list(names)) + b"\n" + packed
+    return orjson.dumps([wire.clean(name) for name in names]) + b"\n" + packed
 
 
 def encode(points: Iterable[tuple[str, int, float, float]]) -> bytes:

@@ -22,6 +22,13 @@ from muster.run.record import Kind, new_record, write_run
 OLD, NEW = MappingProxyType({"a.py": "1"}), {"a.py": "2"}
 
 
+def _task_stopped(folder: RunFolder) -> None:
+    _task_done(folder)
+    with closing(sqlite3.connect(folder.ledger)) as database:
+        database.execute("UPDATE tasks SET state = ?", (TaskState.STOPPED.value,))
+        database.commit()
+
+
 def _task_done(folder: RunFolder) -> None:
     ledger = Ledger(folder.ledger)
     ledger.begin()
@@ -60,6 +67,7 @@ def _begun(path: Path, kind: Kind) -> RunFolder:
     ("kind", "work"),
     [
         ("sweep", _task_done),
+        ("sweep", _task_stopped),
         ("map", _rows_written),
         ("train", _checkpoint),
         ("agent", _checkpoint),

@@ -94,6 +94,9 @@ def test_trainings_and_programs_have_the_same_columns(tmp_path: Path) -> None:
         {"step": 0, "_time": 5.0, "_process": "a", "loss": 3.0},
         {"step": 1, "_time": 6.0, "_process": "a", "loss": 2.0},
         {"step": 1, "_time": 7.0, "_process": "b", "loss": 1.0},
+        {"step": 2, "_process": ["b"], "loss": 10**400},
+        {"step": 10**30, "loss": 1.0},
+        {"step": 3, "\udcff": 1.0},
     ]
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     rows = table_of(series_of_ranks(folder)).to_pylist()

@@ -88,10 +88,10 @@ def test_a_task_that_was_to_be_stopped_when_its_coordinator_died(
 ) -> None:
     [task] = fill(ledger, 1)
     ledger.begin()
-    ledger.stop_ready(task.task_id, b"{}")
+    assert ledger.stop_ready(task.task_id, b"{}", lambda _: True) is None
     assert ledger.counts()[TaskState.CLAIMED] == 1, "its worker goes on: it is told instead"
     ledger.recover()
-    ledger.stop_ready(task.task_id, b'{"y":3}')
+    assert ledger.stop_ready(task.task_id, b'{"y":3}', lambda found: found == task) == task
     ledger.commit()
     assert ledger.counts()[TaskState.STOPPED] == 1
     assert ledger.accepted(task.key.hex()) == ("stopped", task.token)

@@ -74,10 +74,24 @@ def test_the_next_attempt_forwards_what_the_killed_one_has_written(
     assert ledger.steps() == list(range(8))
 
 
+def test_no_line_of_a_program_fails_its_task(tmp_path: Path) -> None:
+    ledger = Ledger()
+    lines = [line(0), "[" * 100_000 + "\n", '{"\\udcff": 1}\n', '{"a": 1%s}\n' % ("0" * 400)]
+    with Follower(RunFolder(tmp_path), "k", 1, 1, ledger) as follower:
+        follower.path.write_text("".join([*lines, line(4)]))
+    assert ledger.steps() == [0, 4]
+    with Follower(RunFolder(tmp_path), "k", 1, 2, ledger) as follower:
+        follower.path.write_text(json.dumps({str(n): 1 for n in range(70_000)}))  # too many names
+    assert ledger.steps() == [0, 4]
+
+
 def test_what_a_line_may_hold() -> None:
     assert read_line(b'{"step": 3, "a": 1, "b": true, "c": NaN}', 0) is not None
     assert read_line(b'{"loss": 1e-3, "name": "x", "_time": 5}', 7) == (7, 5.0, {"loss": 1e-3})
-    for wrong in (b"", b"[1]", b"{", b'{"step": "x", "a": 1}', b'{"step": 0.5, "a": 1}'):
+    assert read_line(b'{"step": 3.0, "a": 1}', 0) == (3, None, {"a": 1.0})
+    large = (b"[" * 100_000, b'{"a": 1%s}' % (b"0" * 400), b'{"step": 1e300, "a": 1}')
+    few = (b"", b"[1]", b"{", b'{"step": "x", "a": 1}', b'{"step": 0.5, "a": 1}')
+    for wrong in (*large, *few):
         assert read_line(wrong, 0) is None
 
 
@@ -157,11 +171,22 @@ def test_numbers_are_read_from_event_files(tmp_path: Path) -> None:
         ("stdout:", "this is no source of numbers"),
         ("stdout:(", "this is no pattern"),
         (r"stdout:(?P<step>\d+)", "the pattern names no metric"),
+        ("tensorboard:/tmp", "is not below the folder of each task"),
+        ("tensorboard:tb/../..", "is not below the folder of each task"),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_source(text)
+
+
+def test_what_is_printed_without_a_log_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--on inline has none"):
+        muster.sweep(
+            ["echo", "{x}"], grid={"x": [1]}, run_dir=tmp_path / "run", executor="inline",
+            metrics_from=r"stdout:(?P<loss>\d+)",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.thorough

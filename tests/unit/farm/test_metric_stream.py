@@ -215,7 +215,7 @@ def test_rows_are_followed_by_their_ids(tmp_path: Path) -> None:
         for step in range(3):
             ledger.begin()
             frame = (1 + step % 2, 1, step, points.encode([("loss", step, 0.0, 1.0)]))
-            ledger.record_metrics([frame, frame])  # heard twice
+            assert ledger.record_metrics([frame, frame]) == [frame], "heard twice"
             ledger.commit()
         assert [f.frame_id for f in metrics.frames_above(reader)] == [1, 2, 3]
         [last] = metrics.frames_above(reader, 2)
@@ -264,6 +264,16 @@ def test_a_checkpoint_holds_what_is_not_known_to_be_safe(
     frames += [(2, points.decode(body)) for body in second.bodies]
     assert metrics.effective(frames)["loss"].step.tolist() == [0, 1, 2]
     assert [step for _, step, _ in second.rows()] == list(range(safe, 3))
+
+
+def test_an_attempt_that_reads_its_own_checkpoint_sends_nothing_twice(tmp_path: Path) -> None:
+    line = Sent()
+    ctx = context(tmp_path, line, 1)
+    ctx.log(0, loss=0.1)
+    ctx.checkpoint({"step": 0})
+    assert ctx.restore() == {"step": 0}
+    ctx.end_log()
+    assert line.rows() == [("loss", 0, 0.1)]
 
 
 def test_a_checkpoint_of_an_earlier_muster_is_read(tmp_path: Path) -> None:

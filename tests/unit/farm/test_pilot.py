@@ -14,10 +14,11 @@ from typing import TypeVar
 import orjson
 import pytest
 
-from muster.farm import canonical, wire
+from muster.farm import canonical, points, wire
 from muster.farm.events import (
     Divided,
     Event,
+    Logged,
     Results,
     Returned,
     WorkerDied,
@@ -367,6 +368,24 @@ def test_a_result_for_an_older_claim_is_not_recorded(yard: Yard, ledger: Ledger)
     leave(yard, [task(1, 0), task(2)], [Results(1, [finished(1, token=0), finished(2)])])
     settled(yard, ledger)
     assert states(ledger) == ["open", "done", "open", "open"]
+
+
+def test_no_attempt_gets_the_token_of_one_that_was_lost_with_its_ledger(
+    yard: Yard, ledger: Ledger
+) -> None:
+    """They were claimed on another host, whose claims have not come home."""
+    yard.assign("echo")
+    body = points.encode([("loss", 0, 0.0, 1.0)])
+    told = [Logged(1, 1, 5, 1, body), Results(1, [finished(1, token=5)]), Logged(1, 2, 6, 2, body)]
+    leave(yard, [task(1, 5), task(2, 6)], told)
+    yard.folder.points.mkdir(exist_ok=True)
+    yard.folder.points_of(task(3).key.hex(), 7).touch()
+    (yard.folder.points / "no key.1.jsonl").touch()
+    settled(yard, ledger, None)
+    assert states(ledger) == ["done", "open", "open", "open"]
+    ledger.begin()
+    assert [claimed.token for claimed in ledger.claim(4)] == [7, 8, 2]
+    ledger.commit()
 
 
 def test_a_failure_that_waited_is_tried_again(yard: Yard, ledger: Ledger) -> None:

@@ -47,7 +47,7 @@ from muster.farm.ledger.ship import (
     Started,
     read_segment,
 )
-from muster.farm.ledger.store import Ledger, SearchRow
+from muster.farm.ledger.store import Ledger, MetricRow, SearchRow
 from muster.farm.task import AttemptRecord, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id
@@ -194,10 +194,11 @@ class AwayLedger(Ledger):
         super().reopen_stopped(task_ids)
         self._has_more = True
 
-    def record_metrics(self, rows: Sequence[tuple[int, int, int, bytes]]) -> None:
-        super().record_metrics(rows)
-        for task_id, token, serial, body in rows:
+    def record_metrics(self, rows: Sequence[MetricRow]) -> list[MetricRow]:
+        new = super().record_metrics(rows)
+        for task_id, token, serial, body in new:
             self._shipper.note(Noted(self.key_of(task_id), token, serial, body))
+        return new
 
     def worker_started(
         self, worker_id: int, slot: SlotSpec, host: str, log: str, code: str | None = None

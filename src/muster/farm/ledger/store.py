@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,10 @@ class SearchRow(NamedTuple):
     kind: str  # "proposal" | "heard" | "ended" | "decision"
     task_id: int | None
     body: bytes
+
+
+#: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
+MetricRow = tuple[int, int, int, bytes]
 
 
 class NewTask(NamedTuple):
@@ -330,18 +334,25 @@ class Ledger:
             )  # fmt: skip
         self._insert_attempts([record for _, record in stopped if record is not None])
 
-    def stop_ready(self, task_id: int, value: bytes) -> bool:
-        """End a task that waits, because it was to be stopped when its coordinator died; returns
-        whether it waited."""
+    def stop_ready(
+        self, task_id: int, value: bytes, has_files: Callable[[Task], bool]
+    ) -> Task | None:
+        """End a task that waits; None where it does not. ``has_files``: whether an attempt of it
+        has left any."""
         with explained(self.path, "read"):
             row = self._db.execute(
                 "SELECT task_id, key, target_id, payload, grp, token, tries FROM tasks "
                 f"WHERE task_id = ? AND state = {READY}",
                 (task_id,),
             ).fetchone()
-        if row is not None:
-            self.record_stopped([Stopped(Task(*row), None)], [value])
-        return row is not None
+        if row is None:
+            return None
+        task = Task(*row)
+        self.record_stopped([Stopped(task, None)], [value])
+        with explained(self.path, "write"):
+            files = (has_files(task), task_id)
+            self._db.execute("UPDATE results SET files = ? WHERE task_id = ?", files)
+        return task
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         """Make stopped tasks ready again: they go on from their checkpoints."""
@@ -422,8 +433,8 @@ class Ledger:
                 (finished.task_id, finished.token, worker_id, time.time(), finished.value),
             )
 
-    def record_metrics(self, rows: Sequence[tuple[int, int, int, bytes]]) -> None:
-        """Record what attempts have logged: task, token, serial and a body of `muster.farm.points`.
+    def record_metrics(self, rows: Sequence[MetricRow]) -> list[MetricRow]:
+        """Record what attempts have logged; returns the rows that were new.
 
         It is kept for every token, also for one that was replaced meanwhile. A frame that is
         recorded already changes nothing.
@@ -432,10 +443,10 @@ class Ledger:
             if not self._has_metrics:
                 add_metrics(self._db)
                 self._has_metrics = True
-            self._db.executemany(
-                "INSERT OR IGNORE INTO metrics (task_id, token, serial, body) VALUES (?, ?, ?, ?)",
-                rows,
+            insert = (
+                "INSERT OR IGNORE INTO metrics (task_id, token, serial, body) VALUES (?, ?, ?, ?)"
             )
+            return [row for row in rows if self._db.execute(insert, row).rowcount]
 
     def use_up_token(self, task_id: int, token: int) -> None:
         """Have later claims of the task get higher tokens than this one."""

@@ -83,10 +83,7 @@ def _source(text: str, context: Context, log: TaskLog) -> Printed | EventFiles:
     source = parse_source(text)
     if source.kind == TENSORBOARD:
         return EventFiles(context.folder / source.place, add)
-    if log.path is None:
-        raise CommandFailed(
-            "--metrics-from stdout:REGEX reads the log of a worker, and --on inline has none"
-        )
+    assert log.path is not None, "--on inline, which has no log, is refused"
     return Printed(log.path, log.start, source.pattern, add)
 
 

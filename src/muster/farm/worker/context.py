@@ -135,7 +135,8 @@ class Context:
         A number is a bool, int or float, or a NumPy scalar or tensor without dimensions; reading
         one from a GPU waits for it. NaN and infinities are kept. Raises TargetError, and records
         nothing, for other values, in a joint call of several tasks, and in another process than
-        the task's own. Points are sent twice a second; a call costs microseconds.
+        the task's own. Points are sent twice a second; a call costs microseconds, but at a rung of
+        a search it waits until the search has decided whether the task goes on.
         """
         if self._num_together:
             raise TargetError(
@@ -259,6 +260,7 @@ class Context:
             write_atomic(path, front + _TORCH + buffer.getvalue())
         else:
             write_atomic(path, front + _JSON + canonical.encode(plain(state, "state")))
+        self._has_restored = True  # what this file says was logged was sent by this attempt
         if self.should_stop:
             raise MadeRoom
 

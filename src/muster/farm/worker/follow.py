@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Follower:
         self._line = line
         self._offset = 0
         self._num_lines = 0
-        self._complained = False
+        self._complaints: set[str] = set()
         self._ended = threading.Event()
         self.sources: list[Printed | EventFiles] = []  # looked at as often as the file is
         self._thread = threading.Thread(target=self._follow, name="muster-metrics", daemon=True)
@@ -41,7 +41,8 @@ class Follower:
     def __enter__(self) -> Follower:
         for token, path in enumerate(self._earlier, 1):
             if path.exists():
-                self._send_again(token, path)
+                with self._forgiving():
+                    self._send_again(token, path)
         self._thread.start()
         return self
 
@@ -49,15 +50,24 @@ class Follower:
         """Forward the rest, also a last line without an end."""
         self._ended.set()
         self._thread.join()
-        self._forward(is_over=True)
-        for source in self.sources:
-            source.look(is_over=True)
+        self._look(is_over=True)
 
     def _follow(self) -> None:
         while not self._ended.wait(SEND_EVERY_S):
-            self._forward()
-            for source in self.sources:
-                source.look(is_over=False)
+            self._look(is_over=False)
+
+    def _look(self, *, is_over: bool) -> None:
+        for look in (self._forward, *(source.look for source in self.sources)):
+            with self._forgiving():
+                look(is_over=is_over)
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """A task is not failed for numbers that cannot be read or sent: its log says so."""
+        try:
+            yield
+        except Exception as error:  # of a library, or of a file that something else removes
+            self._complain("numbers of this program were lost", f"{type(error).__name__}: {error}")
 
     def _forward(self, *, is_over: bool = False) -> None:
         try:
@@ -67,10 +77,12 @@ class Follower:
         except FileNotFoundError:
             return
         for part in _parts(data, is_over=is_over):
-            start, self._offset = self._offset, self._offset + len(part)
+            start, end = self._offset, self._offset + len(part)
             with _cuts_of(self.path).open("ab", buffering=0) as cuts:
-                cuts.write(b"%d\n" % self._offset)  # its end, before it is sent
-            self._send(self._token, start, part)
+                cuts.write(b"%d\n" % end)  # its end, before it is sent
+            self._offset = end
+            with self._forgiving():
+                self._send(self._token, start, part)
 
     def _send_again(self, token: int, path: Path) -> None:
         data = path.read_bytes()
@@ -89,7 +101,11 @@ class Follower:
             line = read_line(text, self._num_lines)
             self._num_lines += 1
             if line is None:
-                self._complain(text)
+                if text.strip():
+                    shown = text[:80].decode("utf-8", "replace")
+                    self._complain(
+                        "a line of MUSTER_METRICS that holds no numbers is left out", shown
+                    )
                 continue
             step, time_s, numbers = line
             written_s = now if time_s is None else time_s
@@ -98,12 +114,12 @@ class Follower:
             # Negative: these numbers count bytes and are not to be taken for those of `Gatherer`.
             self._line.logged(self._task_id, token, points.encode(found), -1 - start)
 
-    def _complain(self, text: bytes) -> None:
-        if not self._complained and text.strip():
-            self._complained = True
-            shown = text[:80].decode("utf-8", "replace")
-            said = f"muster: this line of MUSTER_METRICS is no JSON object and is left out: {shown}"
-            os.write(1, f"{said}\n".encode("utf-8", "replace"))
+    def _complain(self, what: str, detail: str) -> None:
+        """Say it in the task's log, once."""
+        if what not in self._complaints:
+            self._complaints.add(what)
+            with suppress(OSError):
+                os.write(1, f"muster: {what}: {detail}\n".encode("utf-8", "replace"))
 
 
 def _cuts_of(path: Path) -> Path:

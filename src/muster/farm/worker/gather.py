@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.base.errors import TargetError
 from muster.base.metric_log import as_number, as_step
-from muster.farm import points, wire
+from muster.farm import points
 from muster.farm.worker.inbox import Line
 
 SEND_EVERY_S = 0.5
@@ -52,7 +52,7 @@ class Gatherer:
         now = time.time()
         with self._lock:
             for name, value in numbers:
-                which = self._names.setdefault(wire.clean(name), len(self._names))
+                which = self._names.setdefault(name, len(self._names))
                 self._packed += points.POINT.pack(which, number, now, value)
                 if len(self._packed) >= SEND_AT * points.POINT.size:
                     self._send()
