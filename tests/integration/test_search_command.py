@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 import pytest
 
 import muster
+from muster.run.folder import RunFolder
 
 Main = Callable[..., CompletedProcess[str]]
 
@@ -207,7 +208,7 @@ def test_a_trial_that_was_told_to_end_when_its_coordinator_died_keeps_its_folder
         database.execute("DELETE FROM search WHERE kind = 'ended' AND task_id = ?", (task_id,))
         database.commit()
     (run / "attempts").mkdir(exist_ok=True)
-    (run / "artifacts" / key).rename(run / "attempts" / f"{key}.{token}")
+    RunFolder(run).artifact(key).rename(RunFolder(run).attempt(key, token))
     assert muster_main("resume", "runs/it", "--quiet").returncode == 0
     [row] = [r for r in muster.Run("runs/it").results().to_pylist() if key.startswith(r["task"])]
     assert row["state"] == "stopped"
