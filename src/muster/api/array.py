@@ -23,6 +23,7 @@ from muster.api.launch import Prepared
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
+from muster.api.trackers.table import check_installed
 from muster.api.workload import Numbers, Workload
 from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as, write_json
@@ -125,6 +126,7 @@ def plan_array(
     """
     if count < 1:
         raise UsageError(f"--array {count} is too small.", hint="write 1 or more.")
+    check_installed(options.log_to)
     folder = RunFolder(choose_folder(workload, options).path.absolute())
     plan = ArrayPlan(folder, count, seed_offset)
     if not options.restart:

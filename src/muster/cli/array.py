@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,7 @@ def element_of(array: Array, folder: RunFolder, number: int) -> tuple[Workload, 
     options = dataclasses.replace(
         sweep_options(parsed), executor="local", cluster=ClusterRequest(), name=None,
         run_dir=folder.element(number).path, restart=False, allow_changed_code=False,
+        log_to=(),  # a tracker would have each task twice: of its element, and of the whole run
     )  # fmt: skip
     return workload, options
 
@@ -100,4 +102,7 @@ def send_array(array: SlurmArray, run: Any) -> int:
         elements, tasks = count(num_elements, "element"), count(workload.total, "task")
         output.say(f"job {job_id}: {elements}, {tasks}, in {path}")
         output.say(f"Bring the results together: muster collect {path}")
+        if log_to := ",".join(array.options.log_to):
+            quoted = shlex.quote(str(path))
+            output.say(f"Then send them to trackers: muster track {quoted} --log-to {log_to}")
     return EXIT_OK

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.conftest import MusterCli
 
+from muster.api.array import Array
 from muster.api.slurm_gang import SlurmGang
+from muster.cli.array import element_of
 from muster.cli.commands.run import flags_of_run, slurm_gang
 from muster.cli.commands.slurm_script import FileFlags
 from muster.cli.main import read_command
@@ -175,3 +177,15 @@ def test_a_script_that_was_only_printed_starts_no_other_run(
 
         assert "This script was made for another run than" in start(printed.stdout)
         assert "made for another" not in start((tmp_path / "job.sh").read_text())
+
+
+def test_elements_of_an_array_send_nothing_to_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run does when it is collected; a tracker would have every task twice."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text("def f(x):\n    return {'y': x}\n")
+    line = "muster sweep t.py:f --grid x=1,2 --on slurm --array 2 --log-to tensorboard"
+    array = Array(elements=2, argv=tuple(line.split()))
+    _, options = element_of(array, RunFolder(tmp_path / "run"), 0)
+    assert options.log_to == ()
