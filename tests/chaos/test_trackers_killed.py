@@ -125,6 +125,25 @@ def test_one_that_hangs_holds_up_neither_the_end_nor_the_others(
         assert logged(READERS[name](folder)) == EXPECTED
 
 
+def test_a_run_that_ends_by_an_error_does_not_keep_silent(tmp_path: Path) -> None:
+    folder, said = gang_folder(tmp_path / "run", lines(0, 3)), []
+    with (
+        pytest.raises(ZeroDivisionError),
+        tracking(folder, ["tensorboard"], said.append) as keepers,
+    ):
+        raise ZeroDivisionError
+    assert keepers[0].is_done or "muster track" in said[-1]
+
+
+def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    folder, said = gang_folder(tmp_path / "it's a run", lines(0, 3)), []
+    folder.tracker_log("tensorboard").mkdir(parents=True)
+    with tracking(folder, ["tensorboard"], said.append, limit_s=120.0, most_tries=1):
+        pass
+    assert "Is a directory" in said[-1]
+    assert said[-1].endswith("it'\"'\"'s a run' --log-to tensorboard")
+
+
 def test_one_that_refuses_is_told_of_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

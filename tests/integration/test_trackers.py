@@ -21,6 +21,7 @@ from tests.conftest import MusterCli
 from tests.tracked import READERS, gang_folder, in_mlflow, in_tensorboard, logged
 
 from muster.api.trackers.guard import track
+from muster.base.errors import SetupError
 from muster.run.folder import RunFolder
 
 ALL = "tensorboard,wandb,mlflow,trackio"
@@ -110,6 +111,33 @@ def test_hostile_names_and_numbers(tmp_path: Path, name: str) -> None:
     found = logged(READERS[name](folder))[""]
     assert found.keys() == {*names, "nan", "inf"}
     assert {value for key in names for value in found[key]} == {(3, 1.5)}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_folds_that_have_the_same_steps(tmp_path: Path, name: str) -> None:
+    lines = [
+        {"step": step, "_process": "1", "_time": 10.0 * fold + step, "loss": fold + step / 4}
+        for fold in range(2)
+        for step in range(3)
+    ]
+    folder = gang_folder(tmp_path / "run", lines)
+    said: list[str] = []
+    assert track(folder, [name], said.append) == [], said
+    expected = sorted((step, fold + step / 4) for fold in range(2) for step in range(3))
+    assert logged(READERS[name](folder))[""]["loss"] == expected
+
+
+def test_a_w_and_b_that_writes_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from muster.api.trackers import to_wandb
+    from muster.api.trackers.wandb_log import Log
+
+    monkeypatch.setattr(to_wandb, "_LONGEST_SILENCE_S", 0.1)
+    run = object.__new__(to_wandb.WandbRun)
+    run._log, run._rows, run._written = Log(tmp_path / "none"), 1, 0
+    with pytest.raises(SetupError, match="1 row"):
+        run.settle()
 
 
 @pytest.fixture

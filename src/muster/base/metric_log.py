@@ -21,6 +21,8 @@ from muster.base.settings import variable
 METRICS_FILE = "MUSTER_METRICS"
 #: Of a line: seconds since 1970, and which process has written it. Metrics have other names.
 TIME, PROCESS = "_time", "_process"
+#: The end of the year 9999, beyond which no library has dates.
+LATEST_S = 253_402_300_799.0
 
 _at_work: Callable[..., None] | None = None
 _open: tuple[str, int, int, str] | None = None  # name, process, descriptor, mark of the process

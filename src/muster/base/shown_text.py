@@ -146,6 +146,27 @@ def secrets_of(argv: Sequence[str], *settings: Mapping[str, Any]) -> frozenset[s
     return frozenset(secret for secret in found if len(secret) >= _LEAST_CHARS)
 
 
+def hide_secrets(value: Any) -> Any:
+    """A setting, or a dict or list of them, without the secrets in it. A list of texts may be the
+    words of a command, in which a secret stands behind its flag.
+
+    >>> hide_secrets({"lr": 0.1, "flags": [{"api_key": "xyz"}], "args": ["--token", "abc"]})
+    {'lr': 0.1, 'flags': [{'api_key': '…'}], 'args': ['--token', '…']}
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: HIDDEN if item and is_secret_name(str(name)) else hide_secrets(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        words = [item if isinstance(item, str) else "" for item in value]
+        return [
+            _split(item, before)[0] if isinstance(item, str) else hide_secrets(item)
+            for item, before in zip(value, _before(words), strict=True)
+        ]
+    return shown_line(value) if isinstance(value, str) else value
+
+
 def without_secrets(text: str) -> str:
     """``text`` without what looks like a secret, wherever it comes from.
 

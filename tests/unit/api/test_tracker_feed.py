@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ class Frames:
         end = min(start + 2, len(self.frames))
         return (end, found) if end > start else (mark, {})
 
-    def last_steps(self, task: int, mark: Any) -> Mapping[str, int]:
-        last: dict[str, int] = {}
-        for owner, points in self.frames[: mark or 0]:
-            for point in points if owner == task else ():
-                last[point.name] = max(point.step, last.get(point.name, point.step))
-        return last
+    def looking(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def before(self, task: int, mark: Any) -> Iterable[Point]:
+        frames = self.frames[: mark or 0]
+        return [point for owner, some in frames if owner == task for point in some]
 
     def tracked(self, task: int) -> Tracked:
         return Tracked(id=str(task), name=str(task), group="g", folder=str(task))
@@ -107,15 +108,15 @@ class StoreRun:
 def fed(frames: Frames, store: Store, folder: Path, run_id: str = "r") -> None:
     store.open_now.clear()
     with Position(folder / "store.jsonl", run_id) as position:
-        feed(frames, store, position, lambda: True)
+        feed(frames, store, position, lambda _: True)
 
 
-def points(*steps: int, name: str = "loss", value: float = 0.0) -> list[Point]:
-    return [Point(name, step, 1.0, value) for step in steps]
+def points(*steps: int, name: str = "loss", value: float = 0.0, attempt: int = 1) -> list[Point]:
+    return [Point(name, step, 1.0, value, attempt) for step in steps]
 
 
 def test_a_repeated_attempt_sends_nothing_twice(tmp_path: Path) -> None:
-    frames = Frames([(1, points(1, 2, 3)), (1, points(2, 3, 4, value=9.0))], ended=[1])
+    frames = Frames([(1, points(1, 2, 3)), (1, points(2, 3, 4, value=9.0, attempt=2))], ended=[1])
     store = Store()
     fed(frames, store, tmp_path)
     assert store.points == {
@@ -124,11 +125,33 @@ def test_a_repeated_attempt_sends_nothing_twice(tmp_path: Path) -> None:
     assert store.states == {"1": ["done"]}
 
 
+@pytest.mark.parametrize("lives", [1 << 60, 3, 7])
+def test_folds_of_one_attempt_have_the_same_steps(tmp_path: Path, lives: int) -> None:
+    folds = [(1, points(0, 1, 2, value=float(fold))) for fold in range(5)]
+    store = Store()
+    store.lives = lives
+    with suppress(Dies):
+        fed(Frames(folds, ended=[1]), store, tmp_path)
+    store.lives = 1 << 60
+    fed(Frames(folds, ended=[1]), store, tmp_path)
+    found = store.points["1"]
+    assert set(found) == {("loss", step, float(fold)) for fold in range(5) for step in range(3)}
+    assert lives < 1 << 60 or len(found) == 15
+
+
+def test_late_points_of_an_earlier_attempt_do_not_begin_a_done_task_again(tmp_path: Path) -> None:
+    frames, store = Frames([(1, points(1, 2, attempt=2))], ended=[1]), Store()
+    fed(frames, store, tmp_path)
+    frames.frames.append((1, points(1, attempt=1)))
+    fed(frames, store, tmp_path)
+    assert store.states == {"1": ["done"]}
+
+
 def test_what_has_not_ended_is_stopped_and_goes_on_the_next_time(tmp_path: Path) -> None:
     frames, store = Frames([(1, points(1))]), Store()
     fed(frames, store, tmp_path)
     assert store.states == {"1": ["stopped"]}
-    frames.frames.append((1, points(1, 2)))
+    frames.frames.append((1, points(1, 2, attempt=2)))
     frames.ended.add(1)
     fed(frames, store, tmp_path)
     assert [step for _, step, _ in store.points["1"]] == [1, 2]
@@ -154,7 +177,7 @@ def test_two_processes_of_one_tracker_are_refused(tmp_path: Path) -> None:
     st.lists(
         st.tuples(
             st.integers(1, 4),
-            st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 6)), max_size=4),
+            st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 6)), max_size=4),
         ),
         max_size=8,
     ),
@@ -163,11 +186,11 @@ def test_two_processes_of_one_tracker_are_refused(tmp_path: Path) -> None:
 )
 def test_dying_anywhere_neither_loses_nor_doubles(
     tmp_path_factory: pytest.TempPathFactory,
-    raw: list[tuple[int, list[tuple[str, int]]]],
+    raw: list[tuple[int, set[tuple[str, int]]]],
     lives: list[int],
     ended: set[int],
 ) -> None:
-    made = [(task, [Point(n, step, 0.0, float(i)) for n, step in some])
+    made = [(task, [Point(n, step, 0.0, float(i), attempt=i) for n, step in sorted(some)])
             for i, (task, some) in enumerate(raw)]  # fmt: skip
     whole, killed = Store(), Store()
     fed(Frames(made, ended), whole, tmp_path_factory.mktemp("whole"))

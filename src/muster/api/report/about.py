@@ -17,7 +17,7 @@ from muster.api.runs import Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
-from muster.base.shown_text import HIDDEN, is_secret_name
+from muster.base.shown_text import hide_secrets
 from muster.farm.ledger.read import FailureGroup
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
@@ -170,7 +170,7 @@ def _last_lines(text: str) -> str:
 def setting_blocks(groups: Mapping[str, Mapping[str, Any]]) -> list[Block | None]:
     """Tables of settings by caption. What looks like a key or a password is not shown."""
     return [
-        facts_of(caption, _without_secrets(values), are_given=True)
+        facts_of(caption, hide_secrets(values), are_given=True)
         for caption, values in groups.items()
     ]
 
@@ -195,16 +195,6 @@ def environment_blocks(stored: RunRecord, hosts: Mapping[str, Sequence[str]]) ->
         ),
         facts_of("Code (hash of the source)", {k: v for k, v in stored.code.items() if v}),
     ]
-
-
-def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            shown[name] = _without_secrets(value)
-        else:
-            shown[name] = HIDDEN if value and is_secret_name(name) else value
-    return shown
 
 
 # ---------------------------------------------------------------------- what it took

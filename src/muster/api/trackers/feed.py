@@ -2,13 +2,17 @@
 
 The order makes it so. The ends are looked up before the points, so that an end is told after all
 points of its task; the position is saved after the tracker has accepted; and a step that a metric
-has had already is skipped, as a repeated attempt sends it again.
+has had in an earlier attempt is skipped, as a repeated one sends it again. Within an attempt a
+metric may have a step as often as it likes: a step is an epoch, and there are folds.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from muster.api.trackers.position import Position
@@ -18,12 +22,15 @@ from muster.api.trackers.tracker import Ended, Point, Tracked, Tracker, TrackerR
 class Source(Protocol):
     """What a run says of itself; marks are JSON, and None stands for the beginning."""
 
+    def looking(self) -> AbstractContextManager[None]:
+        """Inside, the run may be what it was at the beginning."""
+
     def read(self, mark: Any) -> tuple[Any, Mapping[int, Sequence[Point]]]:
         """Some points after ``mark`` by their task, and the mark behind them; the same mark where
         nothing is left."""
 
-    def last_steps(self, task: int, mark: Any) -> Mapping[str, int]:
-        """The last step of each metric of a task in what stands before ``mark``."""
+    def before(self, task: int, mark: Any) -> Iterable[Point]:
+        """The points of a task before ``mark``, or of each metric the last one."""
 
     def tracked(self, task: int) -> Tracked: ...
 
@@ -38,30 +45,34 @@ class Source(Protocol):
         """How many points stand after ``mark``."""
 
 
-def feed(source: Source, tracker: Tracker, position: Position, wait: Callable[[], bool]) -> None:
-    """Send what there is and what comes, until ``wait``, which pauses, says that the run is over
-    and all of it was sent."""
+def feed(
+    source: Source, tracker: Tracker, position: Position, wait: Callable[[float], bool]
+) -> None:
+    """Send what there is and what comes, until ``wait`` says that the run is over and all of it was
+    sent. ``wait`` pauses; it is told how many seconds it took to look for ends."""
     runs = _Runs(source, tracker, position)
     is_over = False
     while True:
-        ends = source.ends(position.ended, is_over=is_over)
-        while True:
-            mark, batches = source.read(position.mark)
-            if mark == position.mark:
-                break
-            runs.log(batches)
-            position.mark = mark
-            position.save()
-        for key, ended in ends:
-            runs.finish(key[0], ended)
-            position.end(key)
-            position.save()
-        if ends:
-            continue  # there may be more of them
-        if is_over:
-            runs.stop()
-            return
-        is_over = wait()
+        begun_s = time.monotonic()
+        with source.looking():
+            ends = source.ends(position.ended, is_over=is_over)
+            took_s = time.monotonic() - begun_s
+            while True:
+                mark, batches = source.read(position.mark)
+                if mark == position.mark:
+                    break
+                runs.log(batches)
+                position.mark = mark
+                position.save()
+            for key, ended in ends:
+                runs.finish(key[0], ended)
+                position.end(key)
+                position.save()
+            if is_over and not ends:
+                runs.stop()
+                return
+        if not ends:  # else there may be more of them
+            is_over = wait(took_s)
 
 
 class _Runs:
@@ -71,13 +82,16 @@ class _Runs:
         self._source = source
         self._tracker = tracker
         self._position = position
-        self._open: OrderedDict[int, tuple[TrackerRun, dict[str, int]]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[TrackerRun, dict[str, _Had]]] = OrderedDict()
 
     def log(self, batches: Mapping[int, Sequence[Point]]) -> None:
         """Return when all of it is accepted."""
         for task, points in batches.items():
-            run, last = self._get(task)
-            if fresh := _fresh(points, last):
+            had = self._open[task][1] if task in self._open else self._had(task)
+            if not _fresh(points, {name: replace(mine) for name, mine in had.items()}):
+                continue  # late points of a task that has ended must not begin it again
+            run, had = self._get(task)
+            if fresh := _fresh(points, had):
                 run.log(fresh)
             self._position.begin(task)
         for task in batches.keys() & self._open.keys():
@@ -96,32 +110,66 @@ class _Runs:
         while self._open:
             self._open.popitem()[1][0].leave()
 
-    def _get(self, task: int) -> tuple[TrackerRun, dict[str, int]]:
+    def _had(self, task: int) -> dict[str, _Had]:
+        had: dict[str, _Had] = {}
+        _fresh(self._source.before(task, self._position.mark), had)
+        return had
+
+    def _get(self, task: int) -> tuple[TrackerRun, dict[str, _Had]]:
         if task not in self._open:
             while len(self._open) >= self._tracker.most_open:
                 run, _ = self._open.popitem(last=False)[1]
                 run.settle()
                 run.leave()
             run = self._tracker.open(self._source.tracked(task))
-            last = dict(self._source.last_steps(task, self._position.mark))
+            had = self._had(task)
             for name, step in run.last_steps.items():
-                last[name] = max(step, last.get(name, step))
-            self._open[task] = run, last
+                mine = had.setdefault(name, _Had())
+                if step > mine.highest:
+                    mine.sent = step
+            self._open[task] = run, had
         self._open.move_to_end(task)
         return self._open[task]
 
 
-def _fresh(points: Sequence[Point], last: dict[str, int]) -> list[Point]:
-    """Those beyond the last step of their metric, sorted by step; ``last`` is brought up to date.
+_LEAST = -1 << 64  # below all steps
 
-    >>> last = {"loss": 1}
-    >>> points = [Point("loss", 1, 0.0, 9.0), Point("loss", 2, 0.0, 8.0)]
-    >>> [point.step for point in _fresh(points, last)], last
-    ([2], {'loss': 2})
+
+@dataclass
+class _Had:
+    """What there was of a metric.
+
+    ``earlier``: the highest step of the attempts before ``attempt``. ``sent``: the highest step
+    that the tracker has of points that are still to come, as a process that has died sent them
+    without saying so.
+    """
+
+    attempt: int = 0
+    highest: int = _LEAST
+    earlier: int = _LEAST
+    sent: int = _LEAST
+
+
+def _fresh(points: Iterable[Point], had: dict[str, _Had]) -> list[Point]:
+    """Those that the tracker has to get, sorted by step; ``had`` is brought up to date.
+
+    >>> had = {}
+    >>> first = [Point("loss", step, 0.0, 9.0, attempt=1) for step in (0, 1, 0, 1)]
+    >>> again = [Point("loss", step, 0.0, 8.0, attempt=2) for step in (0, 1, 2)]
+    >>> [point.step for point in _fresh(first, had)], [point.step for point in _fresh(again, had)]
+    ([0, 0, 1, 1], [2])
     """
     fresh = []
     for point in points:
-        if point.name not in last or point.step > last[point.name]:
-            last[point.name] = point.step
+        mine = had.setdefault(point.name, _Had(attempt=point.attempt))
+        if point.attempt > mine.attempt:
+            mine.attempt, mine.earlier = point.attempt, mine.highest
+        if point.step <= (mine.earlier if point.attempt == mine.attempt else mine.highest):
+            continue
+        # The dead process has sent them sorted, so all up to its last one, unless steps repeat:
+        # then rather twice than never.
+        if not mine.highest < point.step <= mine.sent:
+            mine.sent = _LEAST
             fresh.append(point)
+        mine.highest = max(mine.highest, point.step)
     return sorted(fresh, key=lambda point: point.step)

@@ -10,7 +10,8 @@ import itertools
 import math
 import os
 import re
-import select
+import selectors
+import shlex
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from muster.api.trackers.position import DONE, HELD, read_position
+from muster.api.trackers.position import DONE, read_position
 from muster.api.trackers.table import check_installed
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
@@ -92,25 +93,33 @@ def tracking(
         Keeper(folder, run_id, name, warn, most_tries=most_tries, longest_pause_s=longest_pause_s)
         for name in wanted(folder, names)
     ]
+    has_failed = True
     try:
         for keeper in keepers:
             keeper.start()
         yield keepers
-        begun = time.monotonic()
-        for keeper in keepers:
-            keeper.over.set()
-        for keeper in keepers:
-            while keeper.is_alive():
-                most = HURRY_S if is_urgent() else limit_s
-                if time.monotonic() - begun > most:
-                    break
-                keeper.join(_LOOK_EVERY_S)
+        has_failed = False
     finally:
+        try:
+            _see_out(
+                keepers, lambda: min(HURRY_S, limit_s) if has_failed or is_urgent() else limit_s
+            )
+        finally:
+            for keeper in keepers:
+                keeper.close()
         for keeper in keepers:
-            keeper.close()
+            if not keeper.is_done:
+                warn(keeper.what_is_left())
+
+
+def _see_out(keepers: Sequence[Keeper], limit_s: Callable[[], float]) -> None:
+    """Tell them that the run is over, and wait for those that are not done."""
+    begun_s = time.monotonic()
     for keeper in keepers:
-        if not keeper.is_done:
-            warn(keeper.what_is_left())
+        keeper.over.set()
+    for keeper in keepers:
+        while keeper.is_alive() and time.monotonic() - begun_s <= limit_s():
+            keeper.join(_LOOK_EVERY_S)
 
 
 class Keeper(threading.Thread):
@@ -143,18 +152,29 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         first_s = pause_s = min(_FIRST_PAUSE_S, self._longest_pause_s)
         for number in itertools.count(1):
-            begun = time.monotonic()
-            code = self._once()
+            begun, was_over = time.monotonic(), self.over.is_set()
+            try:
+                code = self._once()
+            except (OSError, ValueError) as error:  # of its start, or of its log
+                code, self._last_line = -1, one_line(str(error), 300)
             self.is_done = code == DONE and self.over.is_set()
-            if self.is_done or code == HELD or self._closed.is_set() or number == self._most_tries:
+            if self.is_done or self._closed.is_set() or number == self._most_tries:
                 return
             if number == 1:
                 why = self._last_line or f"exit code {code}"
                 self._warn(f"{self.tracker}: {why}; it is tried again, and the run goes on")
             if time.monotonic() - begun > LONGEST_PAUSE_S:
                 pause_s = first_s  # it had worked
-            self._closed.wait(pause_s)
-            pause_s = min(2 * pause_s, self._longest_pause_s)
+            is_awaited = self._pause(pause_s, ends_when_over=not was_over)
+            pause_s = first_s if is_awaited else min(2 * pause_s, self._longest_pause_s)
+
+    def _pause(self, seconds: float, *, ends_when_over: bool) -> bool:
+        """Whether it was cut short, as the run is over and waits for this tracker."""
+        due_s = time.monotonic() + seconds
+        while time.monotonic() < due_s and not self._closed.wait(_LOOK_EVERY_S):
+            if ends_when_over and self.over.is_set():
+                return True
+        return False
 
     def close(self) -> None:
         """End whatever there is of it."""
@@ -173,7 +193,7 @@ class Keeper(threading.Thread):
         why = f" ({self._last_line})" if self._last_line else ""
         return (
             f"{self.tracker}: {what} yet{why}. Nothing is lost; to send it: "
-            f"muster track {self._folder.path} --log-to {self.tracker}"
+            f"muster track {shlex.quote(str(self._folder.path))} --log-to {self.tracker}"
         )
 
     def _once(self) -> int:
@@ -201,14 +221,18 @@ class Keeper(threading.Thread):
     def _attend(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None and process.stdout is not None
         was_told, output = False, process.stdout.fileno()
-        with self._folder.tracker_log(self.tracker).open("a", encoding="utf-8") as log:
+        with (
+            self._folder.tracker_log(self.tracker).open("a", encoding="utf-8") as log,
+            selectors.PollSelector() as selector,  # `select` refuses numbers of files from 1024 on
+        ):
+            selector.register(output, selectors.EVENT_READ)
             while not self._closed.is_set():
                 if self.over.is_set() and not was_told:
                     was_told = True
                     with suppress(BrokenPipeError):
                         process.stdin.write(b"over\n")
                 has_ended = process.poll() is not None
-                ready, _, _ = select.select([output], [], [], 0.0 if has_ended else _LOOK_EVERY_S)
+                ready = selector.select(0.0 if has_ended else _LOOK_EVERY_S)
                 data = os.read(output, 1 << 16) if ready else b""
                 if data:
                     self._hear(data, log)

@@ -16,9 +16,8 @@ from muster.base.atomic_files import replacing
 from muster.base.errors import SetupError
 from muster.base.journal import read_journal
 
-#: The exit codes of a process that has sent everything, which no accident gives, and of one that
-#: finds its place taken.
-DONE, HELD = 100, 101
+#: The exit code of a process that has sent everything, which no accident gives.
+DONE = 100
 
 
 class Position:

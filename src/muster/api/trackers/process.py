@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from muster.api.trackers.feed import feed
-from muster.api.trackers.position import DONE, HELD, Held, Position
+from muster.api.trackers.position import DONE, Held, Position
 from muster.api.trackers.sources import source_of
 from muster.api.trackers.table import make_tracker
 from muster.api.trackers.tracker import Place
@@ -32,10 +32,14 @@ def main(argv: list[str]) -> int:
         with Position(folder.tracker_position(name), run_id) as position:
             place = Place(folder.trackers, folder.tensorboard)
             source = source_of(folder, run_id)
-            feed(source, make_tracker(name, place), position, lambda: is_over.wait(_LOOK_EVERY_S))
+
+            def wait(took_s: float) -> bool:  # a tenth of the time at most goes into looking
+                return is_over.wait(max(_LOOK_EVERY_S, 10 * took_s))
+
+            feed(source, make_tracker(name, place), position, wait)
     except Held as error:
         sys.stderr.write(f"{error}\n")
-        return HELD
+        return 1
     return DONE
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import islice
 from typing import Any
 
@@ -14,13 +14,13 @@ from muster.api.trackers.feed import Source
 from muster.api.trackers.tracker import Ended, Ending, Point, Tracked
 from muster.base.code import code_id
 from muster.base.codec import read_json
-from muster.base.errors import MusterError
+from muster.base.errors import MusterError, TargetError
 from muster.base.journal import read_journal
-from muster.base.metric_log import PROCESS, TIME
-from muster.base.shown_text import is_secret_name
-from muster.farm.canonical import decode, task_label
+from muster.base.metric_log import LATEST_S, PROCESS, TIME, as_number, as_step
+from muster.base.shown_text import hide_secrets
+from muster.farm.canonical import decode, encode, task_label
 from muster.farm.ledger.read import LedgerReader, TaskRow
-from muster.farm.metrics import frames_above
+from muster.farm.metrics import Frame, frames_above
 from muster.farm.points import decode as decode_points
 from muster.farm.rows import flattened, metrics_of
 from muster.farm.task import TaskState
@@ -37,6 +37,9 @@ _STATES: Mapping[TaskState, Ending] = {
 }  # fmt: skip
 #: What a line of metrics.jsonl says of the line.
 _ABOUT = frozenset({"step", "kind", TIME, PROCESS})
+#: In a mark, beside the metrics, whose names these are not: how many lines were read, and how many
+#: processes have written them.
+_LINES, _ATTEMPT = "step", PROCESS
 
 
 def source_of(folder: RunFolder, run_id: str) -> Source:
@@ -54,46 +57,65 @@ class LedgerSource:
     def __init__(self, folder: RunFolder, record: RunRecord, run_id: str) -> None:
         self._folder = folder
         self._about = _About(record, run_id)
+        self._copy: LedgerReader | None = None
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            reader = stack.enter_context(LedgerReader(self._folder.ledger))
+            if reader.is_copy:  # a costly one, of a ledger that lives elsewhere
+                self._copy = reader
+            else:
+                stack.close()  # an open one would keep SQLite's log behind the end of the run
+            try:
+                yield
+            finally:
+                self._copy = None
 
     def read(self, mark: int | None) -> tuple[int | None, Mapping[int, Sequence[Point]]]:
         found: dict[int, list[Point]] = {}
-        with _open(self._folder) as ledger:
+        num_points = 0
+        with self._ledger() as ledger:
             for frame in islice(frames_above(ledger, mark or 0), _FRAMES_AT_ONCE):
                 mark = frame.frame_id
-                found.setdefault(frame.task_id, []).extend(map(Point._make, frame.points.rows()))
+                found.setdefault(frame.task_id, []).extend(_of_frame(frame))
+                num_points += len(frame.points)
+                if num_points >= _POINTS_AT_ONCE:
+                    break
         return mark, found
 
-    def last_steps(self, task: int, mark: int | None) -> Mapping[str, int]:
-        last: dict[str, int] = {}
+    def before(self, task: int, mark: int | None) -> Iterator[Point]:
         if mark:
-            with _open(self._folder) as ledger:
+            with self._ledger() as ledger:
                 for row in ledger.metrics(task_id=task):
                     if row.frame_id <= mark:
-                        for point in decode_points(row.body).rows():
-                            last[point.name] = max(point.step, last.get(point.name, point.step))
-        return last
+                        yield from _of_frame(Frame(*row[:3], decode_points(row.body)))
 
     def tracked(self, task: int) -> Tracked:
-        with _open(self._folder) as ledger:
+        with self._ledger() as ledger:
             row = ledger.task(task)
-        key, label = row.key.hex()[:12], task_label(row.task_id, row.payload)
-        return self._about.tracked(part=key, name=label, settings=_settings(row))
+        params = hide_secrets(decode(row.payload))
+        key, label = row.key.hex()[:12], task_label(row.task_id, encode(params))
+        return self._about.tracked(part=key, name=label, settings=_settings(row, params))
 
     def ends(
         self, known: Collection[tuple[int, int]], *, is_over: bool
     ) -> list[tuple[tuple[int, int], Ended]]:
-        with _open(self._folder) as ledger:
+        with self._ledger() as ledger:
             new = islice((key for key in ledger.ended() if key not in known), _ENDS_AT_ONCE)
             return [(key, self._ended(ledger.task(key[0]))) for key in new]
 
     def num_after(self, mark: int | None) -> int:
-        with _open(self._folder) as ledger:
+        with self._ledger() as ledger:
             return sum(len(frame.points) for frame in frames_above(ledger, mark or 0))
+
+    def _ledger(self) -> AbstractContextManager[LedgerReader]:
+        return LedgerReader(self._folder.ledger) if self._copy is None else nullcontext(self._copy)
 
     def _ended(self, row: TaskRow) -> Ended:
         result = {}
         with suppress(OSError, ValueError):  # a result that was removed by hand
-            result = flattened(metrics_of(self._folder, row))
+            result = _result(metrics_of(self._folder, row))
         return Ended(
             state=_STATES[row.state],
             result=result,
@@ -111,26 +133,19 @@ class MapSource(LedgerSource):
     def read(self, mark: int | None) -> tuple[int | None, Mapping[int, Sequence[Point]]]:
         mark, found = super().read(mark)
         points = [
-            point._replace(name=f"chunk {task}/{point.name}")
-            for task, some in found.items()
-            for point in some
+            point for task, some in found.items() for point in map(_named_by_chunk(task), some)
         ]
         return mark, {0: points} if points else {}
 
-    def last_steps(self, task: int, mark: int | None) -> Mapping[str, int]:
-        last: dict[str, int] = {}
-        before: int | None = None
-        while mark and (before or 0) < mark:
-            after, found = self.read(before)
-            if after == before or after is None or after > mark:
-                break
-            before = after
-            for point in found.get(0, ()):
-                last[point.name] = max(point.step, last.get(point.name, point.step))
-        return last
+    def before(self, task: int, mark: int | None) -> Iterator[Point]:
+        with self._ledger() as ledger:
+            for frame in frames_above(ledger):
+                if frame.frame_id > (mark or 0):
+                    break
+                yield from map(_named_by_chunk(frame.task_id), _of_frame(frame))
 
     def tracked(self, task: int) -> Tracked:
-        return self._about.tracked(settings=flattened(dict(self._record.spec)))
+        return self._about.tracked(settings=flattened(hide_secrets(self._record.spec)))
 
     def ends(
         self, known: Collection[tuple[int, int]], *, is_over: bool
@@ -138,7 +153,7 @@ class MapSource(LedgerSource):
         key = (0, _num_starts(self._folder))
         if not is_over or key in known:
             return []
-        with _open(self._folder) as ledger:
+        with self._ledger() as ledger:
             counts, is_whole = ledger.counts(), ledger.meta("enqueued") is not None
         tasks = Tasks(
             done=counts[TaskState.DONE],
@@ -149,42 +164,61 @@ class MapSource(LedgerSource):
         )
         word = state_of(self._folder, self._record, tasks, is_running=False).word
         result = _json(self._folder.published_json)
-        return [(key, Ended(state=_ending(word), result=flattened(result), time_s=time.time()))]
+        return [(key, Ended(state=_ending(word), result=_result(result), time_s=time.time()))]
 
 
 class GangSource:
     """A training: one tracked run. A mark has the last step of every metric, because the file is
-    cut at the step where a training goes on."""
+    cut at the step where a training goes on; that of a program, whose lines say which process has
+    written them, is not, and there the mark has the number of lines."""
 
     def __init__(self, folder: RunFolder, record: RunRecord, run_id: str) -> None:
         self._folder = folder
         self._record = record
         self._about = _About(record, run_id)
         self._offset, self._number, self._file = 0, 0, (0, 0)
+        self._attempts: dict[str, int] = {}
+
+    def looking(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def read(
         self, mark: Mapping[str, int] | None
     ) -> tuple[Mapping[str, int] | None, Mapping[int, Sequence[Point]]]:
         last = dict(mark or {})
+        num_read = last.get(_LINES, 0)
         points: list[Point] = []
         for line in self._lines():
-            for point in _points(line):
-                if point.step > last.get(point.name, -1 << 63):
-                    last[point.name] = point.step
+            attempt = self._attempt(line)
+            for point in _points(line, attempt):
+                before = last.get(point.name, -1 << 64)
+                if self._number > num_read if attempt else point.step > before:
+                    last[point.name] = max(point.step, before)
                     points.append(point)
+            if attempt:
+                last[_LINES] = max(self._number, num_read)
+                last[_ATTEMPT] = max(attempt, last.get(_ATTEMPT, 0))
             if len(points) >= _POINTS_AT_ONCE:
                 break
         return (last, {0: points}) if points else (mark, {})
 
-    def last_steps(self, task: int, mark: Mapping[str, int] | None) -> Mapping[str, int]:
-        return mark or {}
+    def before(self, task: int, mark: Mapping[str, int] | None) -> Iterable[Point]:
+        last = mark or {}
+        attempt = last.get(_ATTEMPT, 0)
+        return [
+            Point(name, step, 0.0, 0.0, attempt)
+            for name, step in last.items()
+            if name not in _ABOUT
+        ]
 
     def tracked(self, task: int) -> Tracked:
         spec = self._record.spec
         asked = spec.get("train") or {}
         settings = {**(asked.get("settings") or {}), **(spec.get("config") or {})}
-        program = {} if settings else {"program": json.dumps(spec.get("program"), default=str)}
-        return self._about.tracked(settings=flattened(settings) or program)
+        if not settings:
+            program = hide_secrets(spec.get("program"))
+            settings = {"program": json.dumps(program, default=str, ensure_ascii=False)}
+        return self._about.tracked(settings=flattened(hide_secrets(settings)))
 
     def ends(
         self, known: Collection[tuple[int, int]], *, is_over: bool
@@ -195,13 +229,20 @@ class GangSource:
         word = state_of(self._folder, self._record, Tasks(), is_running=False).word
         result = _json(self._folder.training_results)
         result.pop("evaluations", None)  # they are points
-        return [(key, Ended(state=_ending(word), result=flattened(result), time_s=time.time()))]
+        return [(key, Ended(state=_ending(word), result=_result(result), time_s=time.time()))]
 
     def num_after(self, mark: Mapping[str, int] | None) -> int:
-        last = mark or {}
-        found = enumerate(read_journal(self._folder.metrics))
-        lines = ({"step": number, **line} for number, line in found)
-        return sum(p.step > last.get(p.name, -1 << 63) for line in lines for p in _points(line))
+        num_points = 0
+        while (found := self.read(mark))[1]:
+            mark, num_points = found[0], num_points + len(found[1][0])
+        return num_points
+
+    def _attempt(self, line: Mapping[str, Any]) -> int:
+        """A number for the process that has written a line; 0 where it does not say."""
+        process = line.get(PROCESS)
+        if process is None:
+            return 0
+        return self._attempts.setdefault(str(process), len(self._attempts) + 1)
 
     def _lines(self) -> Iterator[Mapping[str, Any]]:
         """The whole lines behind those that were read, or all of a file that was cut."""
@@ -216,8 +257,9 @@ class GangSource:
                     with suppress(ValueError, RecursionError):
                         record = json.loads(line)
                         if isinstance(record, dict):
-                            yield {"step": self._number, **record}
-                            self._number += 1
+                            number = self._number
+                            self._number += 1  # first: whoever has enough does not come back
+                            yield {"step": number, **record}
         except FileNotFoundError:
             return
 
@@ -239,13 +281,13 @@ class _About:
             name=name or record.name,
             group=f"{record.name}-{self._run_id[:8]}",
             folder=part,
-            settings={k: "…" if is_secret_name(k) else value for k, value in settings.items()},
+            settings={name: _sendable(value) for name, value in settings.items()},
             tags=tags,
         )
 
 
-def _settings(row: TaskRow) -> Mapping[str, Any]:
-    params = flattened(decode(row.payload))
+def _settings(row: TaskRow, params: dict[str, Any]) -> Mapping[str, Any]:
+    params = flattened(params)
     if not is_command_of(row.target, params):
         return params
     return {  # a command gets texts
@@ -254,15 +296,43 @@ def _settings(row: TaskRow) -> Mapping[str, Any]:
     }
 
 
-def _points(line: Mapping[str, Any]) -> Iterator[Point]:
+def _result(found: dict[str, Any]) -> dict[str, Any]:
+    flat = flattened(found)
+    # A metric may be called auth, but no number that was measured is a secret.
+    others = {name: value for name, value in flat.items() if not isinstance(value, int | float)}
+    return {name: _sendable(value) for name, value in {**flat, **hide_secrets(others)}.items()}
+
+
+def _sendable(value: Any) -> Any:
+    """No tracker takes integers that need more than 64 bits."""
+    return hex(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value
+
+
+def _of_frame(frame: Frame) -> Iterator[Point]:
+    for name, step, time_s, value in frame.points.rows():
+        yield Point(name, step, _possible(time_s), value, frame.token)
+
+
+def _named_by_chunk(task: int) -> Callable[[Point], Point]:
+    return lambda point: point._replace(name=f"chunk {task}/{point.name}")
+
+
+def _points(line: Mapping[str, Any], attempt: int) -> Iterator[Point]:
     step, kind = line.get("step"), line.get("kind")
-    if not isinstance(step, int) or isinstance(step, bool):
+    if isinstance(step, bool):
         return
-    when = line.get(TIME)
-    time_s = float(when) if isinstance(when, int | float) else time.time()
-    for name, value in line.items():
-        if name not in _ABOUT and isinstance(value, int | float):
-            yield Point(f"{kind}/{name}" if kind else name, step, time_s, float(value))
+    with suppress(TargetError):  # as `muster.log` does not write it
+        step, time_s = as_step(step), _possible(line.get(TIME))
+        for name, value in line.items():
+            if name not in _ABOUT and isinstance(value, int | float):
+                with suppress(TargetError):
+                    number = as_number(name, value)
+                    yield Point(f"{kind}/{name}" if kind else name, step, time_s, number, attempt)
+
+
+def _possible(when: Any) -> float:
+    is_time = isinstance(when, int | float) and 0 <= when <= LATEST_S
+    return float(when) if is_time else time.time()
 
 
 def _ending(word: str) -> Ending:
@@ -287,7 +357,3 @@ def _identity(file: Any) -> tuple[int, int]:
 
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino
-
-
-def _open(folder: RunFolder) -> LedgerReader:
-    return LedgerReader(folder.ledger)

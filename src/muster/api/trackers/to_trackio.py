@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from muster.api.trackers.names import from_tracker, to_tracker
-from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked
+from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked, rows_of
 
 _ALLOWED = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")
 #: Columns of trackio's own.
@@ -47,12 +47,12 @@ class TrackioRun:
                 self.last_steps[known] = max(row["step"], self.last_steps.get(known, row["step"]))
 
     def log(self, points: Sequence[Point]) -> None:
-        rows: dict[int, dict[str, Any]] = {}
-        times: dict[int, float] = {}
-        for point in points:
-            rows.setdefault(point.step, {})[_name(point.name)] = point.value
-            times.setdefault(point.step, point.time_s)
-        self._write(list(rows.values()), list(rows), list(times.values()), "running")
+        found = [
+            (step, time_s, {_name(name): value for name, value in values.items()})
+            for step, time_s, values in rows_of(points)
+        ]
+        ids = [f"{step}:{time_s!r}:{_names(row)}" for step, time_s, row in found]
+        self._write(found, ids, "running")
 
     def settle(self) -> None:
         return  # `log` has committed it
@@ -62,22 +62,27 @@ class TrackioRun:
         self._config |= {} if ended.state == "stopped" else result
         numbers = {k: v for k, v in result.items() if type(v) in (int, float) and math.isfinite(v)}
         step = max(self.last_steps.values(), default=0)
-        self._write([numbers], [step], [ended.time_s], ended.state)
+        row = (step, ended.time_s, numbers)
+        self._write([row], [f"{step}:{_names(numbers)}"], ended.state)
 
     def leave(self) -> None:
         return
 
     def _write(
-        self, rows: list[dict[str, Any]], steps: list[int], times: list[float], state: str
+        self, found: Sequence[tuple[int, float, dict[str, Any]]], ids: Sequence[str], state: str
     ) -> None:
         """In one transaction; a row whose id is there is not written again."""
-        stamps = [datetime.fromtimestamp(time_s, UTC).isoformat() for time_s in times]
-        pairs = zip(steps, rows, strict=True)
-        ids = [f"{self._id}:{step}:{','.join(sorted(row))}" for step, row in pairs]
         self._storage.bulk_log(
-            PROJECT, self._name, rows, steps=steps, timestamps=stamps, log_ids=ids,
+            PROJECT, self._name, [row for _, _, row in found],
+            steps=[step for step, _, _ in found],
+            timestamps=[datetime.fromtimestamp(when, UTC).isoformat() for _, when, _ in found],
+            log_ids=[f"{self._id}:{rest}" for rest in ids],
             config={**self._config, "muster/state": state}, run_id=self._id,
         )  # fmt: skip
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return ",".join(sorted(row))
 
 
 def _name(name: str) -> str:

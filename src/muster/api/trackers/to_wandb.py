@@ -10,19 +10,20 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from muster.api.trackers.names import escape_first, from_tracker, to_tracker
-from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked
+from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked, rows_of
 from muster.api.trackers.wandb_log import Log
+from muster.base.errors import SetupError
 from muster.base.settings import variable
+from muster.base.shown_text import count
 
 _ALLOWED = re.compile(r"[A-Za-z0-9_./ -]")
 #: W&B counts rows by itself; this field is what its charts have as their x-axis.
 _STEP = "step"
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S, _LONGEST_SILENCE_S = 0.02, 60.0
 
 
 class Wandb:
@@ -82,15 +83,21 @@ class WandbRun:
         self._log = None if is_off else Log(Path(self._run.dir).parent / f"run-{tracked.id}.wandb")
 
     def log(self, points: Sequence[Point]) -> None:
-        for step, group in groupby(points, key=lambda point: point.step):
-            row = {_name(point.name): point.value for point in group}
+        for step, _, values in rows_of(points):
+            row = {_name(name): value for name, value in values.items()}
             self._run.log({**row, _STEP: step}, step=self._rows, commit=True)
             self._rows += 1
 
     def settle(self) -> None:
+        heard_s = time.monotonic()
         while self._log is not None and self._written < self._rows:
             for number, _ in self._log.rows():
-                self._written = number + 1
+                self._written, heard_s = number + 1, time.monotonic()
+            if time.monotonic() - heard_s > _LONGEST_SILENCE_S:
+                missing = count(self._rows - self._written, "row")
+                raise SetupError(
+                    f"W&B has written nothing for {_LONGEST_SILENCE_S:g} s; {missing} are missing."
+                )
             if self._written < self._rows:
                 time.sleep(_LOOK_EVERY_S)
 

@@ -5,7 +5,7 @@ All of this happens in a process of its own, see `muster.api.trackers.process`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -17,12 +17,35 @@ PROJECT = "muster"
 
 
 class Point(NamedTuple):
-    """One number that was logged; ``time_s`` is in seconds since 1970."""
+    """One number that was logged; ``time_s`` is in seconds since 1970. ``attempt`` grows with every
+    attempt, which may log the steps of the one before again."""
 
     name: str
     step: int
     time_s: float
     value: float
+    attempt: int = 0
+
+
+def rows_of(points: Iterable[Point]) -> Iterator[tuple[int, float, dict[str, float]]]:
+    """Step, time and values by name: points of one step that follow each other are one row. Where
+    a metric has the step again, another row begins.
+
+    >>> points = [Point("a", 1, 0.0, 5.0), Point("b", 1, 0.0, 6.0), Point("a", 1, 0.0, 7.0)]
+    >>> list(rows_of(points))
+    [(1, 0.0, {'a': 5.0, 'b': 6.0}), (1, 0.0, {'a': 7.0})]
+    """
+    row: dict[str, float] = {}
+    step, time_s = 0, 0.0
+    for point in points:
+        if row and (point.step != step or point.name in row):
+            yield step, time_s, row
+            row = {}
+        if not row:
+            step, time_s = point.step, point.time_s
+        row[point.name] = point.value
+    if row:
+        yield step, time_s, row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,11 @@ class LedgerReader:
         self._path = path
         self._db = open_whole(path)
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it has what there was when it was opened, of a ledger that lives elsewhere."""
+        return not self._db.execute("PRAGMA database_list").fetchone()[2]
+
     def __enter__(self) -> LedgerReader:
         return self
 

@@ -1,0 +1,136 @@
+"""What trackers are told of a run: every number of it, and none of its secrets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tracked import add_lines, gang_folder
+
+from muster.api.trackers import sources
+from muster.api.trackers.feed import Source
+from muster.api.trackers.guard import Keeper
+from muster.api.trackers.sources import source_of
+from muster.base.metric_log import PROCESS
+from muster.farm.canonical import payload_and_key
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.farm.points import encode
+from muster.run.folder import RunFolder
+from muster.run.record import RunRecord, write_run
+
+SECRET = "xyzzy-1234"
+
+
+def folder_of(path: Path, kind: Any, spec: dict[str, Any]) -> RunFolder:
+    folder = RunFolder(path)
+    folder.create()
+    record = RunRecord(
+        run_id="r", name=path.name, kind=kind, created_s=0.0, code={}, options={}, argv=(),
+        spec=spec, cwd="/", environment={},
+    )  # fmt: skip
+    write_run(folder, record)
+    return folder
+
+
+def sweep(path: Path, params: dict[str, Any]) -> RunFolder:
+    """A sweep of one task, with the number 1."""
+    folder = folder_of(path, "sweep", {})
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    payload, key = payload_and_key("t.py:f")(params)
+    ledger.add_tasks([NewTask(key, ledger.target_id("t.py:f"), payload)])
+    ledger.commit()
+    ledger.close()
+    return folder
+
+
+def all_of(source: Source) -> list[tuple[str, int, float]]:
+    found: list[tuple[str, int, float]] = []
+    mark: Any = None
+    while True:
+        after, batches = source.read(mark)
+        if after == mark:
+            return found
+        found += [(point.name, point.step, point.value) for point in batches.get(0, ())]
+        mark = after
+
+
+def test_no_secret_is_in_a_name_or_a_setting(tmp_path: Path) -> None:
+    inner = [{"api_key": SECRET, "deep": ["--token", SECRET]}]
+    words = ["--lr", "0.1", "--api-key", SECRET, f"--password={SECRET}"]
+    folders = [
+        sweep(tmp_path / "sweep", {"lr": 0.1, "api_key": SECRET, "more": {"inner": inner}}),
+        folder_of(tmp_path / "map", "map", {"stages": ["s"], "flags": inner}),
+        folder_of(tmp_path / "run", "run", {"program": {"path": "t.py", "args": words}}),
+        folder_of(tmp_path / "train", "train", {"train": {"settings": {"inner": inner}}}),
+    ]
+    for folder in folders:
+        told = source_of(folder, "id").tracked(1)
+        assert SECRET not in repr(told) and "…" in repr(told), folder.name
+    assert "--lr" in repr(source_of(folders[2], "id").tracked(0).settings)
+    assert "lr=0.1" in source_of(folders[0], "id").tracked(1).name
+
+
+def test_a_batch_that_ends_in_the_middle_of_lines_without_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_POINTS_AT_ONCE", 2)
+    folder = gang_folder(tmp_path / "run", [{"loss": float(number)} for number in range(7)])
+    assert all_of(source_of(folder, "id")) == [("loss", step, float(step)) for step in range(7)]
+
+
+def test_folds_of_a_program_and_a_second_start_of_it(tmp_path: Path) -> None:
+    """Another process of the tracker goes on behind the mark, whatever the steps are."""
+    folds = [{"step": step, PROCESS: "one", "loss": 1.0} for _ in "ab" for step in range(3)]
+    folder = gang_folder(tmp_path / "run", folds)
+    mark, batches = source_of(folder, "id").read(None)
+    assert [point.step for point in batches[0]] == [0, 1, 2, 0, 1, 2]
+    add_lines(folder, folds[:2])
+    assert source_of(folder, "id").num_after(mark) == 2
+    _, batches = source_of(folder, "id").read(json.loads(json.dumps(mark)))
+    assert [(point.step, point.attempt) for point in batches[0]] == [(0, 1), (1, 1)]
+    before = list(source_of(folder, "id").before(0, mark))
+    assert [(point.name, point.step, point.attempt) for point in before] == [("loss", 2, 1)]
+
+
+def test_numbers_that_no_tracker_takes_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        {"step": 1, "big": 10**400, "good": 1.0, "_time": 10**400},
+        {"step": 2**70, "good": 2.0},
+        {"step": 3, "good": 3.0, "_time": 1e300},
+    ]
+    folder = gang_folder(tmp_path / "run", lines)
+    assert all_of(source_of(folder, "id")) == [("good", 1, 1.0), ("good", 3, 3.0)]
+    settings = source_of(sweep(tmp_path / "sweep", {"n": 10**400}), "id").tracked(1).settings
+    assert settings == {"n": hex(10**400)}
+
+
+def test_a_batch_has_no_more_points_than_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_POINTS_AT_ONCE", 4)
+    folder = sweep(tmp_path / "run", {"lr": 1})
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    frames = [encode([("loss", 3 * number + i, 0.0, 1.0) for i in range(3)]) for number in range(4)]
+    ledger.record_metrics([(1, 1, number, body) for number, body in enumerate(frames)])
+    ledger.commit()
+    ledger.close()
+    source = source_of(folder, "id")
+    with source.looking():
+        mark, first = source.read(None)
+        _, second = source.read(mark)
+        steps = [point.step for found in (first, second) for point in found[1]]
+        assert (len(first[1]), steps) == (6, list(range(12)))
+        assert [point.step for point in source.before(1, mark)] == list(range(6))
+
+
+def test_the_end_of_a_run_cuts_a_long_pause_short(tmp_path: Path) -> None:
+    keeper = Keeper(RunFolder(tmp_path), "id", "wandb", print, most_tries=None, longest_pause_s=1e6)
+    timer = threading.Timer(0.1, keeper.over.set)
+    timer.start()
+    assert keeper._pause(1e6, ends_when_over=True)
+    timer.join()
