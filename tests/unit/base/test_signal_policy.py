@@ -20,6 +20,7 @@ INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGU
 def _as_it_was() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (INT, TERM, HUP, USR1)}
     signal.signal(INT, signal.default_int_handler)  # a background job's is ignored
+    signal.signal(HUP, signal.SIG_DFL)  # nohup ignores it
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
