@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.base.errors import UsageError
 from muster.base.journal import read_journal
 from muster.base.metric_log import PROCESS, numbers_of
-from muster.farm.canonical import task_label
+from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve, curves_of, effective
 from muster.farm.points import decode, encode
@@ -18,8 +18,6 @@ from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_KEY_DIGITS = 12
 
 
 class Series(NamedTuple):
@@ -52,7 +50,7 @@ def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[S
         logged = ledger.tasks_with_metrics()
         for row in ledger.tasks():
             if row.task_id in logged and task_id in (None, row.task_id):
-                key, label = row.key.hex()[:_KEY_DIGITS], task_label(row.task_id, row.payload)
+                key, label = short_key(row.key), task_label(row.task_id, row.payload)
                 for name, curve in curves_of(ledger, row.task_id).items():
                     yield Series(key, label, name, curve)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -16,12 +13,10 @@ import orjson
 from muster.api.options import SearchOptions
 from muster.api.search_driver import SEARCH, SearchDriver, Setting, Stored
 from muster.api.search_look import annotated_space
-from muster.api.search_records import from_row
 from muster.api.workload import Numbers, Workload, of_command, of_function
 from muster.base.clock import Clock
 from muster.base.errors import PlanMismatchError, UsageError
 from muster.base.target import parse_target, ref_of
-from muster.farm import canonical
 from muster.farm import space as farm_space
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
@@ -30,11 +25,7 @@ from muster.farm.parameters import Signature, convert_space
 from muster.farm.task import TargetSpec
 from muster.farm.template import names_in
 from muster.run.folder import RunFolder
-from muster.run.record import read_run
-from muster.search.distributions import Choice, read_value, shown_value
-from muster.search.ranking import pareto_front
-from muster.search.records import Decision, Standing
-from muster.search.search import Search
+from muster.search.distributions import Choice, read_value, word_of
 from muster.search.space import Space
 from muster.search.spec import (
     Budget,
@@ -209,7 +200,7 @@ def _conversions(spec: SearchSpec, signature: Signature | None) -> tuple[Stored,
 
     def stored(params: Mapping[str, Any]) -> dict[str, Any]:
         if signature is None:
-            return {name: _as_word(value) for name, value in params.items()}
+            return {name: word_of(value) for name, value in params.items()}
         rows = farm_space.Space.from_values(rows=[dict(params)], seeds=spec.seeds)
         return next(iter(dataclasses.replace(convert_space(rows, signature), seeds=None)))
 
@@ -224,10 +215,6 @@ def _conversions(spec: SearchSpec, signature: Signature | None) -> tuple[Stored,
             return None
 
     return stored, setting
-
-
-def _as_word(value: Any) -> str:
-    return value if isinstance(value, str) else shown_value(value)
 
 
 def _fixed(spec: SearchSpec) -> dict[str, Any]:
@@ -275,113 +262,3 @@ def check_same_search(folder: RunFolder, spec: SearchSpec) -> None:
             hint="only its budget may grow. Choose another --run-dir or --name for the new one, or "
             "begin anew with --restart, which keeps the old run.",
         )
-
-
-# ---------------------------------------------------------------------- looking at one
-
-
-@dataclass(frozen=True)
-class SearchState:
-    """How a search stands, from its ledger."""
-
-    spec: SearchSpec
-    search: Search
-    decisions: tuple[Decision, ...]
-    spent_s: float
-    gpu_hours: float
-
-    @property
-    def num_by_rung(self) -> dict[float, int]:
-        """Trials that were stopped or paused at each rung and have not been promoted since."""
-        at: dict[int, float] = {}
-        for decision in self.decisions:
-            if decision.kind == "promote":
-                at.pop(decision.trial, None)
-            elif decision.rung is not None and decision.seed is None:
-                at[decision.trial] = decision.rung
-        rungs = [
-            rung
-            for trial, rung in at.items()
-            if self.search.trials[trial].state in ("waiting", "stopped")
-        ]
-        return {rung: rungs.count(rung) for rung in sorted(set(rungs))}
-
-    @property
-    def num_trials(self) -> int:
-        return len(self.search.trials)
-
-    @property
-    def num_asked(self) -> int:
-        """Trials that count against the budget."""
-        return sum(trial.by not in ("copy", "given") for trial in self.search.trials)
-
-    def best(self, count: int = 1) -> list[Standing]:
-        return self.search.best(count)
-
-    def unbeaten(self) -> list[Standing]:
-        """Of one objective the best trial, of several the finished ones that none beats in all."""
-        front = pareto_front(self.spec, self.search.trials)
-        return front if len(self.spec.objectives) > 1 and front else self.best()
-
-
-def read_search(folder: RunFolder) -> SearchState | None:
-    """The search of a run, which may be at work; None where it has none."""
-    if not folder.ledger.exists():
-        return None
-    with LedgerReader(folder.ledger) as ledger:
-        text = ledger.meta(SEARCH)
-        rows = ledger.search_rows()
-        seconds = ledger.seconds_of_attempts()
-    if text is None:
-        return None
-    spec = SearchSpec.from_json(orjson.loads(text))
-    records = [from_row(row) for row in rows]
-    spent_s = max(
-        (
-            canonical.decode(row.body).get("spent_s", 0.0)
-            for row in rows
-            if row.kind in ("proposal", "ended")
-        ),
-        default=0.0,
-    )
-    decisions = tuple(record for record in records if isinstance(record, Decision))
-    # Its proposals are recorded, so what chose them is not needed to look at it.
-    search = Search.replay(dataclasses.replace(spec, sampler="random"), records)
-    gpus_per_task = int(read_run(folder).options.get("gpus_per_task", 1))
-    return SearchState(spec, search, decisions, spent_s, seconds * gpus_per_task / 3600)
-
-
-#: Strings that, typed bare, a function would not get as strings.
-_NO_WORDS = frozenset(
-    ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "inf", "infinity")
-)
-
-
-def again(target: Mapping[str, Any], spec: SearchSpec, params: Mapping[str, Any]) -> str:
-    """The command that runs a setting with all of its seeds again. ``target``: as in run.json."""
-    words = ["muster", "sweep"]
-    command = target.get("kind") == "command"
-    if not command:
-        words.append(str(target["name"]))
-    for name, value in params.items():
-        words += ["--grid", f"{name}={_grid_text(value, of_command=command)}"]
-    if spec.seeds is not None:
-        words += ["--seeds", ",".join(map(str, spec.seeds)) + ("," if len(spec.seeds) == 1 else "")]
-    if command:
-        if source := target.get("metrics_from"):
-            words += ["--metrics-from", str(source)]
-        words += [*(["--shell"] if target.get("shell") else []), "--", *target["argv"]]
-    return shlex.join(words)
-
-
-def _grid_text(value: Any, *, of_command: bool) -> str:
-    """What ``--grid`` reads back as this value: JSON, unless it is plainly a number or a word."""
-    if of_command:  # whose values stay texts
-        value = _as_word(value)
-        is_plain = re.fullmatch(r"[\w.+-]+", value, re.ASCII) is not None
-    elif isinstance(value, str):
-        is_word = re.fullmatch(r"[A-Za-z]\w*", value, re.ASCII) is not None
-        is_plain = is_word and value.lower() not in _NO_WORDS
-    else:
-        is_plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(_as_word(value)) if is_plain else json.dumps([value])

@@ -255,7 +255,7 @@ class SearchDriver:
     def _decided(self, decisions: Sequence[Decision]) -> list[Event]:
         orders: list[Event] = []
         for decision in decisions:
-            self._rows.append(to_row(decision, None))
+            self._rows.append(to_row(decision, None, time_s=self._clock.wall_s()))
             orders += self._orders(decision)
         return orders
 

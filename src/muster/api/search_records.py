@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from muster.farm import canonical
@@ -38,7 +38,18 @@ def from_row(row: SearchRow) -> Record:
             return Heard(body["trial"], body["seed"], points)
         case "ended":
             return Ended(body["trial"], body["seed"], Ending(body["state"], body["values"]))
-    return Decision(**body)
+    return Decision(**{field.name: body[field.name] for field in fields(Decision)})
+
+
+def seconds_in(row: SearchRow) -> float:
+    """How long the search had been at work, as a proposal and an end say."""
+    return float(canonical.decode(row.body).get("spent_s", 0.0))
+
+
+def moment_of(row: SearchRow) -> float | None:
+    """When a decision was made (seconds since 1970); an older muster did not write it down."""
+    found: float | None = canonical.decode(row.body).get("time_s")
+    return found
 
 
 def numbers_of(value: bytes) -> dict[str, float]:

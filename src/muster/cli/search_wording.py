@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from muster.api.report.content import count
-from muster.api.search import SearchState
+from muster.api.search_state import SearchState
 from muster.base.clock import human_duration
 from muster.search.distributions import shown_value
 from muster.search.records import Standing

@@ -76,6 +76,11 @@ def decode(data: bytes) -> Any:
     return _untag(value) if b'"$' in data else value
 
 
+def short_key(key: bytes) -> str:
+    """The start of a task's key, by which people and tables name it."""
+    return key.hex()[:12]
+
+
 def task_label(number: int, payload: bytes) -> str:
     """A task as people know it: its number, which `muster logs` takes, and its parameters.
 

@@ -157,6 +157,11 @@ def shown_value(value: object) -> str:
         ) from None
 
 
+def word_of(value: object) -> str:
+    """``value`` as a command is given it: a string as it is, anything else as `shown_value`."""
+    return value if isinstance(value, str) else shown_value(value)
+
+
 def read_value(text: str) -> Any:
     """What a text of a choice means: JSON where it is JSON, otherwise the text itself."""
     text = text.strip()

@@ -12,13 +12,12 @@ from tests.examples import examples
 
 from muster.api.options import SearchOptions
 from muster.api.search import (
-    SearchState,
     _check_conditions,
     _conversions,
     _example,
-    again,
     search_of_command,
 )
+from muster.api.search_state import SearchState, again
 from muster.api.workload import _texts
 from muster.base.errors import UsageError
 from muster.farm import space as farm_space
@@ -114,4 +113,8 @@ def test_who_finished_is_not_counted_at_the_rung_where_it_was_to_pause() -> None
     for number in range(2):
         decisions += search.heard(number, None, [Point("v", 1, 0.5)])
     search.ended(0, None, Ending("done", {"v": 0.4}))
-    assert SearchState(spec, search, tuple(decisions), 0.0, 0.0).num_by_rung == {1: 1}
+    state = SearchState(
+        spec=spec, search=search, decisions=tuple(decisions), decided_s=(None,) * len(decisions),
+        ended=(0,), tasks={}, spent_s=0.0, gpu_hours=0.0,
+    )  # fmt: skip
+    assert state.num_by_rung == {1: 1}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from muster.api.runs import open_run
-from muster.api.search import again, read_search
+from muster.api.search_state import again, read_search
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli import output

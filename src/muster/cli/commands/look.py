@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.content import count
 from muster.api.runs import Run, Status, find_runs, open_run
-from muster.api.search import read_search
+from muster.api.search_state import read_search
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.flags import Flag

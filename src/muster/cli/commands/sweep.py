@@ -19,7 +19,7 @@ from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
 from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
-from muster.api.search import read_search
+from muster.api.search_state import read_search
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Flag

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.farm.canonical import task_label
+from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.away import open_whole
 from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
 from muster.farm.ledger.store import SearchRow
@@ -113,6 +113,10 @@ class LedgerReader:
     def task(self, task_id: int) -> TaskRow:
         """One task, which must be there."""
         return next(self._rows("WHERE t.task_id = ? ", task_id))
+
+    def keys(self) -> dict[int, bytes]:
+        """The key of every task, by its number."""
+        return dict(self._all("SELECT task_id, key FROM tasks"))
 
     def tasks(self) -> Iterator[TaskRow]:
         """Every task in the order of the plan; memory does not grow with their number."""
@@ -226,7 +230,7 @@ class LedgerReader:
             "WHERE failure_id = ? ORDER BY task_id LIMIT 5",
             failure_id,
         )
-        return tuple(row[0].hex()[:12] for row in rows), tuple(task_label(*r[1:]) for r in rows)
+        return tuple(short_key(row[0]) for row in rows), tuple(task_label(*r[1:]) for r in rows)
 
     def trace_of(self, task_id: int) -> str | None:
         """The traceback of a task's last failed attempt."""

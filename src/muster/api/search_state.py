@@ -1,0 +1,165 @@
+"""How a search stands, read from its ledger, also while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from muster.api.search_driver import SEARCH
+from muster.api.search_records import from_row, moment_of, seconds_in
+from muster.farm.canonical import short_key
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.store import SearchRow
+from muster.run.folder import RunFolder
+from muster.run.record import read_run
+from muster.search.distributions import word_of
+from muster.search.ranking import pareto_front
+from muster.search.records import Decision, Ended, Proposal, Standing
+from muster.search.search import Search
+from muster.search.spec import SearchSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchState:
+    """How a search stands."""
+
+    spec: SearchSpec
+    search: Search
+    decisions: tuple[Decision, ...]
+    decided_s: tuple[float | None, ...]
+    """When each of them was made (seconds since 1970), None where an older muster made it."""
+    ended: tuple[int, ...]
+    """The trials of which a task has ended, in the order of their last ends."""
+    tasks: Mapping[int, tuple[str, ...]]
+    """The keys of each trial's tasks, by the number of the trial."""
+    spent_s: float
+    gpu_hours: float
+
+    @property
+    def num_by_rung(self) -> dict[float, int]:
+        """Trials that were stopped or paused at each rung and have not been promoted since."""
+        rungs = list(self.stopped_at.values())
+        return {rung: rungs.count(rung) for rung in sorted(set(rungs))}
+
+    @property
+    def stopped_at(self) -> dict[int, float]:
+        """The rung of each trial that was stopped or paused and has not been promoted since."""
+        at: dict[int, float] = {}
+        for decision in self.decisions:
+            if decision.kind == "promote":
+                at.pop(decision.trial, None)
+            elif decision.rung is not None and decision.seed is None:
+                at[decision.trial] = decision.rung
+        trials = self.search.trials
+        return {n: rung for n, rung in at.items() if trials[n].state in ("waiting", "stopped")}
+
+    @property
+    def num_trials(self) -> int:
+        return len(self.search.trials)
+
+    @property
+    def num_asked(self) -> int:
+        """Trials that count against the budget."""
+        return sum(trial.by not in ("copy", "given") for trial in self.search.trials)
+
+    def best(self, count: int = 1) -> list[Standing]:
+        return self.search.best(count)
+
+    def unbeaten(self) -> list[Standing]:
+        """Of one objective the best trial, of several the finished ones that none beats in all."""
+        front = pareto_front(self.spec, self.search.trials)
+        return front if len(self.spec.objectives) > 1 and front else self.best()
+
+
+def read_search(folder: RunFolder) -> SearchState | None:
+    """The search of a run, which may be at work; None where it has none."""
+    if not folder.ledger.exists():
+        return None
+    with LedgerReader(folder.ledger) as ledger:
+        text = ledger.meta(SEARCH)
+        if text is None:
+            return None
+        rows = ledger.search_rows()
+        keys = ledger.keys()
+        seconds = ledger.seconds_of_attempts()
+    gpus_per_task = int(read_run(folder).options.get("gpus_per_task", 1))
+    spec = SearchSpec.from_json(orjson.loads(text))
+    return state_of(spec, rows, keys, seconds * gpus_per_task / 3600)
+
+
+def state_of(
+    spec: SearchSpec, rows: Sequence[SearchRow], keys: Mapping[int, bytes], gpu_hours: float
+) -> SearchState:
+    """The state that these rows of a ledger describe. ``keys``: of tasks, by their numbers."""
+    records = [from_row(row) for row in rows]
+    decisions, decided_s = [], []
+    ended: dict[int, None] = {}
+    tasks: dict[int, tuple[str, ...]] = {}
+    spent_s = 0.0
+    for row, record in zip(rows, records, strict=True):
+        match record:
+            case Proposal(trial):
+                key = short_key(keys.get(row.task_id or 0, b""))
+                tasks[trial] = (*tasks.get(trial, ()), key)
+                spent_s = max(spent_s, seconds_in(row))
+            case Ended(trial):
+                ended.pop(trial, None)
+                ended[trial] = None
+                spent_s = max(spent_s, seconds_in(row))
+            case Decision():
+                decisions.append(record)
+                decided_s.append(moment_of(row))
+    return SearchState(
+        spec=spec,
+        # Its proposals are recorded, so what chose them is not needed to look at it.
+        search=Search.replay(dataclasses.replace(spec, sampler="random"), records),
+        decisions=tuple(decisions),
+        decided_s=tuple(decided_s),
+        ended=tuple(ended),
+        tasks=tasks,
+        spent_s=spent_s,
+        gpu_hours=gpu_hours,
+    )
+
+
+#: Strings that, typed bare, a function would not get as strings.
+_NO_WORDS = frozenset(
+    ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "inf", "infinity")
+)
+
+
+def again(target: Mapping[str, Any], spec: SearchSpec, params: Mapping[str, Any]) -> str:
+    """The command that runs a setting with all of its seeds again. ``target``: as in run.json."""
+    words = ["muster", "sweep"]
+    command = target.get("kind") == "command"
+    if not command:
+        words.append(str(target["name"]))
+    for name, value in params.items():
+        words += ["--grid", f"{name}={_grid_text(value, of_command=command)}"]
+    if spec.seeds is not None:
+        words += ["--seeds", ",".join(map(str, spec.seeds)) + ("," if len(spec.seeds) == 1 else "")]
+    if command:
+        if source := target.get("metrics_from"):
+            words += ["--metrics-from", str(source)]
+        words += [*(["--shell"] if target.get("shell") else []), "--", *target["argv"]]
+    return shlex.join(words)
+
+
+def _grid_text(value: Any, *, of_command: bool) -> str:
+    """What ``--grid`` reads back as this value: JSON, unless it is plainly a number or a word."""
+    if of_command:  # whose values stay texts
+        value = word_of(value)
+        is_plain = re.fullmatch(r"[\w.+-]+", value, re.ASCII) is not None
+    elif isinstance(value, str):
+        is_word = re.fullmatch(r"[A-Za-z]\w*", value, re.ASCII) is not None
+        is_plain = is_word and value.lower() not in _NO_WORDS
+    else:
+        is_plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return word_of(value) if is_plain else json.dumps([value])
