@@ -1,0 +1,265 @@
+"""The content of each page in plain HTML: what the scripts then draw in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from muster.web.pages.links import Links
+from muster.web.pages.markup import Html, facts, join, shown, table, tag
+from muster.web.pages.parts import bar, duration, interval, moment, size, state, summary
+
+Data = Mapping[str, Any]
+_MOST_ROWS = 50
+_MOST_COLUMNS = 12
+
+
+def _section(title: str, *content: object) -> Html:
+    """Empty where nothing is in it."""
+    inner = join(content)
+    return tag("section", tag("h2", title), inner) if inner else inner
+
+
+def _pre(text: Any) -> Html:
+    return tag("pre", str(text), tabindex="0") if text else Html("")
+
+
+def _runs(data: Data, links: Links, run: Data | None) -> Html:
+    heads = [("Run", False), ("Kind", False), ("State", False), ("Done", True), ("Failed", True),
+             ("Left", True), ("Best", True), ("Changed", False), ("Verdict", False)]  # fmt: skip
+    rows = []
+    for one in data["runs"][:_MOST_ROWS]:
+        counts, best = one.get("counts") or {}, one.get("best")
+        total = counts.get("total")
+        rows.append(
+            [tag("a", shown(one["name"]), href=links.run(one["id"])), one.get("kind"),
+             state(one.get("state")),
+             f"{counts.get('done', 0):,} of {total:,}" if total else None,
+             counts.get("failed") or None, interval(one.get("eta_s")),
+             f"{best['name']} = {shown(best['value'])}" if best else None,
+             moment(one.get("changed")), one.get("verdict")]
+        )  # fmt: skip
+    none = tag("p", "There are no runs here yet.", class_="empty") if not rows else None
+    return join([tag("h1", "Runs"), table("Runs", heads, rows), none])
+
+
+def _overview(data: Data, links: Links, run: Data | None) -> Html:
+    causes = (data.get("verdict") or {}).get("causes") or []
+    rows = [
+        [one.get("count"), _task_link(links, run, one.get("task"), shown(one.get("text")))]
+        for one in causes
+    ]
+    alerts = [tag("li", one.get("text"), class_=f"a-{one.get('level')}")
+              for one in data.get("alerts") or []]  # fmt: skip
+    return join(
+        [
+            _section(
+                "Why tasks failed", table("Causes", [("Tasks", True), ("Cause", False)], rows)
+            ),
+            tag("ul", *alerts, class_="alerts") if alerts else None,
+            _section("Figures", summary(data)),
+        ]
+    )
+
+
+def _task_link(links: Links, run: Data | None, key: Any, text: object) -> object:
+    if run is None or key is None:
+        return text
+    return tag("a", text, href=links.task(run["id"], key))
+
+
+def _tasks(data: Data, links: Links, run: Data | None) -> Html:
+    columns = list(data["columns"])[:_MOST_COLUMNS]
+    heads = [(str(one["label"]), bool(one.get("numeric"))) for one in columns]
+    rows = []
+    for row in data["rows"][:_MOST_ROWS]:
+        cells: list[object] = list(row["cells"][: len(columns)])
+        for at, column in enumerate(columns):
+            if column["key"] == "state":
+                cells[at] = state(cells[at])
+        if cells:
+            cells[0] = _task_link(
+                links, run, row["key"], shown(cells[0]) if not isinstance(cells[0], Html)
+                else cells[0],
+            )  # fmt: skip
+        rows.append(cells)
+    number = int(data["total"])
+    text = f"{number:,} {'task' if number == 1 else 'tasks'}"
+    if number > len(rows):
+        text += f", of which the first {len(rows)} are here"
+    return join([tag("p", text, class_="note"), table("Tasks", heads, rows)])
+
+
+def _task(data: Data, links: Links, run: Data | None) -> Html:
+    error = data.get("error")
+    attempts = data.get("attempts") or []
+    names = list(dict.fromkeys(name for one in attempts for name in one))
+    return join(
+        [
+            tag("h2", shown(data.get("name")), " ", state(data.get("state")), class_="task"),
+            tag("div", tag("p", shown(error.get("text"))), _pre(error.get("trace")),
+                class_="error") if error else None,
+            facts([("Key", data.get("key")), ("Took", duration(data.get("seconds"))),
+                   ("GPU time", duration(data.get("gpu_seconds"))),
+                   ("Peak memory, MiB", data.get("peak_mib"))]),
+            _section("Settings", facts((data.get("settings") or {}).items())),
+            _section("Result", facts((data.get("result") or {}).items())),
+            _section("Attempts", table("Attempts", [(name, False) for name in names],
+                                       ([one.get(name) for name in names] for one in attempts))),
+            _section("Files", table("Files", [("File", False), ("Size", True)], (
+                [tag("a", shown(one["name"]), href=one["href"]), size(one.get("bytes"))]
+                for one in data.get("files") or []))),
+            _section("Run this one here", _pre(data.get("command"))),
+        ]
+    )  # fmt: skip
+
+
+def _search(data: Data, links: Links, run: Data | None) -> Html:
+    history = [[one.get("n"), _task_link(links, run, one.get("task"), shown(one.get("task"))),
+                one.get("value"), one.get("best")]
+               for one in (data.get("history") or [])[-_MOST_ROWS:]]  # fmt: skip
+    rungs = [[one.get("step"), one.get("reached"), one.get("stopped"), one.get("promoted")]
+             for one in data.get("rungs") or []]  # fmt: skip
+    weights = [[one["name"], one["value"]] for one in data.get("importance") or []]
+    goals = ", ".join(f"{one['direction']} {one['name']}" for one in data.get("goals") or [])
+    return join(
+        [
+            tag("p", f"The goal is to {goals}.", class_="note") if goals else None,
+            _section("Best so far", table("Trials", [("Trial", True), ("Task", False),
+                     ("Value", True), ("Best so far", True)], history)),
+            _section("Importance", table("Importance", [("Parameter", False), ("Share", True)],
+                     weights)),
+            _section("Rungs", table("Rungs", [("Step", True), ("Reached", True),
+                     ("Stopped", True), ("Promoted", True)], rungs)),
+        ]
+    )  # fmt: skip
+
+
+def _training(data: Data, links: Links, run: Data | None) -> Html:
+    stall = data.get("stall")
+    figures = [(str(one["name"]), f"{shown(one.get('value'))} {one.get('unit') or ''}".strip())
+               for one in data.get("figures") or []]  # fmt: skip
+    ranks = data.get("ranks") or []
+    phases = list(dict.fromkeys(name for one in ranks for name in one.get("phases") or {}))
+    heads = [("Rank", True), ("Host", False), ("State", False), *((name, True) for name in phases)]
+    rows = [[one.get("rank"), one.get("host"), state(one.get("state")),
+             *(duration((one.get("phases") or {}).get(name)) for name in phases)]
+            for one in ranks]  # fmt: skip
+    points = [[one.get("step"), size(one.get("bytes")), moment(one.get("when"))]
+              for one in data.get("checkpoints") or []]  # fmt: skip
+    return join(
+        [
+            tag("div", tag("p", shown(stall.get("text"))), _pre(stall.get("stacks")),
+                class_="error") if stall else None,
+            facts(figures),
+            _section("Ranks", table("Ranks", heads, rows)),
+            _section("Evaluations", _records("Evaluations", data.get("evaluations") or [])),
+            _section("Checkpoints", table("Checkpoints", [("Step", True), ("Size", True),
+                     ("Saved", False)], points)),
+        ]
+    )  # fmt: skip
+
+
+def _records(name: str, records: Any) -> Html:
+    """Any list of objects as a table, any object as names and values, anything else as text."""
+    if isinstance(records, Mapping):
+        return facts(records.items())
+    if isinstance(records, str):
+        return _pre(records)
+    found = [one for one in records or [] if isinstance(one, Mapping)][:_MOST_ROWS]
+    names = list(dict.fromkeys(key for one in found for key in one))
+    if not found:
+        texts = [tag("li", shown(one)) for one in records or []]
+        return tag("ul", *texts) if texts else Html("")
+    heads = [(key, isinstance(found[0].get(key), int | float)) for key in names]
+    return table(name, heads, ([one.get(key) for key in names] for one in found))
+
+
+def _map(data: Data, links: Links, run: Data | None) -> Html:
+    stages = [[one.get("name"), one.get("in"), one.get("out"), one.get("rejected"),
+               one.get("lost"), one.get("rows_s")] for one in data.get("stages") or []]  # fmt: skip
+    counts: dict[str, int] = {}
+    for one in data.get("chunks") or []:
+        counts[str(one.get("state"))] = counts.get(str(one.get("state")), 0) + 1
+    return join(
+        [
+            _section("Stages", table("Stages", [("Stage", False), ("In", True), ("Out", True),
+                     ("Rejected", True), ("Lost", True), ("Rows per second", True)], stages)),
+            _section("Chunks", bar(counts), facts(counts.items())),
+            _section("Rejects", _records("Rejects", data.get("rejects") or [])),
+        ]
+    )  # fmt: skip
+
+
+def _errors(data: Data, links: Links, run: Data | None) -> Html:
+    groups = [
+        tag("section",
+            tag("h2", f"{one.get('count')} × ", shown(one.get("text"))),
+            tag("p", "First ", moment(one.get("first")) or "–", ", last ",
+                moment(one.get("last")) or "–", "; tasks ",
+                join(_spaced(_task_link(links, run, key, shown(key))
+                             for key in (one.get("tasks") or [])[:20])), class_="note"),
+            _pre(one.get("trace")))
+        for one in data.get("groups") or []
+    ]  # fmt: skip
+    return join(groups) if groups else tag("p", "Nothing has failed.", class_="empty")
+
+
+def _spaced(parts: Iterable[object]) -> Iterable[object]:
+    for at, part in enumerate(parts):
+        if at:
+            yield " "
+        yield part
+
+
+def _about(data: Data, links: Links, run: Data | None) -> Html:
+    named = (("Command", "command"), ("Options", "options"), ("Code", "code"),
+             ("Environment", "environment"), ("Doctor", "doctor"), ("Plan", "plan"))  # fmt: skip
+    return join(_section(title, _records(title, data.get(key))) for title, key in named)
+
+
+def _devices(data: Data, links: Links, run: Data | None) -> Html:
+    rows = [[one.get("index"), one.get("name"),
+             None if one.get("busy") is None else f"{100 * one['busy']:.0f} %",
+             one.get("memory_mib"), one.get("total_mib"), one.get("temperature"),
+             one.get("power_w"), one.get("lease"),
+             ", ".join(f"{shown(who.get('user'))}: {shown(who.get('pid'))}"
+                       for who in one.get("processes") or [])]
+            for one in data.get("devices") or []]  # fmt: skip
+    heads = [("Device", True), ("Name", False), ("Busy", True), ("Used, MiB", True),
+             ("Memory, MiB", True), ("°C", True), ("W", True), ("Held by", False),
+             ("Processes", False)]  # fmt: skip
+    none = tag("p", "This machine has no GPU that can be asked.", class_="empty")
+    return join([tag("h1", "Devices"), table("Devices", heads, rows) if rows else none])
+
+
+def _compare(data: Data, links: Links, run: Data | None) -> Html:
+    columns = [str(one.get("label") if isinstance(one, Mapping) else one)
+               for one in data.get("columns") or []]  # fmt: skip
+    rows = [[one["name"], *one["values"]] for one in data.get("settings") or []]
+    heads = [("Setting", False), *((name, False) for name in columns)]
+    none = tag("p", "Choose tasks in a table of tasks to compare them here.", class_="empty")
+    return join([tag("h1", "Compare"), table("Settings", heads, rows) if rows else none])
+
+
+def _login(data: Data, links: Links, run: Data | None) -> Html:
+    return tag(
+        "div",
+        tag("h1", "This page needs its token"),
+        tag("p", "Open the address that `muster web` has printed, with all that stands behind #.",
+            id="told", role="status"),
+        class_="login",
+    )  # fmt: skip
+
+
+def _error(data: Data, links: Links, run: Data | None) -> Html:
+    hint = tag("p", shown(data.get("hint")), class_="note") if data.get("hint") else None
+    return tag("div", tag("h1", shown(data.get("title"))), tag("p", shown(data.get("text"))), hint,
+               class_="login")  # fmt: skip
+
+
+BODIES: Mapping[str, Callable[[Data, Links, Data | None], Html]] = {
+    "runs": _runs, "overview": _overview, "tasks": _tasks, "task": _task, "search": _search,
+    "training": _training, "map": _map, "errors": _errors, "about": _about, "devices": _devices,
+    "compare": _compare, "login": _login, "error": _error,
+}  # fmt: skip

@@ -1,0 +1,19 @@
+// The token stands in the fragment, which no server and no log sees. It becomes a cookie here.
+const told = document.getElementById("told");
+const token = decodeURIComponent(location.hash.slice(1));
+
+async function login() {
+  history.replaceState(null, "", location.pathname + location.search);
+  const answer = await fetch("/login", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Muster": "1" },
+    body: JSON.stringify({ token }),
+  });
+  if (answer.ok) location.replace(location.pathname === "/login" ? "/" : location.pathname + location.search);
+  else told.textContent = "This token is not, or no longer, the right one. `muster web` prints the address again.";
+}
+
+if (token) {
+  told.textContent = "Logging in…";
+  login().catch(() => { told.textContent = "The server does not answer. Is `muster web` still running?"; });
+}
