@@ -18,6 +18,7 @@ from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.store import Ledger, NewTask, SearchRow
 from muster.farm.points import POINT
+from muster.farm.results import whole_value
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Decision, Ended, Ending, EndState, Heard, Point, Proposal, Spent
@@ -132,24 +133,24 @@ class SearchDriver:
             mark = canonical.encode_canonical(setting)
             if mark not in trials:
                 trials[mark] = number + len(trials)
-            if state is TaskState.DONE and value is None:
-                value = self._folder.value(key.hex()).read_bytes()
             proposal = Proposal(trials[mark], seed, setting, "given")
+            value = whole_value(self._folder, key.hex(), state, value)
             found.append((proposal, task_id, value if state is TaskState.DONE else None))
         return sorted(found, key=lambda one: one[0].trial)
 
     def _catch_up(self, ledger: Ledger) -> list[Event]:
         """Hear what a pilot has brought in while there was no coordinator, and what was logged
-        last."""
+        last; open again what was promoted in the last turn of one that died."""
         orders: list[Event] = []
         for task_id in [task for task in self._of_task if task not in self._ended]:
             for token, body in ledger.metrics_of(task_id):
                 orders += self.heard(Logged(0, task_id, token, 0, body))
             key, state, value = ledger.state_of(task_id)
-            if state is TaskState.DONE and value is None:
-                value = self._folder.value(key.hex()).read_bytes()
-            if state.is_final:
-                orders += self.ended(task_id, state, value or b"{}")
+            if state is TaskState.STOPPED and task_id not in self._told:
+                orders.append(Reopen(task_id))
+            elif state.is_final:
+                value = whole_value(self._folder, key.hex(), state, value)
+                orders += self.ended(task_id, state, value)
         return orders
 
     def _note_end(self, task_id: int, how: EndState) -> None:

@@ -13,7 +13,7 @@ from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.ledger.store import Ledger
 from muster.farm.metrics import curves_of
 from muster.farm.points import encode
-from muster.farm.results import store_value
+from muster.farm.results import store_value, whole_value
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 from muster.run.folder import RunFolder
 
@@ -146,9 +146,7 @@ def _copy_metrics(ledger: Ledger, reader: LedgerReader, task_id: int, task: Task
 
 def _finished(element: RunFolder, reader: LedgerReader, row: TaskRow) -> Finished:
     is_done = row.state is TaskState.DONE
-    value = row.value if row.value is not None else b"{}"
-    if is_done and row.value is None:
-        value = element.value(row.key.hex()).read_bytes()
+    value = whole_value(element, row.key.hex(), row.state, row.value)
     return Finished(
         row.task_id,
         0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,15 +18,13 @@ from muster.base.errors import TargetError
 from muster.base.journal import Journal
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
-from muster.farm.decisions import Decisions, Policy, Stopped
+from muster.farm.decisions import Decisions, Policy
 from muster.farm.driver import Driver
 from muster.farm.events import (
     Drain,
     Event,
     Fetched,
     Logged,
-    Reopen,
-    StopTask,
     TargetBroken,
     WorkerDied,
 )
@@ -34,6 +32,7 @@ from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
+from muster.farm.steering import Steering
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
@@ -114,9 +113,12 @@ class Coordinator:
         self._hooks = hooks
         counts = ledger.counts()
         ended = sum(count for state, count in counts.items() if state.is_final)
-        self._orders: list[Event] = []
-        self._begin_driver()
-        total = plan.total if plan.driver is None else plan.driver.num_expected
+        self._steering: Steering | None = None
+        total = plan.total
+        if plan.driver is not None:
+            self._steering = Steering(plan.driver, ledger, plan.folder)
+            self._steering.begin()
+            total = self._steering.num_expected
         self._scheduler = Scheduler(
             plan.policy,
             plan.slots,
@@ -179,9 +181,12 @@ class Coordinator:
         return self._executor.poll(0.0)
 
     def _turn(self, events: list[Event], now: float) -> None:
-        orders, self._orders = self._orders, []
+        steering = self._steering
+        orders = [] if steering is None else steering.take_orders()
         decisions = self._scheduler.step([*events, *orders], now)
-        orders += self._tell_driver(events, decisions, now)
+        if steering is not None:
+            orders += steering.tell(events, decisions, self._scheduler, now)
+            self._refetch |= bool(orders or decisions.done or decisions.failed or decisions.stopped)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
@@ -216,7 +221,7 @@ class Coordinator:
         if decisions.fetch:
             # Asked again at once only when the first answer fell short; the next turn serves it.
             # A driver that has nothing to say is asked again when something has happened.
-            self._refetch = self._plan.driver is None or bool(fetched.tasks)
+            self._refetch = self._steering is None or bool(fetched.tasks)
         if decisions.starts:
             self._ledger.begin()
             self._record_starts(decisions)
@@ -276,16 +281,18 @@ class Coordinator:
             ledger.retoken(decisions.reopened)
         # After the new tokens: a task may have lost its worker and be stopped in one turn.
         if decisions.stopped:
-            values_of = [self._last_of(task.task_id) for task, _ in decisions.stopped]
-            ledger.record_stopped(decisions.stopped, values_of)
+            assert self._steering is not None
+            last = [self._steering.last_of(task.task_id) for task, _ in decisions.stopped]
+            ledger.record_stopped(decisions.stopped, last)
         if decisions.promoted:
             ledger.reopen_stopped(decisions.promoted)
         for worker_id, finished in decisions.late:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
-        decisions.stopped += self._stop_waiting(orders)
-        self._record_driver()
+        if self._steering is not None:
+            decisions.stopped += self._steering.stop_waiting(orders)
+            self._steering.record()
 
     def _record_starts(self, decisions: Decisions) -> None:
         for slot_id, worker_id in decisions.starts:
@@ -330,117 +337,15 @@ class Coordinator:
             self._feeding = False
             self._stopping = True
             return None
-        if self._plan.driver is not None:
-            return self._choose(self._plan.driver) if count or self._refetch else None
-        if not count and self._refetch:
-            count = _FIRST_CHUNK
-        if not count:
+        if not (count or self._refetch):
             return None
         self._refetch = False
+        if self._steering is not None:
+            is_ending = self._scheduler.draining or self._scheduler.paused
+            return None if is_ending else self._steering.choose(self._scheduler, self._picture)
+        count = count or _FIRST_CHUNK
         tasks: list[Task] = self._ledger.claim(count)
         return Fetched(tasks, exhausted=len(tasks) < count and not self._feeding)
-
-    # ------------------------------------------------------------------ tasks chosen while it runs
-
-    def _begin_driver(self) -> None:
-        driver, ledger = self._plan.driver, self._ledger
-        if driver is None:
-            return
-        ledger.begin()
-        self._orders += driver.begin(ledger)
-        self._stop_waiting(list(self._orders))
-        ledger.record_search(driver.take_records())
-        ledger.drop_meta("enqueued")
-        ledger.commit()
-
-    def _stop_waiting(self, orders: Iterable[Event]) -> list[Stopped]:
-        """End tasks that wait in the ledger and are to end; the scheduler tells all others.
-
-        The last order of a turn counts: a task that is promoted may be told at once to pause
-        again, and one that was told to pause may be promoted.
-        """
-        driver, ledger = self._plan.driver, self._ledger
-        stopped: list[Stopped] = []
-        last = {o.task_id: o for o in orders if isinstance(o, StopTask | Reopen)}
-        for task_id, order in last.items():
-            if driver is None or not isinstance(order, StopTask):
-                continue
-            value = driver.last_of(task_id)
-            task = ledger.stop_ready(task_id, value, self._has_files)
-            if task is not None:
-                stopped.append(Stopped(task, None))
-                self._orders += driver.ended(task_id, TaskState.STOPPED, value)
-        return stopped
-
-    def _has_files(self, task: Task) -> bool:
-        folder, key = self._plan.folder, task.key.hex()
-        return folder.attempt(key, task.token).exists() or folder.artifact(key).exists()
-
-    def _tell_driver(self, events: list[Event], decisions: Decisions, now: float) -> list[Event]:
-        """Tell it what has happened in this turn, and decide what it wants done, in the turn too;
-        returns that.
-
-        It hears points before the endings that they came with, in the order of their arrival.
-        """
-        driver = self._plan.driver
-        if driver is None:
-            return []
-        all_orders: list[Event] = []
-        orders: list[Event] = []
-        for event in events:
-            if isinstance(event, Logged):
-                orders += driver.heard(event)
-        news = decisions
-        while True:
-            for record in news.done:
-                value = record.finished.value
-                orders += driver.ended(record.task_id, TaskState.DONE, value)
-            for record in news.failed:
-                orders += driver.ended(record.task_id, TaskState.FAILED, b"{}")
-            for task, _ in news.stopped:
-                value = driver.last_of(task.task_id)
-                orders += driver.ended(task.task_id, TaskState.STOPPED, value)
-            self._refetch |= bool(news.done or news.failed or news.stopped or orders)
-            if not orders:
-                return all_orders
-            news = self._scheduler.step(orders, now)
-            all_orders += orders
-            orders = []
-            decisions.add(news)
-
-    def _last_of(self, task_id: int) -> bytes:
-        driver = self._plan.driver
-        return b"{}" if driver is None else driver.last_of(task_id)
-
-    def _record_driver(self) -> None:
-        if self._plan.driver is not None and (rows := self._plan.driver.take_records()):
-            self._ledger.record_search(rows)
-
-    def _choose(self, driver: Driver) -> Fetched | None:
-        """Claim what waits in the ledger, and let the driver choose what is missing to a full hand.
-
-        A task that it chooses may have ended already, in a grid in this folder: it is told so.
-        """
-        self._refetch = False
-        if self._scheduler.draining or self._scheduler.paused:
-            return None
-        ledger, count = self._ledger, self._scheduler.num_wanted()
-        tasks = ledger.claim(count)
-        while len(tasks) < count and (proposals := driver.ask(count - len(tasks))):
-            for proposal in proposals:
-                self._picture.added(ledger.add_tasks([proposal.task]))
-                task_id, state, value = ledger.standing(proposal.task.key)
-                driver.added(proposal.what, task_id)
-                if not (proposal.is_wanted or state.is_final):
-                    ledger.stop_ready(task_id, b"{}", self._has_files)
-                    state = TaskState.STOPPED
-                if state.is_final:
-                    self._orders += driver.ended(task_id, state, value or b"{}")
-            tasks += ledger.claim(count - len(tasks))
-        self._record_driver()
-        is_at_work = any(worker.in_flight for worker in self._scheduler.roster.workers.values())
-        is_over = not tasks and not self._orders and (driver.is_over() or not is_at_work)
-        return Fetched(tasks, exhausted=is_over)
 
     # ------------------------------------------------------------------ outside
 
@@ -456,7 +361,7 @@ class Coordinator:
                 self._ledger.snapshot()
             if now >= self._next_housekeeping_s:
                 self._next_housekeeping_s = now + _HOUSEKEEPING_EVERY_S
-                self._refetch |= self._plan.driver is not None  # its time may be up
+                self._refetch |= self._steering is not None  # its time may be up
                 happened, asked = self._hooks.housekeeping(view)
                 events += happened
                 requests += asked
@@ -505,8 +410,7 @@ class Coordinator:
         self._ledger.begin()
         if not self._cancelling:
             self._ledger.release(scheduler.open_tasks())
-        driver = self._plan.driver
-        if driver is not None and driver.is_over():
+        if self._steering is not None and self._steering.is_over:
             self._ledger.set_meta("enqueued", self._plan.plan_id)
         self._ledger.commit()
         self._ledger.snapshot()

@@ -41,6 +41,7 @@ from muster.farm.canonical import (
     too_deep,
     unwrap_scalar,
 )
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 
 #: Field name to value.
@@ -219,6 +220,13 @@ def store_value(folder: RunFolder, key: str, value: bytes) -> tuple[bytes | None
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, value)
     return None, hashlib.sha256(value).hexdigest()
+
+
+def whole_value(folder: RunFolder, key: str, state: TaskState, value: bytes | None) -> bytes:
+    """A task's encoded result, ``{}`` where it has none. ``value``: what the ledger holds of it."""
+    if value is None and state is TaskState.DONE:
+        return folder.value(key).read_bytes()
+    return value or b"{}"
 
 
 def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False) -> None:

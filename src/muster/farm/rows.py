@@ -13,6 +13,7 @@ from muster.base.shown_text import shown_line
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS
+from muster.farm.results import whole_value
 from muster.farm.task import Outcome, TaskState
 from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
@@ -95,9 +96,7 @@ def flattened(params: dict[str, Any]) -> dict[str, Any]:
 def metrics_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
     if row.state not in (TaskState.DONE, TaskState.STOPPED):
         return {}
-    value = row.value
-    if value is None:
-        value = folder.value(row.key.hex()).read_bytes()
+    value = whole_value(folder, row.key.hex(), row.state, row.value)
     metrics: dict[str, Any] = canonical.decode(value)
     return metrics
 

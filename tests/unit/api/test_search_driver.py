@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.unit.farm.test_decide import TARGETS, cpus
 from tests.unit.farm.test_ledger import record
 
-from muster.api.search_driver import SearchDriver
+from muster.api.search_driver import SearchDriver, Setting
 from muster.api.search_records import from_row, to_row
 from muster.farm import canonical, points
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Policy, Stopped
 from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.store import Ledger, NewTask, SearchRow
+from muster.farm.picture import Picture
+from muster.farm.results import store_value
+from muster.farm.steering import Steering
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Proposal
@@ -55,7 +63,7 @@ class Bench:
         self.ledger.commit()
         self.orders = self.reborn()
 
-    def reborn(self) -> list[Event]:
+    def reborn(self, setting: Setting = setting) -> list[Event]:
         self.driver = SearchDriver(
             SPEC, self.target, "f.py:f", self.folder, self.clock,
             stored=dict, setting=setting, gpus_per_task=1,
@@ -89,6 +97,14 @@ class Bench:
         orders = self.driver.heard(Logged(1, task_id, 1, step, body))
         self.record()
         return orders
+
+    def stop_really(self) -> None:
+        """Stop the first task that waits, in the ledger too."""
+        self.ledger.begin()
+        [task] = self.ledger.claim(1)
+        self.ledger.record_stopped([Stopped(task, None)], [self.driver.last_of(task.task_id)])
+        self.ledger.commit()
+        self.end(task.task_id, TaskState.STOPPED)
 
     def end(self, task_id: int, state: TaskState, value: bytes = b"{}") -> list[Event]:
         orders = self.driver.ended(task_id, state, value)
@@ -194,6 +210,22 @@ def test_a_task_that_finished_although_it_was_to_pause_is_not_opened(tmp_path: P
     bench.ledger.close()
 
 
+def test_a_promotion_that_was_recorded_and_not_carried_out_is_carried_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = bench.ask()[0], bench.ask()[0]
+    assert bench.hear(first, 1, 0.9) == [StopTask(first, True)]
+    bench.stop_really()
+    assert bench.hear(second, 1, 0.5) == [StopTask(second, True), Reopen(first)]
+    assert bench.reborn() == [StopTask(second, True), Reopen(first)]
+    assert bench.reborn() == [StopTask(second, True), Reopen(first)], "until it is done"
+    bench.ledger.begin()
+    bench.ledger.reopen_stopped([first])
+    bench.ledger.commit()
+    assert bench.reborn() == [StopTask(second, True)]
+    assert bench.driver._search.trials[0].state == "running"
+    bench.ledger.close()
+
+
 def test_the_time_of_the_last_tasks_stays_spent(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     task_id, _ = bench.ask()
@@ -216,6 +248,30 @@ def test_a_large_result_that_a_pilot_brought_in_is_read_from_its_file(tmp_path: 
     path.write_bytes(b'{"y":0.25}')
     bench.reborn()
     assert bench.driver._search.best()[0].values == (0.25,)
+    bench.ledger.close()
+
+
+def test_the_large_result_of_a_task_that_was_done_before_it_was_asked_for_counts(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    _, x = bench.ask()
+    bench.ledger.begin()
+    [task] = bench.ledger.claim(1)
+    stored = store_value(bench.folder, task.key.hex(), b'{"y":0.25,"text":"%s"}' % (b"a" * 9999))
+    assert stored[0] is None
+    bench.ledger.record_done([record(task)], [stored])
+    bench.ledger.commit()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as database:
+        database.execute("DELETE FROM search")  # another search has chosen it
+        database.commit()
+    bench.reborn(lambda params: None)
+    steering = Steering(bench.driver, bench.ledger, bench.folder)
+    bench.ledger.begin()
+    steering.choose(Scheduler(Policy(asks_ahead=False), cpus(1), TARGETS), Picture("it", 9, 0.0))
+    bench.ledger.commit()
+    [best] = bench.driver._search.best()
+    assert (best.params, best.values) == ({"x": x}, (0.25,))
     bench.ledger.close()
 
 

@@ -1,0 +1,134 @@
+"""Joins a driver to a run: what it says is recorded, and becomes events for the scheduler.
+
+All of it happens inside the coordinator's turns and their transactions. An order that was recorded
+and not obeyed, because the coordinator died, is given again by the driver when it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Decisions, Stopped
+from muster.farm.driver import Driver
+from muster.farm.events import Event, Fetched, Logged, Reopen, StopTask
+from muster.farm.ledger.store import Ledger
+from muster.farm.picture import Picture
+from muster.farm.results import whole_value
+from muster.farm.task import Task, TaskState
+from muster.run.folder import RunFolder
+
+
+class Steering:
+    def __init__(self, driver: Driver, ledger: Ledger, folder: RunFolder) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._folder = folder
+        self._orders: list[Event] = []  # of this turn, for the next
+
+    @property
+    def num_expected(self) -> int:
+        return self._driver.num_expected
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver wants nothing any more: no further task, and nothing done."""
+        return self._driver.is_over() and not self._orders
+
+    def begin(self) -> None:
+        """Rebuild the driver from the ledger, in a transaction of its own."""
+        ledger = self._ledger
+        ledger.begin()
+        self._orders += self._driver.begin(ledger)
+        self.stop_waiting(list(self._orders))
+        self.record()
+        ledger.drop_meta("enqueued")
+        ledger.commit()
+
+    def take_orders(self) -> list[Event]:
+        orders, self._orders = self._orders, []
+        return orders
+
+    def record(self) -> None:
+        if rows := self._driver.take_records():
+            self._ledger.record_search(rows)
+
+    def last_of(self, task_id: int) -> bytes:
+        return self._driver.last_of(task_id)
+
+    def tell(
+        self, events: list[Event], decisions: Decisions, scheduler: Scheduler, now: float
+    ) -> list[Event]:
+        """Tell the driver what has happened in this turn, and decide what it wants done, in the
+        turn too; returns that.
+
+        It hears points before the endings that they came with, in the order of their arrival.
+        """
+        driver = self._driver
+        all_orders: list[Event] = []
+        orders: list[Event] = []
+        for event in events:
+            if isinstance(event, Logged):
+                orders += driver.heard(event)
+        news = decisions
+        while True:
+            for record in news.done:
+                orders += driver.ended(record.task_id, TaskState.DONE, record.finished.value)
+            for record in news.failed:
+                orders += driver.ended(record.task_id, TaskState.FAILED, b"{}")
+            for task, _ in news.stopped:
+                value = driver.last_of(task.task_id)
+                orders += driver.ended(task.task_id, TaskState.STOPPED, value)
+            if not orders:
+                return all_orders
+            news = scheduler.step(orders, now)
+            all_orders += orders
+            orders = []
+            decisions.add(news)
+
+    def stop_waiting(self, orders: Iterable[Event]) -> list[Stopped]:
+        """End tasks that wait in the ledger and are to end; the scheduler tells all others.
+
+        The last order of a turn counts: a task that is promoted may be told at once to pause
+        again, and one that was told to pause may be promoted.
+        """
+        stopped: list[Stopped] = []
+        last = {o.task_id: o for o in orders if isinstance(o, StopTask | Reopen)}
+        for task_id, order in last.items():
+            if not isinstance(order, StopTask):
+                continue
+            value = self._driver.last_of(task_id)
+            task = self._ledger.stop_ready(task_id, value, self._has_files)
+            if task is not None:
+                stopped.append(Stopped(task, None))
+                self._orders += self._driver.ended(task_id, TaskState.STOPPED, value)
+        return stopped
+
+    def choose(self, scheduler: Scheduler, picture: Picture) -> Fetched:
+        """Claim what waits in the ledger, and let the driver choose what is missing to a full hand.
+
+        A task that it chooses may have ended already, in a grid in this folder: it is told so.
+        """
+        ledger, driver, count = self._ledger, self._driver, scheduler.num_wanted()
+        tasks = ledger.claim(count)
+        while len(tasks) < count and (proposals := driver.ask(count - len(tasks))):
+            for proposal in proposals:
+                key = proposal.task.key
+                picture.added(ledger.add_tasks([proposal.task]))
+                task_id, state, value = ledger.standing(key)
+                driver.added(proposal.what, task_id)
+                if not (proposal.is_wanted or state.is_final):
+                    ledger.stop_ready(task_id, b"{}", self._has_files)
+                    state = TaskState.STOPPED
+                if state.is_final:
+                    value = whole_value(self._folder, key.hex(), state, value)
+                    self._orders += driver.ended(task_id, state, value)
+            tasks += ledger.claim(count - len(tasks))
+        self.record()
+        is_at_work = any(worker.in_flight for worker in scheduler.roster.workers.values())
+        is_over = not tasks and not self._orders and (driver.is_over() or not is_at_work)
+        return Fetched(tasks, exhausted=is_over)
+
+    def _has_files(self, task: Task) -> bool:
+        folder, key = self._folder, task.key.hex()
+        return folder.attempt(key, task.token).exists() or folder.artifact(key).exists()
