@@ -160,7 +160,7 @@ class Run:
 
     def results(self) -> pa.Table:
         """One row per task as a pyarrow table (``.to_pandas()`` gives a frame)."""
-        self._expect_tasks()
+        self.expect_tasks()
         import pyarrow as pa
 
         from muster.farm.rows import batches
@@ -176,11 +176,11 @@ class Run:
 
         if self.stored.is_gang and task is None:
             return series_of_ranks(self.folder)
-        self._expect_tasks()
+        self.expect_tasks()
         if task is None:
             return series_of_tasks(self.folder)
         with LedgerReader(self.folder.ledger) as ledger:
-            task_id = self._find(ledger, task)
+            task_id = self.task_number(ledger, task)
         return series_of_tasks(self.folder, task_id)
 
     def metrics(self, task: str | None = None, name: str | None = None) -> pa.Table:
@@ -195,28 +195,31 @@ class Run:
 
     def failures(self) -> list[FailureGroup]:
         """Failed attempts grouped by their traceback."""
-        self._expect_tasks()
+        self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.failures()
 
     def failed_tasks(self) -> list[str]:
         """The names of the first failed tasks, for a message."""
-        self._expect_tasks()
+        self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.failed_tasks()
 
     def log(self, task: str) -> list[tuple[LogPart, str]]:
         """What each attempt of a task printed. ``task``: its number or the start of its key."""
-        self._expect_tasks()
+        return [(part, self._read_log(part)) for part in self.log_parts(task)]
+
+    def log_parts(self, task: str) -> list[LogPart]:
+        """Where that is, an entry per attempt."""
+        self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
-            parts = ledger.log_parts(self._find(ledger, task))
-        return [(part, self._read_log(part)) for part in parts]
+            return ledger.log_parts(self.task_number(ledger, task))
 
     def trace(self, task: str) -> str | None:
         """The traceback of a task's last failed attempt."""
-        self._expect_tasks()
+        self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
-            return ledger.trace_of(self._find(ledger, task))
+            return ledger.trace_of(self.task_number(ledger, task))
 
     def export(self, target: str | Path) -> int:
         """Write the table to a .csv, .parquet or .jsonl file; returns the number of rows."""
@@ -250,11 +253,11 @@ class Run:
 
     def reopen(self, *, cancelled: bool = False) -> int:
         """Make failed (and cancelled) tasks ready again; returns how many."""
-        self._expect_tasks()
+        self.expect_tasks()
         with _changing(self.folder) as ledger:
             return ledger.reopen([TaskState.FAILED] + [TaskState.CANCELLED] * cancelled)
 
-    def _expect_tasks(self) -> None:
+    def expect_tasks(self) -> None:
         """Raise UsageError where there are ranks instead of tasks, or no ledger yet."""
         stored = self.stored
         if stored.is_gang:
@@ -268,7 +271,8 @@ class Run:
                 hint=f"start it with: muster resume {self.path}",
             )
 
-    def _find(self, ledger: LedgerReader, task: str) -> int:
+    def task_number(self, ledger: LedgerReader, task: str) -> int:
+        """UsageError where there is no such task, or several have keys that start so."""
         found = ledger.find(task)
         if not found:
             raise UsageError(

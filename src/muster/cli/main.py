@@ -64,6 +64,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.report:main",
         "put a run of any kind on one page, with its figures",
     ),
+    "web": ("muster.cli.commands.web:main", "look at runs in a browser, live"),
     "track": (
         "muster.cli.commands.track:main",
         "send a run to trackers: W&B, MLflow, trackio, TensorBoard",

@@ -35,6 +35,7 @@ LINES = {
     "cancel": "cancel runs/a",
     "doctor": "doctor --quick",
     "devices": "devices",
+    "web": "web",
 }
 #: What is behind ``--`` is theirs, or they hand it on; ``verify`` is below.
 WITH_WORDS = {"sweep", "run", "plan", "monitor", "slurm-script"}

@@ -36,6 +36,19 @@ class TaskRow(NamedTuple):
     code: str | None = None  # see `muster.base.code`; None where an older muster ran it
 
 
+class AttemptRow(NamedTuple):
+    """One recorded attempt of a task, and where it was made."""
+
+    token: int
+    outcome: str
+    message: str | None
+    slot: str
+    host: str
+    started_s: float
+    seconds: float
+    peak_mib: float | None
+
+
 class LogPart(NamedTuple):
     """Where the output of one attempt is."""
 
@@ -205,6 +218,15 @@ class LedgerReader:
             task_id,
         )
         return [LogPart._make(row) for row in rows]
+
+    def attempts(self, task_id: int) -> list[AttemptRow]:
+        """The recorded attempts of a task, oldest first."""
+        rows = self._all(
+            "SELECT token, outcome, message, w.label, w.host, a.started_s, seconds, peak_mib "
+            "FROM attempts a JOIN workers w USING (worker_id) WHERE task_id = ? ORDER BY token",
+            task_id,
+        )
+        return [AttemptRow._make(row) for row in rows]
 
     def failures(self) -> list[FailureGroup]:
         """Failed attempts grouped by cause, the most frequent first."""

@@ -1,0 +1,92 @@
+"""``muster web``: look at runs in a browser."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from muster.base.errors import UsageError
+from muster.base.flags import Flag
+from muster.cli import output
+from muster.cli.parse import parse
+
+if TYPE_CHECKING:
+    from muster.web.serve import Listening
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Web:
+    """What is shown, and where."""
+
+    roots: Annotated[tuple[Path, ...], Flag(is_positional=True, metavar="[ROOT…]")] = ()
+    """Folders that hold runs, or run folders; ./runs where none is named."""
+    port: Annotated[int, Flag(metavar="N")] = 0
+    """The port of this machine alone; 0: a free one."""
+    socket: Annotated[Path | None, Flag(metavar="PATH")] = None
+    """Listen at this socket file, which only you may use, and at no port."""
+    allow_actions: bool = False
+    """Also let the pages cancel and retry runs."""
+    open: bool = False
+    """Open the browser of this machine."""
+    i_know_this_is_public: Annotated[str | None, Flag(metavar="HOST")] = None
+    """Listen at this address of the machine, which others can reach, without encryption."""
+
+
+_WEB = """Show runs in a browser: live, read-only, for nobody but you.
+
+Examples:
+  muster web
+  muster web runs /scratch/runs --port 8765
+  muster web --socket ~/.muster.sock
+"""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(_Web, argv, "web", _WEB)
+    roots = flags.roots or (Path("runs"),)
+    if flags.socket is not None and (flags.port or flags.i_know_this_is_public or flags.open):
+        raise UsageError("--socket is instead of a port.", hint="leave the other option out.")
+    if not 0 <= flags.port < 2**16:
+        raise UsageError(f"--port {flags.port} is not a port.", hint="0 to 65535; 0: a free one.")
+    for root in flags.roots:
+        if not root.is_dir():
+            raise UsageError(
+                f"{root} is not a folder.", hint="name a folder of runs, or leave it out."
+            )
+    from muster.web.serve import WebOptions, serve
+
+    options = WebOptions(
+        roots=roots,
+        port=flags.port,
+        socket=flags.socket,
+        public_host=flags.i_know_this_is_public,
+        allows_actions=flags.allow_actions,
+    )
+
+    def listening(found: Listening) -> None:
+        for line in _lines(found, options.roots, flags.socket):
+            output.say(line)
+
+    serve(options, listening=listening, tell=output.remark)
+    return 0
+
+
+def _lines(found: Listening, roots: tuple[Path, ...], at: Path | None) -> list[str]:
+    host = socket.gethostname()
+    shown = ", ".join(map(str, roots))
+    if found.address is None:
+        place = at.expanduser().absolute() if at else ""
+        return [
+            f"Showing {shown} at {place}. From your own machine:",
+            f"  ssh -L 8765:{place} {host}",
+            f"  http://localhost:8765/#{found.token}",
+            "Ctrl-C ends it; the runs go on.",
+        ]
+    return [
+        f"Showing {shown}:",
+        f"  {found.address}",
+        f"From another machine: ssh -L {found.port}:127.0.0.1:{found.port} {host}",
+        "Ctrl-C ends it; the runs go on.",
+    ]

@@ -1,0 +1,304 @@
+"""The dashboard as an ASGI application: who may ask, then what is answered."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from muster.base.errors import MusterError, SetupError, UsageError
+from muster.web import guard
+from muster.web.content.index import PAGES, TOP, head
+from muster.web.encoding import to_json
+from muster.web.folder import Folders
+from muster.web.pages.document import Shell, render
+from muster.web.query import Query
+from muster.web.token import Credentials
+
+STATIC = Path(__file__).parent / "static"
+_MOST_BODY = 16 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """What every answer is made from. ``tell``: says a line where the dashboard was started.
+    ``ending`` is set when it is about to end.
+    """
+
+    folders: Folders
+    place: guard.Place
+    credentials: Credentials
+    tell: Callable[[str], None]
+    ending: threading.Event = field(default_factory=threading.Event)
+
+
+def make_app(board: Dashboard) -> ASGIApp:
+    answers = _Answers(board)
+    routes = [
+        Route("/", answers.top_page("runs")),
+        Route("/devices", answers.top_page("devices")),
+        Route("/compare", answers.top_page("compare")),
+        Route("/run/{run}", answers.page),
+        Route("/run/{run}/file/{path:path}", answers.file),
+        Route("/run/{run}/task/{task}", answers.page),
+        Route("/run/{run}/{page}", answers.page),
+        Route("/api/run/{run}", answers.json),
+        Route("/api/run/{run}/task/{task}", answers.json),
+        Route("/api/run/{run}/{page}", answers.json),
+        Route("/api/{page}", answers.top_json),
+        Route("/static/{path:path}", answers.static),
+        Route("/login", answers.login, methods=["POST"]),
+        Route("/csp-report", answers.csp_report, methods=["POST"]),
+    ]
+    inner = Starlette(routes=routes, exception_handlers={404: _not_found})  # type: ignore[dict-item]
+    return Guarded(inner, board)
+
+
+class Guarded:
+    """Refuses before anything is routed, and puts the headers on whatever is answered."""
+
+    def __init__(self, inner: ASGIApp, board: Dashboard) -> None:
+        self._inner = inner
+        self._board = board
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message["headers"]}
+                more = [(n.encode(), v.encode()) for n, v in guard.HEADERS.items()]
+                message["headers"] = [*message["headers"], *(p for p in more if p[0] not in own)]
+            await send(message)
+
+        answer = await self._refused(Request(scope))
+        try:
+            await (answer or self._inner)(scope, receive, with_headers)
+        except ClientDisconnect:
+            return
+
+    async def _refused(self, request: Request) -> Response | None:
+        """The answer for who is not let in; None for who is."""
+        method, path, headers = request.method, request.url.path, request.headers
+        found = guard.refusal(self._board.place, method, path, headers)
+        if found is not None:
+            return _say(request, found.status, found.text, headers=found.headers)
+        if guard.is_open(method, path) or self._is_known(headers):
+            return None
+        if "authorization" in headers and not await self._board.credentials.failed():
+            return _say(request, 429, "Too many wrong tokens at once.")
+        if guard.is_door(method, path):
+            return HTMLResponse(render("login", {}))
+        if path.startswith("/api/"):
+            text = "The token is missing or wrong: open the address that `muster web` has printed."
+            return _say(request, 401, text)
+        return HTMLResponse(render("login", {}), 401)
+
+    def _is_known(self, headers: Mapping[str, str]) -> bool:
+        credentials = self._board.credentials
+        if credentials.has_bearer(headers.get("authorization", "")):
+            credentials.succeeded()
+            return True
+        if guard.is_foreign(headers):
+            return False
+        return credentials.has_cookie(headers["host"], headers.get("cookie", ""))
+
+
+class _Answers:
+    def __init__(self, board: Dashboard) -> None:
+        self._board = board
+
+    # ------------------------------------------------------------------ pages and their data
+
+    async def page(self, request: Request) -> Response:
+        name = request.path_params.get("page", "task" if "task" in request.path_params else "")
+        return await self._page(request, name or "overview", request.path_params["run"])
+
+    def top_page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await self._page(request, name, None)
+
+        return answer
+
+    async def _page(self, request: Request, name: str, run: str | None) -> Response:
+        try:
+            return HTMLResponse(await run_in_threadpool(self._html, name, run, request))
+        except MusterError as error:
+            return _problem_page(error)
+
+    def _html(self, name: str, run: str | None, request: Request) -> str:
+        folders, query = self._board.folders, _query(request)
+        data = data_of(folders, name, run, query)
+        top = None if run is None else data_of(folders, "head", run, query)
+        shell = Shell(actions=self._board.place.allows_actions)
+        return render(name, data, run=top, shell=shell)
+
+    async def json(self, request: Request) -> Response:
+        name = request.path_params.get("page", "task" if "task" in request.path_params else "")
+        return await self._json(request, name or "overview", request.path_params["run"])
+
+    async def top_json(self, request: Request) -> Response:
+        return await self._json(request, request.path_params["page"], None)
+
+    async def _json(self, request: Request, name: str, run: str | None) -> Response:
+        try:
+            data = await run_in_threadpool(data_of, self._board.folders, name, run, _query(request))
+        except MusterError as error:
+            return _problem(error)
+        return _json_answer(data)
+
+    # ------------------------------------------------------------------ files
+
+    async def static(self, request: Request) -> Response:
+        path = inside(STATIC, request.path_params["path"])
+        if path is None:
+            return _say(request, 404, "There is no such file.")
+        return FileResponse(path, headers={"cache-control": "no-cache"})
+
+    async def file(self, request: Request) -> Response:
+        """A file of a task: to be saved, never to be run."""
+        try:
+            folder = await run_in_threadpool(self._board.folders.find, request.path_params["run"])
+        except MusterError as error:
+            return _problem(error)
+        name = request.path_params["path"]
+        path = None
+        if name.partition("/")[0] in ("artifacts", "figures", "logs"):
+            path = await run_in_threadpool(inside, folder.path, name)
+        if path is None:
+            return _say(request, 404, "There is no such file.")
+        return FileResponse(
+            path, media_type="application/octet-stream", filename=path.name,
+            headers=guard.FILE_HEADERS,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ the door
+
+    async def login(self, request: Request) -> Response:
+        credentials, host = self._board.credentials, request.headers["host"]
+        token = (await _object(request)).get("token")
+        if not isinstance(token, str) or not credentials.is_token(token):
+            if not await credentials.failed():
+                return _say(request, 429, "Too many wrong tokens at once.")
+            return _say(request, 403, "This token is wrong.")
+        credentials.succeeded()
+        answer = Response(status_code=204)
+        name, value = credentials.cookie(host)
+        answer.set_cookie(name, value, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def csp_report(self, request: Request) -> Response:
+        """What a browser has refused to do in one of our pages is a defect of ours: say so."""
+        report = await _object(request)
+        found = report.get("csp-report", report)
+        self._board.tell(f"A browser has refused a part of a page: {str(found)[:500]}")
+        return Response(status_code=204)
+
+
+def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[str, Any]:
+    """The data of a page. Raises MusterError for what is not there, or cannot be read: a run may
+    go, or be half written, at any moment.
+    """
+    try:
+        if run is None:
+            if name not in TOP:
+                raise UsageError(f"There is no page {name[:40]!r}.")
+            return TOP[name](folders, query)
+        folder = folders.find(run)
+        if name == "head":
+            return head(folder)
+        if name not in PAGES:
+            raise UsageError(f"A run has no page {name[:40]!r}.")
+        return PAGES[name](folder, query)
+    except OSError as error:
+        raise SetupError(f"Cannot read {error.filename or run}: {error.strerror}.") from None
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        # A half-written or damaged file; a defect of ours would look the same to who reads it.
+        raise SetupError(
+            f"This page cannot be made: what the run has recorded is damaged or not whole "
+            f"({type(error).__name__}: {str(error)[:200]}).",
+            hint="the other pages of the run may still be read.",
+        ) from error
+
+
+def inside(root: Path, name: str) -> Path | None:
+    """The file of this name below ``root``; None for what leads out, or through a link."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        return None
+    path = root
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            return None
+    return path if path.is_file() else None
+
+
+def _query(request: Request) -> Query:
+    pairs = list(request.query_params.multi_items())
+    if "task" in request.path_params:
+        pairs.append(("task", request.path_params["task"]))
+    return Query(pairs)
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """The JSON object that was posted; empty for anything else."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BODY:
+            return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _json_answer(
+    data: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(to_json(data), status, dict(headers or {}), media_type="application/json")
+
+
+def _problem(error: MusterError) -> Response:
+    text, _, hint = str(error).partition("\nHint: ")
+    status = 404 if isinstance(error, UsageError) else 503
+    return _json_answer({"error": text, "hint": hint}, status)
+
+
+def _problem_page(error: MusterError) -> Response:
+    text, _, hint = str(error).partition("\nHint: ")
+    is_missing = isinstance(error, UsageError)
+    title = "Not found" if is_missing else "Cannot be read"
+    return _error_page(title, f"{text} {hint}", 404 if is_missing else 200)
+
+
+def _say(
+    request: Request, status: int, text: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    if request.url.path.startswith("/api/") or request.method == "POST":
+        return _json_answer({"error": text, "hint": ""}, status, headers)
+    return _error_page("Refused", text, status, headers)
+
+
+def _error_page(
+    title: str, text: str, status: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    html = render("error", {"title": title, "text": text.strip()})
+    return HTMLResponse(html, status, dict(headers or {}))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return _say(request, 404, "There is no such page.")

@@ -1,0 +1,79 @@
+"""How a run stands, as the first page and its own say it: counts, progress, a verdict."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from muster.api.report.about import farm_state, gang_state
+from muster.api.runs import Run, Status
+from muster.base.codec import read_json
+from muster.base.errors import MusterError
+from muster.run.record import RunRecord
+from muster.web.folder import Folder
+
+_LEVELS = {"done": "good", "running": "working", "queued": "working", "failed": "bad",
+           "refused": "bad"}  # fmt: skip
+_TABS = {
+    "sweep": ("overview", "tasks", "errors", "about"),
+    "map": ("overview", "map", "tasks", "errors", "about"),
+    "train": ("overview", "training", "errors", "about"),
+    "agent": ("overview", "training", "errors", "about"),
+    "run": ("overview", "training", "errors", "about"),
+}
+
+
+def tabs(stored: RunRecord) -> list[str]:
+    """The pages that say something about a run of this kind."""
+    found = list(_TABS[stored.kind])
+    if stored.kind == "sweep" and stored.spec.get("search"):
+        found.insert(1, "search")
+    return found
+
+
+def level(status: Status) -> str:
+    """good, working, bad, or paused: somebody has to go on with it."""
+    if status.state == "running" and status.counts.get("failed"):
+        return "bad"
+    return _LEVELS.get(status.state, "paused")
+
+
+def verdict(run: Run, status: Status) -> str:
+    """A sentence, the same as in the report."""
+    state = gang_state if run.stored.is_gang else None
+    text = state(run.folder, status)[0] if state else farm_state(status)[0]
+    return text.removesuffix(" What is missing is left out below.")
+
+
+def counts(status: Status) -> dict[str, int]:
+    found = dict.fromkeys(("done", "failed", "running", "waiting", "stopped", "cancelled"), 0)
+    found |= status.counts
+    return {**found, "total": status.total}
+
+
+def progress(status: Status) -> float | None:
+    """From 0 to 1; None where nothing is counted."""
+    ended = status.num_done
+    if ended is None or not status.num_total:
+        return 1.0 if status.state == "done" else None
+    ended += status.counts["failed"] + status.counts["cancelled"]
+    return min(1.0, ended / status.num_total)
+
+
+def picture(folder: Folder) -> dict[str, Any]:
+    """The last picture that the run's own process has drawn of it; empty where there is none."""
+    with suppress(MusterError):
+        found = read_json(folder.folder.status_json, "status")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def eta_s(live: dict[str, Any]) -> list[float] | None:
+    """The least and the most that is left; None where that is not known."""
+    found = live.get("eta") or live.get("eta_s")
+    if isinstance(found, int | float):
+        return [float(found), float(found)]
+    if isinstance(found, list | tuple) and len(found) == 2:
+        return [float(found[0]), float(found[1])]
+    return None

@@ -1,0 +1,162 @@
+"""The process behind the dashboard: where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from muster.base.errors import SetupError, UsageError
+from muster.base.settings import read_settings
+from muster.base.signals import ENDING, handled
+from muster.web.app import Dashboard, make_app
+from muster.web.folder import Folders
+from muster.web.guard import Place
+from muster.web.token import Credentials, read_token
+
+_LOOPBACK = "127.0.0.1"
+#: What is being answered has this long to end when the server does.
+_GRACE_S = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebOptions:
+    """What is shown, and where. ``public_host``: an address that others can reach."""
+
+    roots: Sequence[Path] = (Path("runs"),)
+    port: int = 0
+    socket: Path | None = None
+    public_host: str | None = None
+    allows_actions: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """A dashboard that listens. ``address``: how a browser gets in; None for a socket."""
+
+    address: str | None
+    port: int | None
+    token_file: Path
+    token: str
+
+
+def token_file() -> Path:
+    return read_settings().state_folder / "muster" / "web-token"
+
+
+def serve(
+    options: WebOptions,
+    *,
+    listening: Callable[[Listening], None],
+    tell: Callable[[str], None],
+) -> None:
+    """Show runs until somebody ends this process. Call it in the main thread.
+
+    ``listening`` is called when the first request can be sent; ``tell`` with lines for who started
+    it. Raises SetupError where it cannot listen there, UsageError for an address of all addresses.
+    """
+    token = read_token(token_file())
+    with _listen(options) as (door, port):
+        place = Place(
+            port=port, host=options.public_host or "", allows_actions=options.allows_actions
+        )
+        board = Dashboard(
+            folders=Folders(options.roots), place=place, credentials=Credentials(token), tell=tell
+        )
+        host = options.public_host or _LOOPBACK
+        address = None if port is None else f"http://{host}:{port}/#{token}"
+        config = uvicorn.Config(
+            make_app(board), http="h11", ws="none", loop="asyncio", lifespan="off",
+            log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )  # fmt: skip
+        server = _Server(config)
+
+        def end(number: int, frame: object) -> None:
+            server.should_exit = True
+            board.ending.set()
+
+        with handled(ENDING, end):
+            listening(Listening(address=address, port=port, token_file=token_file(), token=token))
+            server.run(sockets=[door])
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to us: uvicorn would raise them once more when it has ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _listen(options: WebOptions) -> Iterator[tuple[socket.socket, int | None]]:
+    """The socket on which we listen, and its port."""
+    if options.socket is not None:
+        with _listen_at(options.socket) as door:
+            yield door, None
+        return
+    host = options.public_host or _LOOPBACK
+    if host in ("0.0.0.0", "::", "*"):
+        raise UsageError(
+            f"--i-know-this-is-public {host} names every address of this machine.",
+            hint="name the one under which the dashboard is opened.",
+        )
+    door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    with contextlib.closing(door):
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind((host, options.port))
+        except OSError as error:
+            raise SetupError(
+                f"Cannot listen at {host}, port {options.port}: {error.strerror or error}.",
+                hint="choose another --port, or leave it out: then a free one is found.",
+            ) from None
+        yield door, door.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _listen_at(path: Path) -> Iterator[socket.socket]:
+    """A socket in the file system that only its owner may use, from its first moment on."""
+    door = socket.socket(socket.AF_UNIX)
+    with contextlib.closing(door):
+        try:
+            _remove_dead(path)
+            before = os.umask(0o177)
+            try:
+                door.bind(str(path))
+            finally:
+                os.umask(before)
+        except OSError as error:
+            raise SetupError(
+                f"Cannot listen at {path}: {error.strerror or error}.",
+                hint="its folder must be there, and its name short (100 characters).",
+            ) from None
+        try:
+            yield door
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove a socket that a killed process has left; raises SetupError for anything else."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise SetupError(f"{path} is there already, and is no socket: it is left alone.")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as other:
+        try:
+            other.connect(str(path))
+        except OSError:
+            path.unlink()
+            return
+    raise SetupError(f"Another process listens at {path}.", hint="choose another --socket.")
