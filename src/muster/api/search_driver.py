@@ -16,7 +16,8 @@ from muster.base.clock import Clock
 from muster.farm import canonical
 from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
-from muster.farm.ledger.store import Ledger, NewTask, SearchRow
+from muster.farm.ledger.queries import SearchRow
+from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.points import POINT
 from muster.farm.results import whole_value
 from muster.farm.task import TaskState

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from muster.farm import canonical
-from muster.farm.ledger.store import SearchRow
+from muster.farm.ledger.queries import SearchRow
 from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposal, Record
 
 

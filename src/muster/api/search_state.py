@@ -15,8 +15,8 @@ import orjson
 from muster.api.search_driver import SEARCH
 from muster.api.search_records import from_row, moment_of, seconds_in
 from muster.farm.canonical import short_key
+from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.read import LedgerReader
-from muster.farm.ledger.store import SearchRow
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.search.distributions import word_of

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from muster.farm.events import Event, Logged
-from muster.farm.ledger.store import Ledger, NewTask, SearchRow
+from muster.farm.ledger.queries import SearchRow
+from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import TaskState
 
 

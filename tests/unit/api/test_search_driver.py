@@ -19,7 +19,8 @@ from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
 from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
-from muster.farm.ledger.store import Ledger, NewTask, SearchRow
+from muster.farm.ledger.queries import SearchRow
+from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
 from muster.farm.results import store_value
 from muster.farm.steering import Steering

@@ -14,7 +14,7 @@ import pytest
 from muster.api.search_records import to_row
 from muster.api.search_state import SearchState, state_of
 from muster.api.search_view import budget, history, importance, parallel, pareto, rungs, view
-from muster.farm.ledger.store import SearchRow
+from muster.farm.ledger.queries import SearchRow
 from muster.search.records import Ended, Ending, Heard, Point, Proposal, Record
 from muster.search.simulate import simulate
 from muster.search.space import Space

@@ -35,19 +35,23 @@ from muster.farm.ledger.home import (
     read_mark,
     stored,
 )
+from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.ship import (
     DONE,
     FAILED,
     TRIED,
     Ended,
+    Halted,
     Line,
     Noted,
     Parted,
+    Recorded,
+    Reopened,
     Shipper,
     Started,
     read_segment,
 )
-from muster.farm.ledger.store import Ledger, MetricRow, SearchRow
+from muster.farm.ledger.store import Ledger, MetricRow, NewTask
 from muster.farm.task import AttemptRecord, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id
@@ -67,7 +71,6 @@ class AwayLedger(Ledger):
         """``home``: where the ledger of the run folder is."""
         self._shipper = Shipper(home)
         self._changes_shipped = -1
-        self._has_more = False  # than lines can say, to be brought home by a snapshot
         self._must_snapshot = True  # before the first line: a segment may have a torn end
         fold_log(home)
         at_home = _read_home(home)
@@ -97,12 +100,6 @@ class AwayLedger(Ledger):
     # ------------------------------------------------------------------ shipping
 
     def commit(self) -> None:
-        self._commit_and_ship()
-        if self._has_more:
-            self.snapshot()
-            self._has_more = False
-
-    def _commit_and_ship(self) -> None:
         if not self._shipper.has_lines:
             super().commit()
             return
@@ -124,7 +121,6 @@ class AwayLedger(Ledger):
 
     def roll_back(self) -> None:
         super().roll_back()
-        self._has_more = False
         self._shipper.forget()
 
     def snapshot(self) -> None:
@@ -181,18 +177,26 @@ class AwayLedger(Ledger):
         self._shipper.note(Parted(task.key, payload, task.target_id, tuple(given)))
         return added
 
-    def record_stopped(self, stopped: Sequence[Stopped], values: Sequence[bytes]) -> None:
-        super().record_stopped(stopped, values)
-        self._has_more = True
-
-    def record_search(self, rows: Sequence[SearchRow]) -> None:
-        super().record_search(rows)
-        # What was only heard is heard again from the metrics.
-        self._has_more |= any(row.kind != "heard" for row in rows)
+    def record_stopped(
+        self, stopped: Sequence[Stopped], values: Sequence[bytes], *, has_files: bool = False
+    ) -> None:
+        super().record_stopped(stopped, values, has_files=has_files)
+        for (task, record), value in zip(stopped, values, strict=True):
+            files = has_files if record is None else record.finished.files
+            self._shipper.note(Halted(task.key, task.token, value, files, record))
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         super().reopen_stopped(task_ids)
-        self._has_more = True
+        for task_id in task_ids:
+            self._shipper.note(Reopened(self.key_of(task_id)))
+
+    def record_search(self, rows: Sequence[SearchRow]) -> None:
+        super().record_search(rows)
+        for kind, task_id, body in rows:
+            key = None if task_id is None else self.key_of(task_id)
+            # By its target's name: the numbers of targets may not have come home yet.
+            made = self.made_from(task_id) if kind == "proposal" and task_id is not None else ()
+            self._shipper.note(Recorded(kind, key, body, *made))
 
     def record_metrics(self, rows: Sequence[MetricRow]) -> list[MetricRow]:
         new = super().record_metrics(rows)
@@ -304,6 +308,13 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
         if isinstance(line, Started):
             ledger.worker_started(*line)
             continue
+        if isinstance(line, Recorded):
+            if line.key is None:
+                ledger.record_search([SearchRow(line.kind, None, line.body)])
+                continue
+            if line.target:
+                target_id = ledger.target_id(line.target)
+                ledger.add_tasks([NewTask(line.key, target_id, line.payload)])
         found = ledger.find(line.key)
         if found is None:
             raise LedgerError(
@@ -317,18 +328,36 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
             ledger.record_metrics([(task.task_id, line.token, line.serial, line.body)])
             ledger.use_up_token(task.task_id, line.token)
             continue
+        if isinstance(line, Recorded):
+            ledger.record_search([SearchRow(line.kind, task.task_id, line.body)])
+            continue
+        if isinstance(line, Reopened):
+            ledger.reopen_stopped([task.task_id])
+            continue
         if is_done:
             continue  # the snapshot has it already
         if isinstance(line, Parted):
             ledger.divide(task, line.payload, line.given)
+        elif isinstance(line, Halted):
+            _stop_again(ledger, task._replace(token=line.token), line)
         else:
             _end_again(ledger, task, line)
 
 
+def _stop_again(ledger: Ledger, task: Task, line: Halted) -> None:
+    record = None if line.record is None else _of_task(task, line.record)
+    ledger.retoken([task])
+    ledger.record_stopped([Stopped(task, record)], [line.value], has_files=line.has_files)
+
+
+def _of_task(task: Task, record: AttemptRecord) -> AttemptRecord:
+    """A task that was made after the snapshot may have another number there."""
+    finished = record.finished._replace(task_id=task.task_id)
+    return record._replace(task_id=task.task_id, finished=finished)
+
+
 def _end_again(ledger: Ledger, task: Task, line: Ended) -> None:
-    """Record an attempt by its task's key: a task made by a division may have another number."""
-    finished = line.record.finished._replace(task_id=task.task_id)
-    record = line.record._replace(task_id=task.task_id, finished=finished)
+    record = _of_task(task, line.record)
     ledger.retoken([task._replace(token=record.token)])
     if line.kind == DONE:
         ledger.record_done([record], [(line.value, line.sha256)])

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.away import open_whole
-from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
-from muster.farm.ledger.store import SearchRow
+from muster.farm.ledger.connect import explained, has_metrics, has_worker_code
+from muster.farm.ledger.queries import LedgerQueries
 from muster.farm.task import TaskState
 
 _FETCH = 2000
@@ -83,9 +83,9 @@ class FailureGroup(NamedTuple):
     named: tuple[str, ...]  # the same, by their numbers and parameters
 
 
-class LedgerReader:
+class LedgerReader(LedgerQueries):
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._db = open_whole(path)
 
     @property
@@ -136,7 +136,7 @@ class LedgerReader:
         return self._rows()
 
     def _rows(self, which: str = "", *values: object) -> Iterator[TaskRow]:
-        with explained(self._path, "read"):
+        with explained(self.path, "read"):
             code = "w.code" if has_worker_code(self._db) else "NULL"
             cursor = self._db.execute(
                 "SELECT t.task_id, t.key, g.name, t.payload, t.state, "
@@ -173,7 +173,7 @@ class LedgerReader:
 
     def payloads(self) -> Iterator[bytes]:
         """The parameters of every task, encoded."""
-        with explained(self._path, "read"):
+        with explained(self.path, "read"):
             for row in self._db.execute("SELECT payload FROM tasks"):
                 yield row[0]
 
@@ -182,7 +182,7 @@ class LedgerReader:
 
         A reader of a ledger that lives elsewhere sees what there was when it was opened.
         """
-        with explained(self._path, "read"):
+        with explained(self.path, "read"):
             if not has_metrics(self._db):
                 return
             of_task = "" if task_id is None else " AND task_id = :task"
@@ -197,7 +197,7 @@ class LedgerReader:
     def tasks_with_metrics(self) -> set[int]:
         """The tasks that have logged something."""
         sql = "SELECT DISTINCT task_id FROM metrics"
-        with explained(self._path, "read"):
+        with explained(self.path, "read"):
             return {row[0] for row in self._db.execute(sql)} if has_metrics(self._db) else set()
 
     def find(self, text: str) -> list[tuple[int, bytes]]:
@@ -263,20 +263,6 @@ class LedgerReader:
         )
         return rows[0][0] if rows else None
 
-    def search_rows(self) -> list[SearchRow]:
-        """What a search was told and has decided, in this order."""
-        if not has_table(self._db, "search"):
-            return []
-        sql = "SELECT kind, task_id, body FROM search ORDER BY id"
-        return [SearchRow._make(row) for row in self._all(sql)]
-
-    def seconds_of_attempts(self) -> float:
-        return float(self._all("SELECT coalesce(sum(seconds), 0) FROM attempts")[0][0])
-
-    def meta(self, name: str) -> str | None:
-        rows = self._all("SELECT value FROM meta WHERE name = ?", name)
-        return str(rows[0][0]) if rows else None
-
     def _all(self, sql: str, *values: object) -> list[Any]:
-        with explained(self._path, "read"):
+        with explained(self.path, "read"):
             return self._db.execute(sql, values).fetchall()

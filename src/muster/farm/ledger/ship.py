@@ -3,7 +3,8 @@
 Guarantees
 - What has been committed is in the run folder too before it is acknowledged or acted upon: as a
   line of the segment (with a checksum, synced), or in a snapshot. Lines are attempts, divisions
-  of tasks, started workers and what tasks have logged, in the order in which they happened.
+  of tasks, started workers, what tasks have logged, and what a search has chosen, was told and has
+  decided, in the order in which they happened.
 - A snapshot appears by rename; the segment it makes superfluous is removed afterwards.
 - A commit is one numbered shipment, which counts only when all of its lines are there.
 
@@ -29,7 +30,7 @@ from muster.farm.ledger.home import Mark, Shipment
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
 
 DONE, FAILED, TRIED, DIVIDED, WORKER = "done", "failed", "tried", "divided", "worker"
-METRICS = "metrics"
+METRICS, SEARCH, STOPPED, REOPENED = "metrics", "search", "stopped", "reopened"
 _SHIPMENT = "shipment"
 
 
@@ -75,7 +76,36 @@ class Noted(NamedTuple):
     body: bytes
 
 
-Line = Ended | Parted | Started | Noted
+class Recorded(NamedTuple):
+    """A row of a search: ``key`` is that of its task, None for a decision.
+
+    ``target`` and ``payload``: those of the task that a proposal has made.
+    """
+
+    kind: str
+    key: bytes | None
+    body: bytes
+    target: str = ""
+    payload: bytes = b""
+
+
+class Halted(NamedTuple):
+    """A task that was stopped; ``record``: its attempt, None where it only waited."""
+
+    key: bytes
+    token: int
+    value: bytes
+    has_files: bool
+    record: AttemptRecord | None
+
+
+class Reopened(NamedTuple):
+    """A stopped task that goes on."""
+
+    key: bytes
+
+
+Line = Ended | Parted | Started | Noted | Recorded | Halted | Reopened
 
 
 class Shipper:
@@ -168,14 +198,21 @@ def _encode(line: list[Any]) -> bytes:
 def _write(line: Line) -> list[Any]:
     match line:
         case Ended(kind, key, record, value, sha, tries):
-            f = record.finished
-            fields = [*f[:8], f.message, f.trace, f.signal, f.files]
+            fields = _fields(record)
             return [kind, key.hex(), record.worker_id, fields, (value or b"").decode(), sha, tries]
         case Parted(key, payload, target_id, given):
             parts = [[part.hex(), text.decode()] for part, text in given]
             return [DIVIDED, key.hex(), target_id, parts, payload.decode(), None]
         case Noted(key, token, serial, body):
             return [METRICS, key.hex(), token, serial, base64.b64encode(body).decode()]
+        case Recorded(kind, of, body, target, payload):
+            name = None if of is None else of.hex()
+            return [SEARCH, kind, name, body.decode(), target, payload.decode()]
+        case Halted(key, token, value, files, attempt):
+            own = None if attempt is None else [attempt.worker_id, _fields(attempt)]
+            return [STOPPED, key.hex(), token, value.decode(), files, own]
+        case Reopened(key):
+            return [REOPENED, key.hex()]
         case Started(worker_id, slot, host, log, code):
             return [WORKER, worker_id, slot.slot_id, slot.label, slot.devices, host, log, code]
 
@@ -188,28 +225,34 @@ def _read(line: Sequence[Any]) -> Line:
     if line[0] == METRICS:
         _, key, token, serial, text = line
         return Noted(bytes.fromhex(key), token, serial, base64.b64decode(text))
+    if line[0] == SEARCH:
+        _, kind, name, body, target, payload = line
+        of = None if name is None else bytes.fromhex(name)
+        return Recorded(kind, of, body.encode(), target, payload.encode())
+    if line[0] == STOPPED:
+        _, key, token, text, files, own = line
+        value = text.encode()
+        record = None if own is None else _record(own[0], own[1], value)
+        return Halted(bytes.fromhex(key), token, value, files, record)
+    if line[0] == REOPENED:
+        return Reopened(bytes.fromhex(line[1]))
     kind, key, worker_id, fields, text, sha, *tries = line
     if kind == DIVIDED:
         given = tuple((bytes.fromhex(name), payload.encode()) for name, payload in fields)
         return Parted(bytes.fromhex(key), text.encode(), worker_id, given)
-    task_id, token, outcome, started, seconds, start, end, peak, *words = fields
-    message, trace, signal, files = words
-    value = None if sha else text.encode()
+    inline = None if sha else text.encode()
+    record = _record(worker_id, fields, inline or b"{}")
+    return Ended(kind, bytes.fromhex(key), record, inline, sha, *tries)
+
+
+def _fields(record: AttemptRecord) -> list[Any]:
+    f = record.finished
+    return [*f[:8], f.message, f.trace, f.signal, f.files]
+
+
+def _record(worker_id: int, fields: Sequence[Any], value: bytes) -> AttemptRecord:
+    task_id, token, outcome, *times, message, trace, signal, files = fields
     finished = Finished(
-        task_id,
-        token,
-        Outcome(outcome),
-        started,
-        seconds,
-        start,
-        end,
-        peak,
-        value or b"{}",
-        message,
-        trace,
-        signal,
-        False,
-        files,
+        task_id, token, Outcome(outcome), *times, value, message, trace, signal, False, files
     )
-    record = AttemptRecord(task_id, token, worker_id, finished)
-    return Ended(kind, bytes.fromhex(key), record, value, sha, *tries)
+    return AttemptRecord(task_id, token, worker_id, finished)

@@ -26,21 +26,13 @@ from muster.farm.ledger.connect import (
     add_metrics,
     create,
     explained,
-    has_table,
     open_writer,
 )
+from muster.farm.ledger.queries import LedgerQueries, SearchRow
 from muster.farm.lifecycle import fingerprint
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
-
-
-class SearchRow(NamedTuple):
-    """What a search was told or has decided; ``body`` is JSON. ``task_id``: None for a decision."""
-
-    kind: str  # "proposal" | "heard" | "ended" | "decision"
-    task_id: int | None
-    body: bytes
 
 
 #: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
@@ -55,7 +47,7 @@ class NewTask(NamedTuple):
     priority: int = 0
 
 
-class Ledger:
+class Ledger(LedgerQueries):
     """The writer's side. Use it from one process and one thread."""
 
     #: Whether the ledger lives on another disk than its run folder (see ``away``).
@@ -94,11 +86,6 @@ class Ledger:
 
     # ------------------------------------------------------------------ the plan
 
-    def meta(self, name: str) -> str | None:
-        with explained(self.path, "read"):
-            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
-
     def set_meta(self, name: str, value: str) -> None:
         with explained(self.path, "write"):
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
@@ -106,11 +93,6 @@ class Ledger:
     def drop_meta(self, name: str) -> None:
         with explained(self.path, "write"):
             self._db.execute("DELETE FROM meta WHERE name = ?", (name,))
-
-    def key_of(self, task_id: int) -> bytes:
-        with explained(self.path, "read"):
-            row = self._db.execute("SELECT key FROM tasks WHERE task_id = ?", (task_id,))
-            return bytes(row.fetchone()[0])
 
     def find(self, key: bytes) -> tuple[Task, bool] | None:
         """The task of this key as it is, and whether it is done."""
@@ -315,8 +297,13 @@ class Ledger:
             )
         self._insert_attempts(records)
 
-    def record_stopped(self, stopped: Sequence[Stopped], values: Sequence[bytes]) -> None:
-        """Record tasks that ended early on purpose, each with the last it has said."""
+    def record_stopped(
+        self, stopped: Sequence[Stopped], values: Sequence[bytes], *, has_files: bool = False
+    ) -> None:
+        """Record tasks that ended early on purpose, each with the last it has said.
+
+        ``has_files``: whether earlier attempts of those that only waited have left any.
+        """
         with explained(self.path, "write"):
             self._db.execute(f"PRAGMA user_version = {WITH_STOPPED}")
             changed = self._db.executemany(
@@ -329,7 +316,7 @@ class Ledger:
                 )
             self._db.executemany(
                 "INSERT OR REPLACE INTO results (task_id, token, value, files) VALUES (?, ?, ?, ?)",
-                [(task.task_id, task.token, value, record is not None and record.finished.files)
+                [(task.task_id, task.token, value, record.finished.files if record else has_files)
                  for (task, record), value in zip(stopped, values, strict=True)],
             )  # fmt: skip
         self._insert_attempts([record for _, record in stopped if record is not None])
@@ -348,10 +335,7 @@ class Ledger:
         if row is None:
             return None
         task = Task(*row)
-        self.record_stopped([Stopped(task, None)], [value])
-        with explained(self.path, "write"):
-            files = (has_files(task), task_id)
-            self._db.execute("UPDATE results SET files = ? WHERE task_id = ?", files)
+        self.record_stopped([Stopped(task, None)], [value], has_files=has_files(task))
         return task
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
@@ -370,56 +354,6 @@ class Ledger:
         with explained(self.path, "write"):
             self._db.execute(SEARCH_TABLE)
             self._db.executemany("INSERT INTO search (kind, task_id, body) VALUES (?, ?, ?)", rows)
-
-    def search_rows(self) -> list[SearchRow]:
-        with explained(self.path, "read"):
-            if not has_table(self._db, "search"):
-                return []
-            rows = self._db.execute("SELECT kind, task_id, body FROM search ORDER BY id")
-            return [SearchRow._make(row) for row in rows]
-
-    def tasks_of(self, target_id: int) -> list[tuple[int, bytes, bytes, TaskState, bytes | None]]:
-        """All tasks of a target: number, key, parameters, state, result if it is stored here."""
-        with explained(self.path, "read"):
-            rows = self._db.execute(
-                "SELECT task_id, key, payload, state, value FROM tasks "
-                "LEFT JOIN results USING (task_id) WHERE target_id = ? ORDER BY task_id",
-                (target_id,),
-            )
-            return [(*row[:3], TaskState(row[3]), row[4]) for row in rows]
-
-    def state_of(self, task_id: int) -> tuple[bytes, TaskState, bytes | None]:
-        """A task's key, where it is, and its result if that is stored here."""
-        with explained(self.path, "read"):
-            row = self._db.execute(
-                "SELECT key, state, value FROM tasks LEFT JOIN results USING (task_id) "
-                "WHERE task_id = ?",
-                (task_id,),
-            ).fetchone()
-        return row[0], TaskState(row[1]), row[2]
-
-    def metrics_of(self, task_id: int) -> list[tuple[int, bytes]]:
-        """What a task has logged: token and body, in the order of recording."""
-        with explained(self.path, "read"):
-            if not has_table(self._db, "metrics"):
-                return []
-            sql = "SELECT token, body FROM metrics WHERE task_id = ? ORDER BY frame_id"
-            return self._db.execute(sql, (task_id,)).fetchall()
-
-    def seconds_of_attempts(self) -> float:
-        with explained(self.path, "read"):
-            row = self._db.execute("SELECT coalesce(sum(seconds), 0) FROM attempts").fetchone()
-        return float(row[0])
-
-    def standing(self, key: bytes) -> tuple[int, TaskState, bytes | None]:
-        """The number of a task that is there, its state, and its result if that is stored here."""
-        with explained(self.path, "read"):
-            row = self._db.execute(
-                "SELECT task_id, state, value FROM tasks LEFT JOIN results USING (task_id) "
-                "WHERE key = ?",
-                (key,),
-            ).fetchone()
-        return int(row[0]), TaskState(row[1]), row[2]
 
     def record_tried(self, tried: Sequence[tuple[AttemptRecord, Task]]) -> None:
         """Failed attempts of tasks that will be tried again under a new token."""

@@ -1,0 +1,92 @@
+"""What the writer of a ledger asks it, and whoever only looks at it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from muster.farm.ledger.connect import explained, has_metrics, has_table
+from muster.farm.task import TaskState
+
+
+class SearchRow(NamedTuple):
+    """What a search was told or has decided; ``body`` is JSON. ``task_id``: None for a decision."""
+
+    kind: str  # "proposal" | "heard" | "ended" | "decision"
+    task_id: int | None
+    body: bytes
+
+
+class LedgerQueries:
+    _db: sqlite3.Connection
+    path: Path
+
+    def meta(self, name: str) -> str | None:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def key_of(self, task_id: int) -> bytes:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT key FROM tasks WHERE task_id = ?", (task_id,))
+            return bytes(row.fetchone()[0])
+
+    def made_from(self, task_id: int) -> tuple[str, bytes]:
+        """The name of the task's target, and its parameters."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT name, payload FROM tasks JOIN targets USING (target_id) WHERE task_id = ?",
+                (task_id,),
+            ).fetchone()
+        return str(row[0]), bytes(row[1])
+
+    def tasks_of(self, target_id: int) -> list[tuple[int, bytes, bytes, TaskState, bytes | None]]:
+        """All tasks of a target: number, key, parameters, state, result if it is stored here."""
+        with explained(self.path, "read"):
+            rows = self._db.execute(
+                "SELECT task_id, key, payload, state, value FROM tasks "
+                "LEFT JOIN results USING (task_id) WHERE target_id = ? ORDER BY task_id",
+                (target_id,),
+            )
+            return [(*row[:3], TaskState(row[3]), row[4]) for row in rows]
+
+    def state_of(self, task_id: int) -> tuple[bytes, TaskState, bytes | None]:
+        """A task's key, where it is, and its result if that is stored here."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT key, state, value FROM tasks LEFT JOIN results USING (task_id) "
+                "WHERE task_id = ?",
+                (task_id,),
+            ).fetchone()
+        return row[0], TaskState(row[1]), row[2]
+
+    def standing(self, key: bytes) -> tuple[int, TaskState, bytes | None]:
+        """The number of a task that is there, its state, and its result if that is stored here."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT task_id, state, value FROM tasks LEFT JOIN results USING (task_id) "
+                "WHERE key = ?",
+                (key,),
+            ).fetchone()
+        return int(row[0]), TaskState(row[1]), row[2]
+
+    def metrics_of(self, task_id: int) -> list[tuple[int, bytes]]:
+        """What a task has logged: token and body, in the order of recording."""
+        with explained(self.path, "read"):
+            if not has_metrics(self._db):
+                return []
+            sql = "SELECT token, body FROM metrics WHERE task_id = ? ORDER BY frame_id"
+            return self._db.execute(sql, (task_id,)).fetchall()
+
+    def seconds_of_attempts(self) -> float:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT coalesce(sum(seconds), 0) FROM attempts").fetchone()
+        return float(row[0])
+
+    def search_rows(self) -> list[SearchRow]:
+        with explained(self.path, "read"):
+            if not has_table(self._db, "search"):
+                return []
+            rows = self._db.execute("SELECT kind, task_id, body FROM search ORDER BY id")
+            return [SearchRow._make(row) for row in rows]
