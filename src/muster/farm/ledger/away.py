@@ -309,39 +309,44 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
             ledger.worker_started(*line)
             continue
         if isinstance(line, Recorded):
-            if line.key is None:
-                ledger.record_search([SearchRow(line.kind, None, line.body)])
-                continue
-            if line.target:
-                target_id = ledger.target_id(line.target)
-                ledger.add_tasks([NewTask(line.key, target_id, line.payload)])
-        found = ledger.find(line.key)
-        if found is None:
-            raise LedgerError(
-                f"{home.with_suffix('.segment')} names a task that {home} does not know "
-                f"({line.key.hex()[:12]}): going on would lose what belongs to it.",
-                hint="go on where the run's own ledger is (the host of its last start), or begin "
-                "again in another --run-dir.",
-            )
-        task, is_done = found
+            _record_again(ledger, line, home)
+            continue
+        task, is_done = _find(ledger, line.key, home)
         if isinstance(line, Noted):  # of an attempt that may have ended before it arrived
             ledger.record_metrics([(task.task_id, line.token, line.serial, line.body)])
             ledger.use_up_token(task.task_id, line.token)
-            continue
-        if isinstance(line, Recorded):
-            ledger.record_search([SearchRow(line.kind, task.task_id, line.body)])
-            continue
-        if isinstance(line, Reopened):
+        elif isinstance(line, Reopened):
             ledger.reopen_stopped([task.task_id])
-            continue
-        if is_done:
+        elif is_done:
             continue  # the snapshot has it already
-        if isinstance(line, Parted):
+        elif isinstance(line, Parted):
             ledger.divide(task, line.payload, line.given)
         elif isinstance(line, Halted):
             _stop_again(ledger, task._replace(token=line.token), line)
         else:
             _end_again(ledger, task, line)
+
+
+def _find(ledger: Ledger, key: bytes, home: Path) -> tuple[Task, bool]:
+    found = ledger.find(key)
+    if found is None:
+        raise LedgerError(
+            f"{home.with_suffix('.segment')} names a task that {home} does not know "
+            f"({key.hex()[:12]}): going on would lose what belongs to it.",
+            hint="go on where the run's own ledger is (the host of its last start), or begin "
+            "again in another --run-dir.",
+        )
+    return found
+
+
+def _record_again(ledger: Ledger, line: Recorded, home: Path) -> None:
+    task_id = None
+    if line.key is not None:
+        if line.target:
+            target_id = ledger.target_id(line.target)
+            ledger.add_tasks([NewTask(line.key, target_id, line.payload)])
+        task_id = _find(ledger, line.key, home)[0].task_id
+    ledger.record_search([SearchRow(line.kind, task_id, line.body)])
 
 
 def _stop_again(ledger: Ledger, task: Task, line: Halted) -> None:

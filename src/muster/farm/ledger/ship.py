@@ -251,8 +251,10 @@ def _fields(record: AttemptRecord) -> list[Any]:
 
 
 def _record(worker_id: int, fields: Sequence[Any], value: bytes) -> AttemptRecord:
-    task_id, token, outcome, *times, message, trace, signal, files = fields
+    task_id, token, outcome, started, seconds, start, end, peak, *words = fields
+    message, trace, signal, files = words
     finished = Finished(
-        task_id, token, Outcome(outcome), *times, value, message, trace, signal, False, files
-    )
+        task_id, token, Outcome(outcome), started, seconds, start, end, peak, value,
+        message, trace, signal, False, files,
+    )  # fmt: skip
     return AttemptRecord(task_id, token, worker_id, finished)
