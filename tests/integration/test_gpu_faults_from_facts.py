@@ -143,5 +143,27 @@ def test_what_a_record_breaks_is_no_crash_and_strikes_no_gpu_off(
     assert made == [x for x in range(120) if x % 20 != 7]
     bad = [json.loads(line) for line in (host / "r/errors.jsonl").read_text().splitlines()]
     assert sorted(record["row"] for record in bad) == [7, 27, 47, 67, 87, 107]
+    assert {"the GPU context of the worker process broke 2 times" in r["reason"] for r in bad} == {
+        True
+    }
     events = (host / "r/events.jsonl").read_text()
     assert "quarantined" not in events
+
+
+def test_the_only_gpu_that_every_record_breaks_ends_the_run_and_rejects_none(
+    host: Path, muster_cli: MusterCli
+) -> None:
+    """It went on for ever, rejecting record after record."""
+    (host / "in.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(120)))
+    flags = ["--input", "in.jsonl", "--output", "out.jsonl", "--batch-size", "4", "--retries", "0"]
+    flags += ["--devices", "1", "--chunk-rows", "40", "--run-dir", "r"]
+    done = muster_cli("map", "pretend_gpu.py:BrokenForGood", *flags)
+    assert done.returncode == 3, done.stdout + done.stderr
+    said = "cuda:0: 8 GPU contexts in a row broke on it, and nothing was done between; the last: "
+    assert said in " ".join((host / "r/events.jsonl").read_text().split())
+    assert "8 GPU contexts in a row broke" in done.stderr and "is saved" in done.stderr
+    (host / "repaired").touch()
+    again = muster_cli("map", "pretend_gpu.py:BrokenForGood", *flags)
+    assert again.returncode == 0, again.stdout + again.stderr
+    lines = (host / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["x"] for line in lines] == list(range(120))

@@ -167,6 +167,16 @@ class PoisonedOften(Poisoned):
     every = 20
 
 
+class BrokenForGood(Poisoned):
+    """From row 31 on every record does, until the GPU is repaired."""
+
+    def process(self, batch):
+        if Path("repaired").exists() or batch[0]["x"] < 31:
+            return batch
+        sys.modules["torch"].cuda.kernel_failed = True
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+
 class OnCpu:
     def setup(self, device):
         pretend_torch(works=False)

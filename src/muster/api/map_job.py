@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,6 +161,7 @@ def _plan_of(job: MapJob, options: SweepOptions, source: Source) -> MapPlan:
         keep_going=options.keep_going,
         keeps_types=job.output.format == "parquet",
         max_worker_memory_mib=settings.max_worker_memory_mib,
+        session=time.time_ns() & 0xFFFF_FFFF,
     )
 
 
@@ -182,7 +185,8 @@ def workload_of(job: MapJob, options: SweepOptions, source: Source) -> Workload:
         total=total,
         feed=feed,
         parameters=("order", "start", "stop"),
-        retry=_RETRY,
+        # Each of eight records in a row with all its tries.
+        retry=dataclasses.replace(_RETRY, breaks_in_a_row=8 * (job.settings.row_retries + 1)),
         kind="map",
         difference=_differences,
         begin=lambda folder: write_plan(folder.map_json, plan),

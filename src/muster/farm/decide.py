@@ -208,6 +208,8 @@ class Scheduler:
         if worker is not None and next(iter(worker.in_flight), None) == event.task_id:
             worker.sign_s = now
             worker.left = event.numbers.get("left", worker.left)
+            if event.numbers.get("records", 0) > event.numbers.get("rejected", 0):
+                self._health[worker.slot.spec.device_key].breaks = 0
 
     def _on_divided(self, event: Divided, out: Decisions) -> None:
         """Part of a running task becomes tasks of their own, fetched like any others."""

@@ -28,7 +28,8 @@ class DeviceHealth:
     device; ``naming``: those of them whose error names the device. No task is in two of these
     calls, so that a task which fails on any device counts once, with all that shared its calls.
     ``broken_by``: tasks that broke a context here, perhaps through one of their records;
-    ``refuted``: how many of them another device has done without that.
+    ``refuted``: how many of them another device has done without that. ``breaks``: contexts that
+    broke here since anything was done.
     """
 
     accusers: list[frozenset[int]] = field(default_factory=list)
@@ -37,19 +38,21 @@ class DeviceHealth:
     marks: set[str] = field(default_factory=set)
     broken_by: set[int] = field(default_factory=set)
     refuted: int = 0
+    breaks: int = 0
     has_worked: bool = False
     alike: int = 0
     mark: str = ""
 
     def succeeded(self) -> None:
         self.has_worked = True
-        self.alike = self.refuted = 0
+        self.alike = self.refuted = self.breaks = 0
         self.accusers.clear()
         self.naming.clear()
         self.tasks.clear()
 
     def failed(self, mark: str, finished: Finished, worker_id: int, call: frozenset[int]) -> None:
         """Count a failure against the device. ``call``: the tasks that the worker was at."""
+        self.breaks += finished.poisoned
         if finished.outcome is Outcome.BROKEN_CONTEXT:
             self.broken_by.add(finished.task_id)
             return
@@ -143,8 +146,15 @@ def blame(
     last of them. One that has worked is blamed when it fails task after task with an error that no
     other device shows.
     """
-    if finished.outcome is Outcome.BROKEN_CONTEXT:
-        return None  # a record may have broken it: ``done_on`` judges, when another has done it
+    may_break = policy.keep_going or health.breaks < policy.retry.breaks_in_a_row
+    if finished.outcome is Outcome.BROKEN_CONTEXT or (finished.poisoned and not others):
+        # A record may have broken it: ``done_on`` judges, when another has done it. But where one
+        # context after another breaks, records would be rejected until none is left.
+        if not may_break:
+            said = f"{health.breaks} GPU contexts in a row broke on it"
+            return Blame(f"{said}, and nothing was done between; the last: {finished.message}")
+        if finished.outcome is Outcome.BROKEN_CONTEXT:
+            return None
     says_so = finished.outcome is Outcome.DEVICE_FAULT
     is_alone = says_so or any(mark not in other.marks for other in others)
     count = len(health.naming if says_so else health.accusers)

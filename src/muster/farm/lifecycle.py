@@ -37,13 +37,15 @@ class RetryPolicy:
     ``retries`` bounds crashes, broken contexts and host out-of-memory; a device out-of-memory is
     tried once more alone when it shared its device; ``device_fault_retries`` bounds attempts that a
     broken device ended; a lost or preempted attempt is nobody's fault, counts apart and is only
-    bounded against loops.
+    bounded against loops. ``breaks_in_a_row``: how many contexts may break on a GPU that does
+    nothing between them.
     """
 
     retries: int = 1
     exception_retries: int = 0
     timeout_retries: int = 0
     device_fault_retries: int = 5
+    breaks_in_a_row: int = 16
     lost_limit: int = 20
     backoff_s: float = 0.5
     backoff_cap_s: float = 60.0

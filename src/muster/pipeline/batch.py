@@ -270,6 +270,13 @@ class Kind(IntEnum):
     BATCH = 1
     SINGLE = 2
     STARTING = 3
+    # As BATCH and SINGLE, and the context of the GPU broke:
+    BROKEN_BATCH = 4
+    BROKEN_SINGLE = 5
+
+    @property
+    def is_broken(self) -> bool:
+        return self in (Kind.BROKEN_BATCH, Kind.BROKEN_SINGLE)
 
 
 class InProgress(NamedTuple):
@@ -277,7 +284,8 @@ class InProgress(NamedTuple):
 
     ``tries``: the failed attempts of the task by then. With the kind SINGLE it was working on the
     row ``start`` alone. ``failures``: how often that row, or the set-up, had killed its worker
-    before.
+    before. ``doubted``: the first of the rows before ``start`` that killed their workers and are
+    not in the journal; -1: there is none.
     """
 
     start: int
@@ -285,6 +293,12 @@ class InProgress(NamedTuple):
     tries: int
     kind: Kind
     failures: int
+    doubted: int = -1
+
+    def broken(self) -> InProgress:
+        """The same note once the context is broken."""
+        kinds = {Kind.BATCH: Kind.BROKEN_BATCH, Kind.SINGLE: Kind.BROKEN_SINGLE}
+        return self._replace(kind=kinds.get(self.kind, self.kind))
 
 
 @dataclass(frozen=True)
@@ -293,6 +307,10 @@ class Recovery:
 
     Rows ``start`` to ``stop``, which the dead worker had, are tried one by one. A row at which
     workers die more often than the retries allow is ``rejected`` instead, and the rest goes on.
+    So are the rows from ``doubted`` on before ``row``: none of them is stored until a worker has
+    lived through another row, because it may be the device that kills them all.
+    ``num_deaths``: of how many workers each of them was the end. ``has_broken``: the last of those
+    workers broke the context of its GPU.
     """
 
     start: int = 0
@@ -300,25 +318,32 @@ class Recovery:
     row: int = -1
     failures: int = 0
     rejected: int = -1
+    doubted: int = -1
     num_starts: int = 0
+    num_deaths: int = 0
+    has_broken: bool = False
 
     def is_suspect(self, row: int) -> bool:
         return self.start <= row < self.stop
 
+    def has_verdict(self, row: int) -> bool:
+        return row == self.rejected or 0 <= self.doubted <= row < self.row
+
     @property
     def verdict(self) -> Failure:
-        return Failure(
-            "worker",
-            f"the worker process died or hung {count(self.failures, 'time')} while it worked on "
-            "this record; its log has the last lines: muster errors RUN",
-        )
+        times = count(self.num_deaths, "time")
+        said = f"the worker process died or hung {times}"
+        if self.has_broken:
+            said = f"the GPU context of the worker process broke {times}"
+        where = "its log has the last lines: muster errors RUN"
+        return Failure("worker", f"{said} while it worked on this record; {where}")
 
-    def note(self, start: int, stop: int, tries: int) -> InProgress:
+    def note(self, start: int, stop: int, tries: int, doubted: int = -1) -> InProgress:
         """The note to write before rows ``start`` to ``stop`` are worked on."""
         if self.is_suspect(start):
             failures = self.failures if start == self.row else 0
-            return InProgress(start, self.stop, tries, Kind.SINGLE, failures)
-        return InProgress(start, stop, tries, Kind.BATCH, 0)
+            return InProgress(start, self.stop, tries, Kind.SINGLE, failures, doubted)
+        return InProgress(start, stop, tries, Kind.BATCH, 0, doubted)
 
     def starting(self, tries: int) -> InProgress:
         return InProgress(0, 0, tries, Kind.STARTING, self.num_starts)
@@ -330,13 +355,15 @@ def recovery(note: InProgress | None, tries: int, retries: int) -> Recovery:
         return Recovery()
     if note.kind is Kind.STARTING:
         return Recovery(num_starts=note.failures + 1)
-    if note.kind is Kind.BATCH:
-        return Recovery(start=note.start, stop=note.stop)
-    failures = note.failures + 1
+    is_single = note.kind in (Kind.SINGLE, Kind.BROKEN_SINGLE)
+    failures = note.failures + 1 if is_single else 0
     return Recovery(
-        start=note.start,
+        start=note.start if note.doubted < 0 else note.doubted,
         stop=note.stop,
         row=note.start,
         failures=failures,
         rejected=note.start if failures > retries else -1,
+        doubted=note.doubted,
+        num_deaths=retries + 1,
+        has_broken=note.kind.is_broken,
     )

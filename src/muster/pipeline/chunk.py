@@ -62,7 +62,7 @@ def run_chunk(
     shard = Shard(order, first, count, file, tuple(place))
     parts = worker.folder.parts_of(order)
     try:
-        journal = Journal(parts, ctx.key)
+        journal = Journal(parts, ctx.key, worker.plan.session)
         try:
             return Chunk(ctx, worker, shard, journal, start, stop).run()
         finally:
@@ -94,6 +94,7 @@ class Chunk:
         self._size = BatchSize(worker.batch_size)
         self._recovery = recovery(journal.in_progress(), ctx.tries, worker.plan.row_retries)
         self._in_flight: set[int] = set()
+        self._doubted: list[Row] = []  # rows that killed their workers, not stored yet
         self._num_blank = 0
         self._seen: Any = None
         self._row_of = worker.source.row_of(shard)
@@ -109,6 +110,7 @@ class Chunk:
             self._worker.loop.run_until_complete(self._run_waiting(rows))
         else:
             self._run_batches(rows)
+        self._store_doubted()
         self._writer.end()
         num_blank = self._num_blank + before
         done = self._journal.num_done
@@ -218,13 +220,16 @@ class Chunk:
             return batch
         self._next = batch[-1].number + 1
         self._in_flight.update(row.number for row in batch)
-        note = self._recovery.note(min(self._in_flight), self._next, self._ctx.tries)
-        self._journal.begin(note)
+        self._journal.begin(self._note())
         return batch
+
+    def _note(self) -> InProgress:
+        doubted = self._doubted[0].number if self._doubted else -1
+        return self._recovery.note(min(self._in_flight), self._next, self._ctx.tries, doubted)
 
     def _row(self, number: int, record: dict[str, Any] | BadRow | None) -> Row:
         absolute = self._row_of(number)
-        if number == self._recovery.rejected:
+        if self._recovery.has_verdict(number):
             return Row(number, absolute, [], [self._recovery.verdict])
         if isinstance(record, dict):
             source = record if isinstance(record, ArrowRow) else None
@@ -348,7 +353,18 @@ class Chunk:
         if self._ctx.device != "cpu":
             self._check_device([failure for row in batch for failure in row.failures])
         self._in_flight.difference_update(row.number for row in batch)
-        self._writer.store(batch)
+        if self._recovery.row >= 0:
+            has_verdict = self._recovery.has_verdict
+            self._doubted += [row for row in batch if has_verdict(row.number)]
+            batch = [row for row in batch if not has_verdict(row.number)]
+        if batch:
+            self._store_doubted()  # now that this worker has lived through others
+            self._writer.store(batch)
+
+    def _store_doubted(self) -> None:
+        judged, self._doubted = self._doubted, []
+        if judged:
+            self._writer.store(judged, is_certain=True)
 
     def _check_device(self, failures: Sequence[Failure]) -> None:
         """Raise where the device is gone or broken: no record is at fault, and none is stored."""
@@ -358,6 +374,7 @@ class Chunk:
                 raise RuntimeError(failure.reason)  # and the farm stops believing the device
         if failures and (fault := hidden_fault()):
             # One of the rows broke the device; it is found like a row that ends the process.
+            self._journal.begin(self._note().broken())
             said = f"{fault}: no kernel runs in this process now."
             raise BrokenContext(f"{said}\n{failures[0].trace}")
 

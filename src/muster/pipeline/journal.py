@@ -34,7 +34,8 @@ from muster.pipeline.batch import InProgress, Kind
 _ENTRY = struct.Struct("<IIIIIQIQI")
 _CRC = struct.Struct("<I")
 _SIZE = _ENTRY.size + _CRC.size
-_NOW = struct.Struct("<IIIBB")
+_NOW = struct.Struct("<IIIBBiI")
+_OLD_NOW = 14  # bytes of it that version 0.1.0 wrote
 _SYNC_EVERY_S = 1.0
 _BLOCK = 1 << 20
 
@@ -66,8 +67,11 @@ class Totals:
 
 
 class Journal:
-    def __init__(self, folder: Path, key: str) -> None:
-        """Open or create; raises SetupError while another process has it open."""
+    def __init__(self, folder: Path, key: str, session: int = 0) -> None:
+        """Open or create; raises SetupError while another process has it open. ``session``: a
+        number of the start of the run that this is part of.
+        """
+        self._session = session
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.rows_path, self.bad_path = folder / f"{key}.jsonl", folder / f"{key}.errors.jsonl"
@@ -122,15 +126,20 @@ class Journal:
 
     def begin(self, note: InProgress) -> None:
         """Note which rows are worked on from now, so that a crash can be traced to them."""
-        os.pwrite(self._now, _NOW.pack(*note), 0)
+        os.pwrite(self._now, _NOW.pack(*note, self._session), 0)
 
     def in_progress(self) -> InProgress | None:
-        """The note of an earlier attempt about what it was doing when it ended."""
+        """The note of an earlier attempt about what it was doing when it ended. One about a broken
+        context counts in its own session only: a GPU may have been repaired since.
+        """
         data = os.pread(self._now, _NOW.size, 0)
-        if len(data) < _NOW.size:
+        if len(data) < _OLD_NOW:
             return None
-        start, stop, tries, kind, failures = _NOW.unpack_from(data)
-        return InProgress(start, stop, tries, Kind(kind), failures)
+        *note, session = _NOW.unpack(data.ljust(_NOW.size, b"\xff"))
+        start, stop, tries, kind, failures, doubted = note
+        if Kind(kind).is_broken and session != self._session:
+            return None
+        return InProgress(start, stop, tries, Kind(kind), failures, doubted)
 
     # ------------------------------------------------------------------ what is in it
 

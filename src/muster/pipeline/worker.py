@@ -30,6 +30,7 @@ class MapPlan:
 
     ``batch_size`` 0: what the stages ask for. Memory is in MiB of resident set; None: no limit.
     ``keeps_types``: the output has types, so values are not converted to those of JSON.
+    ``session``: a number of this start of the run.
     """
 
     source: Mapping[str, Any]
@@ -42,6 +43,7 @@ class MapPlan:
     keep_going: bool = False
     keeps_types: bool = False
     max_worker_memory_mib: float | None = None
+    session: int = 0
 
 
 def write_plan(path: Path, plan: MapPlan) -> None:

@@ -43,14 +43,19 @@ class RowWriter:
         #: has told.
         self.has_own_ids = self._gives_ids and journal.num_done > 0
 
-    def store(self, batch: list[Row]) -> None:
-        """Journal the rows; those of a worker without any success wait for one (see `end`)."""
+    def store(self, batch: list[Row], *, is_certain: bool = False) -> None:
+        """Journal the rows; those of a worker without any success wait for one (see `end`), unless
+        what became of them ``is_certain``.
+        """
         worker = self._worker
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
         worker.num_rejected += sum(1 for row in batch if row.failures)
         if self._gives_ids and not self.has_own_ids:
             self.has_own_ids = not all(map(self._has_our_ids, batch))
+        if is_certain:
+            self._write(written)
+            return
         if not worker.plan.keep_going and worker.num_rejected == worker.num_rows:
             self._held += written
             if worker.num_rows >= _BROKEN_AFTER:
