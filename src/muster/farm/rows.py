@@ -46,7 +46,7 @@ def rows(folder: RunFolder) -> Iterator[Row]:
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
-            yield _params(row, numbers), metrics_of(folder, row), _system(folder, row)
+            yield _params(row, numbers), metrics_of(folder, row), system_of(folder, row)
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
@@ -54,7 +54,7 @@ def done_rows(folder: RunFolder) -> Iterator[Row]:
     with LedgerReader(folder.ledger) as ledger:
         for row in ledger.tasks():
             if row.state is TaskState.DONE:
-                yield _params(row, frozenset()), metrics_of(folder, row), _system(folder, row)
+                yield _params(row, frozenset()), metrics_of(folder, row), system_of(folder, row)
 
 
 def _numbers(folder: RunFolder) -> frozenset[str]:
@@ -101,7 +101,8 @@ def metrics_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
     return metrics
 
 
-def _system(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
+def system_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
+    """What muster says about a task, by the names in SYSTEM and the code."""
     key = row.key.hex()
     names = {TaskState.READY: "waiting", TaskState.CLAIMED: "waiting"}
     error = None

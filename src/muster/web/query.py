@@ -9,8 +9,12 @@ from urllib.parse import urlencode
 from muster.base.errors import UsageError
 
 
+class BadQuery(UsageError):
+    """What stands behind the question mark cannot be understood."""
+
+
 class Query:
-    """Names with one value or several. A number that is none raises UsageError."""
+    """Names with one value or several. A number that is none raises BadQuery."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._values: dict[str, list[str]] = {}
@@ -42,7 +46,7 @@ class Query:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UsageError(f"{name}={text[:40]!r} is not a number.")
+            raise BadQuery(f"{name}={text[:40]!r} is not a number.")
         return value
 
     def but(self, values: Mapping[str, object]) -> str:

@@ -213,6 +213,7 @@ def _connect_read_only(path: Path, mode: str) -> sqlite3.Connection:
     database = sqlite3.connect(uri, uri=True, isolation_level=None)
     try:
         database.execute("PRAGMA user_version").fetchone()
+        database.execute("PRAGMA query_only = ON")
     except sqlite3.Error:
         database.close()
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,6 +134,26 @@ class LedgerReader(LedgerQueries):
     def tasks(self) -> Iterator[TaskRow]:
         """Every task in the order of the plan; memory does not grow with their number."""
         return self._rows()
+
+    def standings(self, above: int = 0, most: int = 20_000) -> list[tuple[int, int, int]]:
+        """Number, state and token of the next tasks after ``above``; whoever compares them with
+        what it saw knows which tasks have changed.
+        """
+        return self._all(
+            "SELECT task_id, state, token FROM tasks WHERE task_id > ? ORDER BY task_id LIMIT ?",
+            above,
+            most,
+        )
+
+    def tasks_of(self, task_ids: Sequence[int]) -> list[TaskRow]:
+        """These tasks, as far as they are there, in the order of the plan."""
+        marks = ", ".join("?" * len(task_ids))
+        return list(self._rows(f"WHERE t.task_id IN ({marks}) ", *task_ids))
+
+    def task_ids(self, offset: int, most: int) -> list[int]:
+        """The numbers of ``most`` tasks from the ``offset``-th one of the plan on."""
+        sql = "SELECT task_id FROM tasks ORDER BY task_id LIMIT ? OFFSET ?"
+        return [row[0] for row in self._all(sql, most, offset)]
 
     def _rows(self, which: str = "", *values: object) -> Iterator[TaskRow]:
         with explained(self.path, "read"):

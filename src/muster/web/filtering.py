@@ -1,0 +1,86 @@
+"""Which rows of a table are wanted: words as ``lr>0.01 model=mlp "out of memory"``."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from muster.web.query import BadQuery
+
+_MOST_CHARS = 1000
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"(?=\s|$)|((?:[^\s"]|"(?:[^"\\]|\\.)*")+)')
+_TEST = re.compile(r'([^=<>!~"]+)(>=|<=|!=|=|>|<|~)(.*)', re.DOTALL)
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+    "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+
+
+class Test(NamedTuple):
+    """One word. Without a ``column`` some cell has to hold ``text``."""
+
+    column: str
+    sign: str
+    text: str
+
+
+def parse(text: str) -> list[Test]:
+    """All of these have to hold.
+
+    >>> parse('lr>=0.01 name="a b" "out of memory"')
+    [Test(column='lr', sign='>=', text='0.01'), Test(column='name', sign='=', text='a b'), \
+Test(column='', sign='~', text='out of memory')]
+    """
+    if len(text) > _MOST_CHARS:
+        raise BadQuery(f"The filter is longer than {_MOST_CHARS:,} characters.")
+    tests = []
+    for found in _WORD.finditer(text):
+        quoted, word = found.groups()
+        test = _TEST.fullmatch(word) if word is not None else None
+        if test is not None:
+            tests.append(Test(test[1], test[2], _bare(test[3])))
+        else:
+            tests.append(Test("", "~", _bare(word) if word is not None else _unescaped(quoted)))
+    return tests
+
+
+def predicate(test: Test) -> Callable[[Any], bool]:
+    """Whether a cell passes. Numbers are compared as numbers, anything else as text; a cell without
+    a value passes only ``!=``.
+    """
+    if test.sign == "~":
+        wanted = test.text.casefold()
+        return lambda cell: cell is not None and wanted in str(cell).casefold()
+    compare = _COMPARE[test.sign]
+    number, text = _number(test.text), test.text
+
+    def passes(cell: Any) -> bool:
+        if cell is None:
+            return test.sign == "!="
+        if isinstance(cell, bool):
+            return compare(str(cell).lower(), text.lower())
+        if isinstance(cell, int | float) and number is not None:
+            return compare(cell, number)
+        if isinstance(cell, int | float) and test.sign not in ("=", "!="):
+            return False
+        return compare(str(cell), text)
+
+    return passes
+
+
+def _bare(text: str) -> str:
+    is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
+    return _unescaped(text[1:-1]) if is_quoted else text
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
