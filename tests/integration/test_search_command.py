@@ -114,7 +114,6 @@ def test_every_command_knows_stopped_trials(run: Path, muster_main: Main) -> Non
     assert "stopped" in muster_main("logs", "runs/it", stopped[0]["task"]).stdout
     assert "nothing to cancel" in muster_main("cancel", "runs/it").stdout
     assert "no task has failed" in muster_main("retry", "runs/it").stdout
-    assert muster_main("report", "runs/it", "--out", "page").returncode == 0
     before = counts(run)
     assert muster_main("resume", "runs/it", "--quiet").returncode == 0
     assert counts(run) == before
@@ -133,6 +132,19 @@ def test_the_best_is_run_again_by_its_command(run: Path, muster_main: Main) -> N
     assert row["accuracy"] == 1.0
     assert "trial 0: accuracy 1\n" in muster_main("best", "runs/it").stdout
     assert "is no search" in muster_main("best", "runs/again").stderr
+
+
+def test_the_report_of_a_search_shows_it(run: Path, muster_main: Main) -> None:
+    assert muster_main("report", "runs/it", "--out", "page").returncode == 0
+    page = Path("page/index.html").read_text()
+    assert "A search of train.py:run: 12 trials, to maximize accuracy; sampler random" in page
+    pictures = {path.stem for path in Path("page/figures").glob("*.png")}
+    named = {"history-accuracy", "trials-accuracy", "rungs", "parallel", "slice-lr-accuracy"}
+    assert pictures == named, "one parameter has no importance"
+    assert all(f"{name}.png" in page for name in named)
+    for said in ("The best trials", "Run trial 0 again", "Where trials are compared", "cutoff",
+                 "muster sweep train.py:run --grid lr=0.3", "12 of 12, 0 left"):  # fmt: skip
+        assert said in page, said
 
 
 def test_more_trials_go_on_and_another_search_is_refused(run: Path, muster_main: Main) -> None:

@@ -38,19 +38,21 @@ def view(state: SearchState) -> Row:
 def history(state: SearchState) -> list[Row]:
     """The trials that ended with a value of every goal, in the order of their ends.
 
-    ``value`` and ``best`` are of the first goal, ``values`` of all. ``best`` is the best up to
-    there among the trials that finished, or among all where none did; what breaks a constraint or
-    failed is not among them.
+    ``value`` and ``best`` are of the first goal, ``values`` and ``bests`` of all. The best is that
+    up to there among the trials that finished, or among all where none did; what breaks a
+    constraint or failed is not among them.
     """
     trials = [state.search.trials[number] for number in state.ended]
     shown = [(trial, values) for trial in trials if (values := _values(state, trial)) is not None]
     only_done = any(trial.state == "done" for trial, _ in shown)
-    goal, best = state.spec.objectives[0], math.nan
+    bests = [math.nan] * len(state.spec.objectives)
     rows = []
     for n, (trial, values) in enumerate(shown, 1):
         counts = trial.state == "done" if only_done else trial.state != "failed"
-        if counts and is_feasible(state.spec, trial) and is_better(values[0], best, goal.maximize):
-            best = values[0]
+        if counts and is_feasible(state.spec, trial):
+            for at, goal in enumerate(state.spec.objectives):
+                if is_better(values[at], bests[at], goal.maximize):
+                    bests[at] = values[at]
         rows.append(
             {
                 "n": n,
@@ -59,7 +61,8 @@ def history(state: SearchState) -> list[Row]:
                 "state": _word(trial),
                 "value": values[0],
                 "values": list(values),
-                "best": _finite(best),
+                "best": _finite(bests[0]),
+                "bests": list(map(_finite, bests)),
             }
         )
     return rows

@@ -175,6 +175,7 @@ def test_the_front_of_two_goals_holds_what_nothing_beats() -> None:
     state = state_after(spec, records)
     assert pareto(state) == [state.tasks[0][0], state.tasks[1][0]]
     assert [row["values"] for row in history(state)] == [[1, 1], [2, 5], [3, 4]]
+    assert [row["bests"] for row in history(state)] == [[1, 1], [1, 5], [1, 5]]
 
 
 def test_the_budget_says_what_is_spent_and_left() -> None:

@@ -60,11 +60,13 @@ class Facts(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A PNG. ``alt`` tells those who cannot see it what it shows; ``caption`` stands below it."""
+    """A PNG. ``alt`` tells those who cannot see it what it shows; ``caption`` stands below it. Two
+    that are ``is_small`` stand side by side where there is room."""
 
     path: Path
     alt: str
     caption: str = ""
+    is_small: bool = False
 
 
 Block = Text | Listing | Table | Facts | Picture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from muster import plotting
 from muster.api.metrics import Series
-from muster.api.report.content import as_given
+from muster.api.report.content import Block, Text, as_given
 from muster.api.report.groups import Group, Groups, as_number
 from muster.plotting import safe, ticks
 
@@ -21,6 +21,18 @@ _MOST_TICKS = 24
 _MOST_POINTS = 1500
 #: The fields of an evaluation's line that are not results.
 COUNTERS = ("kind", "step", "epoch", "samples", "seconds", "update", "episodes")
+
+NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
+
+
+def drawn(draw: Callable[[], list[Path]]) -> tuple[list[Path], list[Block]]:
+    """What was drawn, or a sentence instead where matplotlib is missing."""
+    try:
+        return draw(), []
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        return [], [Text(NO_MATPLOTLIB)]
 
 
 def why_no_picture(found: Groups) -> str | None:

@@ -67,6 +67,8 @@ td.text, th.text { text-align: left; }
   font-weight: 400; }
 .facts td { overflow-wrap: anywhere; white-space: normal; max-width: 40rem; }
 figure { margin: 1rem 0; }
+figure.small { display: inline-block; vertical-align: top; width: 33rem; max-width: 100%;
+  margin-right: 1.5rem; }
 img { max-width: 100%; height: auto; background: #ffffff; border: 1px solid var(--line);
   border-radius: .3rem; padding: .3rem; }
 figcaption, .note, footer { color: var(--faint); font-size: .88rem; }
@@ -220,9 +222,10 @@ def _cells(row: tuple[Any, ...], kinds: list[str]) -> str:
 
 def _picture(picture: Picture) -> str:
     data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+    small = ' class="small"' if picture.is_small else ""
     caption = f"<figcaption>{_safe(picture.caption)}</figcaption>" if picture.caption else ""
     return (
-        f'<figure><img src="data:image/png;base64,{data}" alt="{_safe(picture.alt)}">'
+        f'<figure{small}><img src="data:image/png;base64,{data}" alt="{_safe(picture.alt)}">'
         f"{caption}</figure>"
     )
 

@@ -9,9 +9,10 @@ from typing import Any
 from muster.api.recipe import Recipe
 from muster.api.report.about import environment_blocks, setting_blocks, time_facts
 from muster.api.report.content import Block, Page, Table, Text, section
+from muster.api.report.figures import drawn
 from muster.api.report.html import to_html
 from muster.api.report.map import MapMaker, map_content
-from muster.api.report.sweep import Content, SweepMaker, drawn, pictures_of, sweep_content
+from muster.api.report.sweep import Content, SweepMaker, pictures_of, sweep_content
 from muster.api.report.training import script_content, training_content
 from muster.api.runs import Run
 from muster.base.atomic_files import write_atomic

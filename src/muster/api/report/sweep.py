@@ -25,9 +25,11 @@ from muster.api.report.content import (
     facts_of,
     table_of,
 )
-from muster.api.report.figures import draw_curves, draw_groups, why_no_picture
+from muster.api.report.figures import draw_curves, draw_groups, drawn, why_no_picture
 from muster.api.report.groups import SEED, Groups, best_first, grouped, shown_rows, whole_rows
+from muster.api.report.search import search_blocks, search_lead
 from muster.api.runs import Run
+from muster.api.search_state import SearchState, read_search
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json
 from muster.base.shown_text import HIDDEN, is_secret_name
@@ -36,7 +38,6 @@ from muster.farm.ledger.read import LedgerReader
 from muster.run.folder import RunFolder
 
 _MOST_CURVES = 50
-NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
 
 
 class Content(NamedTuple):
@@ -68,12 +69,19 @@ def sweep_content(run: Run, maker: SweepMaker | None, place: RunFolder) -> Conte
     stored, status = run.stored, run.status()
     state, mood = farm_state(status)
     effort = Effort()
-    made = _of_recipe if maker is not None else _of_groups
-    figures, results, files = made(run, maker, place, effort)
-    paths, curves = _curves(run, place)
+    search = read_search(run.folder) if maker is None else None
+    paths: list[Path] = []
+    curves: list[Block] = []
+    if search is not None:
+        figures, results, files = _of_search(run, search, place, effort)
+    else:
+        made = _of_recipe if maker is not None else _of_groups
+        figures, results, files = made(run, maker, place, effort)
+        paths, curves = _curves(run, place)
     failures = run.failures() if run.folder.ledger.exists() else []
+    lead = _lead(stored.spec, status.total)
     return Content(
-        lead=_lead(stored.spec, status.total),
+        lead=lead if search is None else search_lead(search, stored.targets[0]["name"]),
         state=state,
         mood=mood,
         failures=failure_blocks(failures),
@@ -118,16 +126,6 @@ def pictures_of(paths: Iterable[Path], about: str, alt: str = "") -> list[Block]
     return blocks
 
 
-def drawn(draw: Callable[[], list[Path]]) -> tuple[list[Path], list[Block]]:
-    """What was drawn, or a sentence instead where matplotlib is missing."""
-    try:
-        return draw(), []
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        return [], [Text(NO_MATPLOTLIB)]
-
-
 Made = tuple[Sequence[Block | None], Sequence[Block | None], list[Path]]
 
 
@@ -143,7 +141,9 @@ def _of_recipe(run: Run, maker: SweepMaker | None, place: RunFolder, effort: Eff
     return [*pictures, *remarks], [shown], [*files, *figures]
 
 
-def _of_groups(run: Run, maker: SweepMaker | None, place: RunFolder, effort: Effort) -> Made:
+def _of_groups(
+    run: Run, maker: SweepMaker | None, place: RunFolder, effort: Effort, *, draws: bool = True
+) -> Made:
     found = grouped(_tasks(run.folder, effort))
     if not found.groups:
         return [], [], []
@@ -157,8 +157,14 @@ def _of_groups(run: Run, maker: SweepMaker | None, place: RunFolder, effort: Eff
         shown = None
     facts = facts_of("Parameters with one value", found.fixed, are_given=True)
     notes = [Text(sentence) for sentence in _remarks(found, shown)]
-    figures, pictures = _picture(run, found, place)
+    figures, pictures = _picture(run, found, place) if draws else ([], [])
     return pictures, [shown, *notes, facts], [*files, *figures]
+
+
+def _of_search(run: Run, state: SearchState, place: RunFolder, effort: Effort) -> Made:
+    figures, tables, drawings = search_blocks(run, state, place)
+    _, results, files = _of_groups(run, None, place, effort, draws=False)
+    return figures, [*tables, *results], [*files, *drawings]
 
 
 def _picture(run: Run, found: Groups, place: RunFolder) -> tuple[list[Path], list[Block]]:
@@ -270,4 +276,4 @@ def _rows(folder: RunFolder, effort: Effort) -> Iterator[tuple[dict[str, Any], .
         yield row
 
 
-__all__ = ["SEED", "Content", "SweepMaker", "drawn", "pictures_of", "sweep_content", "write_table"]
+__all__ = ["SEED", "Content", "SweepMaker", "pictures_of", "sweep_content", "write_table"]
