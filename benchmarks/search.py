@@ -1,30 +1,36 @@
-"""A search with early stopping, beside Optuna's pruner on its journal and Ray Tune's ASHA.
+"""A search with early stopping, beside Optuna's pruner on its journal, Ray Tune and NePS.
 
-    python benchmarks/search.py                    # 81 trials, two workers, a few minutes
+    python benchmarks/search.py                    # 81 trials, two workers, some minutes
     python benchmarks/search.py --trials 9 --step-s 0.005 --only muster,optuna
 
 All contenders go through the same recorded grid of 81 settings (tests/fixtures/digits_grid.json),
 where an epoch is a sleep, until they have tried so many trials. What is measured: seconds from the
 start of the process to its end, the best accuracy found, the epochs run, and the most memory of
 the whole tree of processes. Then each is started again and its driver is killed (kill -9) after
-``--kill-after`` seconds; ``left`` counts the trials whose result can still be read. NePS is named
-where it is not installed.
+``--kill-after`` seconds; ``left`` counts the trials whose result can still be read. The contenders
+take turns for ``--rounds`` rounds, and medians are shown with the smallest and the largest.
+
+NePS counts every visit of a rung as an evaluation, promotes instead of stopping, and has two equal
+workers instead of a driver: it is given 3/2 evaluations per trial (1 + 1/3 + 1/9 + 1/27 rungs), and
+one worker is killed. Where it is not installed beside Muster, ``--neps PYTHON`` names a Python that
+has it.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +156,59 @@ def left_ray(folder: Path) -> int:
     return len(re.findall("TERMINATED", states[-1].read_text())) if states else 0
 
 
-CONTENDERS = {"muster": left_muster, "optuna": left_optuna, "ray": left_ray}
+def run_neps(folder: Path, trials: int, worker: int = 0) -> None:
+    import neps
+
+    class Space(neps.PipelineSpace):  # type: ignore[misc]
+        epochs = neps.IntegerFidelity(1, 27)
+
+    for name, values in choices().items():
+        setattr(Space, name, neps.Categorical(values))
+
+    def evaluate(
+        epochs: int,
+        lr: float,
+        momentum: float,
+        width: int,
+        weight_decay: float,
+        pipeline_directory: Path,
+        previous_pipeline_directory: Path | None,
+    ) -> dict[str, float]:
+        reached = 0
+        if previous_pipeline_directory is not None:  # it goes on from the rung below
+            reached = int((Path(previous_pipeline_directory) / "reached").read_text())
+        params = {"lr": lr, "momentum": momentum, "width": width, "weight_decay": weight_decay}
+        for accuracy in curve(params)[reached:epochs]:
+            note(folder, accuracy)
+        (Path(pipeline_directory) / "reached").write_text(str(epochs))
+        return {"objective_to_minimize": 1 - accuracy, "cost": epochs - reached}
+
+    second = None
+    if worker == 0:
+        words = [sys.executable, str(MODULE), "--contender", "neps-worker", "--folder", str(folder)]
+        second = subprocess.Popen([*words, "--trials", str(trials)])
+    neps.run(
+        evaluate,
+        Space(),
+        root_directory=folder / "neps",
+        optimizer=("asha", {"eta": 3}),
+        total_evaluations_to_spend=trials * 3 // 2,
+    )
+    if second is not None:
+        second.wait()
+
+
+def left_neps(folder: Path) -> int:
+    """The evaluations that have a report."""
+    return len(list((folder / "neps" / "configs").glob("*/report.yaml")))
+
+
+CONTENDERS = {"muster": left_muster, "optuna": left_optuna, "ray": left_ray, "neps": left_neps}
 
 
 def start(name: str, folder: Path, flags: argparse.Namespace) -> subprocess.Popen[bytes]:
-    words = [sys.executable, str(MODULE), "--contender", name, "--folder", str(folder),
+    python = flags.neps if name == "neps" else sys.executable
+    words = [python, str(MODULE), "--contender", name, "--folder", str(folder),
              "--trials", str(flags.trials)]  # fmt: skip
     if name == "muster":
         words = run_muster(folder, flags.trials)
@@ -173,7 +227,8 @@ def memory_mib(pid: int) -> float:
     return total / 2**20
 
 
-def measure(name: str, flags: argparse.Namespace) -> list[str]:
+def measure(name: str, flags: argparse.Namespace) -> list[float]:
+    """One round: seconds, best accuracy, epochs, MiB, and what is left after a kill."""
     folder = Path(tempfile.mkdtemp(prefix=f"search-{name}-"))
     began, most = time.monotonic(), 0.0
     process = start(name, folder, flags)
@@ -197,7 +252,12 @@ def measure(name: str, flags: argparse.Namespace) -> list[str]:
             child.kill()
     left = CONTENDERS[name](killed)
     shutil.rmtree(killed, ignore_errors=True)
-    return [name, f"{took:.1f}", max(epochs)[:6], str(len(epochs)), f"{most:.0f}", str(left)]
+    return [took, max(map(float, epochs)), len(epochs), most, left]
+
+
+def spread(values: list[float], digits: int) -> str:
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
 
 
 def main() -> None:
@@ -205,6 +265,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=81)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--kill-after", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--neps", default=sys.executable, help="a Python that has NePS")
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--contender")
     parser.add_argument("--quick", action="store_true", help="9 trials of short steps")
@@ -212,18 +274,29 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     flags = parser.parse_args()
     if flags.quick:
-        flags.trials, flags.step_s, flags.kill_after = 9, 0.005, 3.0
+        flags.trials, flags.step_s, flags.kill_after, flags.rounds = 9, 0.005, 3.0, 1
     if flags.contender:
-        {"optuna": run_optuna, "ray": run_ray}[flags.contender](flags.folder, flags.trials)
+        contenders = {"optuna": run_optuna, "ray": run_ray, "neps": run_neps}
+        contenders["neps-worker"] = partial(run_neps, worker=1)
+        contenders[flags.contender](flags.folder, flags.trials)
         return
     print(json.dumps(machine("optuna", "ray")))
-    if importlib.util.find_spec("neps") is None:
+    names = flags.only.split(",")
+    words = [flags.neps, "-c", "import neps"]
+    if "neps" in names and subprocess.run(words, capture_output=True).returncode:
         print("NePS is not installed here and was not measured.")
-    rows = [measure(name, flags) for name in flags.only.split(",")]
-    names = ["contender", "seconds", "best epoch", "epochs", "most MiB", "left after kill"]
-    table(names, rows)
-    found = [dict(zip(names, row, strict=True)) for row in rows]
-    write_json(flags.json, {"machine": machine("optuna", "ray"), "rows": found})
+        names.remove("neps")
+    rounds: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _ in range(flags.rounds):
+        for name in names:
+            rounds[name].append(measure(name, flags))
+    digits = {"seconds": 1, "best epoch": 4, "epochs": 0, "most MiB": 0, "left after kill": 0}
+    rows = []
+    for name, measured in rounds.items():
+        figures = zip(zip(*measured, strict=True), digits.values(), strict=True)
+        rows.append([name, *(spread(list(values), number) for values, number in figures)])
+    table(["contender", *digits], rows)
+    write_json(flags.json, {"machine": machine("optuna", "ray"), "rounds": rounds})
 
 
 if __name__ == "__main__":
