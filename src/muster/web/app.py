@@ -12,7 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +22,8 @@ from muster.web.content.index import PAGES, TOP, head
 from muster.web.encoding import to_json
 from muster.web.folder import Folders
 from muster.web.pages.document import Shell, render
-from muster.web.query import Query
+from muster.web.query import BadQuery, Query
+from muster.web.stream import Watchers
 from muster.web.token import Credentials
 
 STATIC = Path(__file__).parent / "static"
@@ -55,6 +56,7 @@ def make_app(board: Dashboard) -> ASGIApp:
         Route("/api/run/{run}", answers.json),
         Route("/api/run/{run}/task/{task}", answers.json),
         Route("/api/run/{run}/{page}", answers.json),
+        Route("/api/stream", answers.stream),
         Route("/api/{page}", answers.top_json),
         Route("/static/{path:path}", answers.static),
         Route("/login", answers.login, methods=["POST"]),
@@ -118,6 +120,7 @@ class Guarded:
 class _Answers:
     def __init__(self, board: Dashboard) -> None:
         self._board = board
+        self._watchers = Watchers(board.folders)
 
     # ------------------------------------------------------------------ pages and their data
 
@@ -139,10 +142,31 @@ class _Answers:
 
     def _html(self, name: str, run: str | None, request: Request) -> str:
         folders, query = self._board.folders, _query(request)
+        top = None if run is None else self._head(run, query)
         data = data_of(folders, name, run, query)
-        top = None if run is None else data_of(folders, "head", run, query)
         shell = Shell(actions=self._board.place.allows_actions)
         return render(name, data, run=top, shell=shell)
+
+    def _head(self, run: str, query: Query) -> dict[str, Any]:
+        """The head of a run, with the place in its stream from which the page goes on. That comes
+        first: what happens while the page is made is then told twice, and never lost.
+        """
+        watcher = self._watchers.of_run(self._board.folders.find(run))
+        return {"seq": watcher.position(), **data_of(self._board.folders, "head", run, query)}
+
+    async def stream(self, request: Request) -> Response:
+        """Events of one run, or of all. ``after``: the last id seen; ``log``: whose log is read."""
+        run, query = request.query_params.get("run"), request.query_params
+        try:
+            watcher = self._watchers.of_all()
+            if run:
+                folder = await run_in_threadpool(self._board.folders.find, run)
+                watcher = self._watchers.of_run(folder)
+        except MusterError as error:
+            return _problem(error)
+        after = request.headers.get("last-event-id") or query.get("after", "")
+        events = watcher.events(after, query.get("log"), self._board.ending.is_set)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     async def json(self, request: Request) -> Response:
         name = request.path_params.get("page", "task" if "task" in request.path_params else "")
@@ -274,15 +298,17 @@ def _json_answer(
 
 def _problem(error: MusterError) -> Response:
     text, _, hint = str(error).partition("\nHint: ")
-    status = 404 if isinstance(error, UsageError) else 503
+    status = 400 if isinstance(error, BadQuery) else 404 if isinstance(error, UsageError) else 503
     return _json_answer({"error": text, "hint": hint}, status)
 
 
 def _problem_page(error: MusterError) -> Response:
     text, _, hint = str(error).partition("\nHint: ")
-    is_missing = isinstance(error, UsageError)
-    title = "Not found" if is_missing else "Cannot be read"
-    return _error_page(title, f"{text} {hint}", 404 if is_missing else 200)
+    if isinstance(error, BadQuery):
+        return _error_page("Not understood", f"{text} {hint}", 400)
+    if isinstance(error, UsageError):
+        return _error_page("Not found", f"{text} {hint}", 404)
+    return _error_page("Cannot be read", f"{text} {hint}", 200)
 
 
 def _say(

@@ -66,6 +66,11 @@ class Folder:
                 found.append(path.stat().st_mtime)
         return max(found)
 
+    @property
+    def is_table_wanted(self) -> bool:
+        """Whether somebody has looked at the tasks."""
+        return "table" in self.__dict__
+
     @cached_property
     def table(self) -> TaskTable:
         from muster.web.table import TaskTable

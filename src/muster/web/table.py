@@ -46,6 +46,9 @@ class Column(NamedTuple):
     name: str
 
 
+_KEY = Column("system", "task")
+
+
 class TaskTable:
     """Methods may be called from any thread."""
 
@@ -56,6 +59,8 @@ class TaskTable:
         self._ids: NDArray[np.int64] = np.zeros(0, np.int64)
         self._states: NDArray[np.int64] = np.zeros(0, np.int64)
         self._tokens: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._version = 0
+        self._read_at: NDArray[np.int64] = np.zeros(0, np.int64)  # the version of each row
         self._signature: Signature | None = None
         self._due_s = 0.0
         self._remembered: dict[Any, Any] = {}
@@ -77,24 +82,32 @@ class TaskTable:
         """Whether all columns have been read once."""
         return self._signature is not None
 
-    def refresh(self, *, at_once: bool = True) -> list[str]:
-        """Read what has changed; the keys of these tasks. ``at_once``: even if the last look, which
-        took long, was just now.
+    def refresh(self, *, at_once: bool = True) -> bool:
+        """Read what has changed. ``at_once``: even if the last look, which took long, was just now;
+        otherwise False says that something is left to be read.
         """
         with self._lock:
             signature = self.signature()
-            if signature == self._signature or (not at_once and time.monotonic() < self._due_s):
-                return []
+            if signature == self._signature:
+                return True
+            if not at_once and time.monotonic() < self._due_s:
+                return False
             begin_s = time.monotonic()
-            changed = self._read_changed()
+            self._version += 1
+            self._read_changed()
             self._signature = signature
             self._remembered.clear()
             self._due_s = time.monotonic() + (time.monotonic() - begin_s) / _DUTY
-            keys = self._columns.get(Column("system", "task"), [])
-            return [keys[at] for at in changed]
+            return True
 
-    def _read_changed(self) -> list[int]:
-        """The places of the rows that were read."""
+    def changed_since(self, version: int) -> tuple[list[str], int]:
+        """The keys of tasks that were read after this version, and the version now."""
+        with self._lock:
+            keys = self._columns.get(_KEY, [])
+            places = np.flatnonzero(self._read_at > version)
+            return [keys[int(place)] for place in places], self._version
+
+    def _read_changed(self) -> None:
         with LedgerReader(self._folder.ledger) as ledger:
             found: list[tuple[int, int, int]] = []
             while part := ledger.standings(found[-1][0] if found else 0):
@@ -115,8 +128,11 @@ class TaskTable:
                 chunk = places[begin : begin + _CHUNK]
                 rows = ledger.tasks_of(now[chunk, 0].tolist())
                 self._put(chunk.tolist(), rows, len(now))
+            read_at = np.zeros(len(now), np.int64)
+            read_at[:num] = self._read_at[:num]
+            read_at[places] = self._version
+            self._read_at = read_at
             self._ids, self._states, self._tokens = now[:, 0], now[:, 1], now[:, 2]
-            return [int(place) for place in places]
 
     def _put(self, places: Sequence[int], rows: Sequence[TaskRow], num: int) -> None:
         for place, row in zip(places, rows, strict=True):
@@ -150,7 +166,7 @@ class TaskTable:
     def rows(self, keys: Sequence[str]) -> dict[str, Any]:
         """The rows of these tasks as they are known."""
         with self._lock:
-            known = self._columns.get(Column("system", "task"), [])
+            known = self._columns.get(_KEY, [])
             wanted = set(keys)
             places = [place for place, key in enumerate(known) if key in wanted]
             return self._answer(len(known), 0, places)
@@ -307,7 +323,7 @@ def _page(
     for place in places:
         cells = [columns[column][place] if column in columns else None for column in shown.values()]
         cells[1] = words[int(states[place])]
-        rows.append({"key": columns[Column("system", "task")][place], "cells": cells})
+        rows.append({"key": columns[_KEY][place], "cells": cells})
     heads = [
         {"key": key, "label": key, "group": _GROUPS[column.part],
          "numeric": _is_numeric(columns.get(column, ()))}

@@ -214,6 +214,12 @@ class LedgerReader(LedgerQueries):
             while rows := cursor.fetchmany(_FETCH):
                 yield from map(MetricsRow._make, rows)
 
+    def last_frame(self) -> int:
+        """The number of the last frame of metrics; 0 before the first."""
+        if not has_metrics(self._db):
+            return 0
+        return int(self._all("SELECT coalesce(max(frame_id), 0) FROM metrics")[0][0])
+
     def tasks_with_metrics(self) -> set[int]:
         """The tasks that have logged something."""
         sql = "SELECT DISTINCT task_id FROM metrics"

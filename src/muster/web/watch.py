@@ -1,0 +1,208 @@
+"""What has changed in a run since the last look, as events for whoever looks at its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster.base.errors import MusterError
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.metrics import frames_above
+from muster.run.lock import is_held
+from muster.web.content.index import PAGES, head
+from muster.web.folder import Folder, Folders
+from muster.web.query import Query
+
+#: More than these, and the page is told to fetch again.
+_MOST_ROWS = 200
+_MOST_FRAMES = 500
+_MOST_LOG = 64 * 1024
+
+
+class Told(NamedTuple):
+    """``log``: the task or rank whose log it is about; only who looks at that gets it."""
+
+    name: str
+    data: dict[str, Any]
+    log: str | None = None
+
+
+class RunLook:
+    """Remembers what it has told. Each look costs a few ``stat`` where nothing has changed."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        self._was_running: bool | None = None
+        self.head: dict[str, Any] = {}
+        self._frame = 0
+        self._version = 0
+        self._has_unread_rows = False
+        self._logs: dict[str, int] = {}
+        self._is_first = True
+
+    def prepare(self) -> None:
+        """What takes long at the first time: read all tasks, where somebody looks at them."""
+        with suppress(MusterError):
+            if self._folder.is_table_wanted and not self._folder.table.is_ready:
+                self._folder.table.refresh()
+
+    def look(self, logs: Collection[str]) -> list[Told]:
+        """``logs``: of which tasks or ranks somebody reads the log."""
+        told: list[Told] = []
+        is_running = is_held(self._folder.folder)
+        changed = self._changed_files() | ({"lock"} if is_running != self._was_running else set())
+        if changed:
+            told += self._heads()
+            told += self._points("metrics" in changed)
+        if changed or self._has_unread_rows or (self._folder.is_table_wanted and not self._version):
+            told += self._rows()
+        told += [one for log in logs for one in self._log(log)]
+        for log in self._logs.keys() - set(logs):
+            del self._logs[log]
+        if self._was_running and not is_running:
+            told.append(Told("end", {"state": self.head.get("state")}))
+        if "lock" in changed and not self._is_first:
+            told.append(Told("stale", {"what": "tasks"}))  # what ran waits now, or the reverse
+        self._was_running = is_running
+        if self._is_first:
+            told, self._is_first = [], False
+        return told
+
+    def _changed_files(self) -> set[str]:
+        run = self._folder.folder
+        ledger = run.ledger
+        now = {
+            name: _stamp(path)
+            for name, path in (
+                ("ledger", ledger), ("wal", Path(f"{ledger}-wal")),
+                ("segment", ledger.with_suffix(".segment")), ("status", run.status_json),
+                ("metrics", run.metrics), ("events", run.events), ("record", run.run_json),
+                ("published", run.published_json), ("results", run.training_results),
+            )
+        }  # fmt: skip
+        changed = {name for name, stamp in now.items() if stamp != self._files.get(name)}
+        self._files = now
+        return changed
+
+    def _heads(self) -> list[Told]:
+        try:
+            found = head(self._folder)
+        except MusterError:
+            found = {}
+        except (OSError, LookupError, TypeError, ValueError, AttributeError):
+            return []  # half written: the next look finds it whole
+        before, self.head = self.head, found
+        if not found:
+            return [Told("stale", {"what": "gone"})] if before else []
+        timeless = {name: value for name, value in found.items() if name != "seconds"}
+        if timeless == {name: value for name, value in before.items() if name != "seconds"}:
+            return []
+        return [Told("counts", found)]
+
+    def _rows(self) -> list[Told]:
+        """The rows that have changed, where somebody looks at tasks."""
+        if not self._folder.is_table_wanted:
+            return []
+        table, was_ready = self._folder.table, self._version > 0
+        if not table.is_ready:
+            return []
+        try:
+            self._has_unread_rows = not table.refresh(at_once=False)
+        except MusterError:
+            return []
+        keys, self._version = table.changed_since(self._version)
+        if not was_ready:  # a first page that came from the ledger may lack columns
+            return [Told("stale", {"what": "tasks"})] if len(keys) > _MOST_ROWS else []
+        if len(keys) > _MOST_ROWS:
+            return [Told("stale", {"what": "tasks"})]
+        found = table.rows(keys) if keys else {"rows": []}
+        if not found["rows"]:
+            return []
+        names = [column["key"] for column in found["columns"]]
+        return [Told("rows", {"columns": names, "rows": found["rows"]})]
+
+    def _points(self, has_lines: bool) -> list[Told]:
+        """New points of tasks; of ranks only that there are some."""
+        try:
+            if self._folder.run.stored.is_gang:
+                return [Told("stale", {"what": "curves"})] if has_lines else []
+            if not self._folder.folder.ledger.exists():
+                return []
+            with LedgerReader(self._folder.folder.ledger) as ledger:
+                last = ledger.last_frame()
+                first, self._frame = self._frame, last
+                if last == first:
+                    return []
+                if self._is_first or last - first > _MOST_FRAMES:
+                    return [Told("stale", {"what": "curves"})]
+                series: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
+                for frame in frames_above(ledger, first):
+                    points = frame.points
+                    for which, step, value in zip(
+                        points.which.tolist(), points.step.tolist(), points.value.tolist(),
+                        strict=True,
+                    ):  # fmt: skip
+                        x, y = series.setdefault((frame.task_id, points.names[which]), ([], []))
+                        x.append(step)
+                        y.append(value)
+                    self._frame = max(self._frame, frame.frame_id)
+                keys = {
+                    row.task_id: row.key.hex()[:12]
+                    for row in ledger.tasks_of(sorted({task for task, _ in series}))
+                }
+        except MusterError:
+            return []
+        return [
+            Told("points", {"series": [
+                {"task": keys.get(task, ""), "name": name, "x": x, "y": y}
+                for (task, name), (x, y) in series.items()
+            ]})
+        ]  # fmt: skip
+
+    def _log(self, task: str) -> list[Told]:
+        """What was printed since the last look."""
+        known = self._logs.get(task)
+        try:
+            query = Query.of(task=task, offset=-1 if known is None else known, limit=_MOST_LOG)
+            found = PAGES["log"](self._folder, query)
+        except (MusterError, OSError):
+            return []
+        if known is None or found["total"] < known:  # it begins now, or was begun anew
+            self._logs[task] = found["total"]
+            return []
+        self._logs[task] = found["end"]
+        if not found["text"]:
+            return []
+        data = {"task": task, "offset": found["offset"], "text": found["text"]}
+        return [Told("log", data, task)]
+
+
+class RunsLook:
+    """Whether anything has changed in any of the runs."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
+        self._seen: Any = None
+        self.head: dict[str, Any] = {}
+
+    def prepare(self) -> None:
+        return
+
+    def look(self, logs: Collection[str]) -> list[Told]:
+        now = [
+            (folder.id, is_held(folder.folder), folder.changed_s(),
+             _stamp(Path(f"{folder.folder.ledger}-wal")))
+            for folder in self._folders.all()
+        ]  # fmt: skip
+        before, self._seen = self._seen, sorted(now)
+        return [] if before in (None, self._seen) else [Told("stale", {"what": "runs"})]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size
+    return None
