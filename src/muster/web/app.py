@@ -62,7 +62,7 @@ def make_app(board: Dashboard) -> ASGIApp:
         Route("/login", answers.login, methods=["POST"]),
         Route("/csp-report", answers.csp_report, methods=["POST"]),
     ]
-    inner = Starlette(routes=routes, exception_handlers={404: _not_found})  # type: ignore[dict-item]
+    inner = Starlette(routes=routes, exception_handlers={404: _not_found})
     return Guarded(inner, board)
 
 

@@ -126,7 +126,7 @@ class TaskTable:
                 cells.extend([None] * (len(now) - len(cells)))
             for begin in range(0, len(places), _CHUNK):
                 chunk = places[begin : begin + _CHUNK]
-                rows = ledger.tasks_of(now[chunk, 0].tolist())
+                rows = ledger.rows_of(now[chunk, 0].tolist())
                 self._put(chunk.tolist(), rows, len(now))
             read_at = np.zeros(len(now), np.int64)
             read_at[:num] = self._read_at[:num]
@@ -182,7 +182,7 @@ class TaskTable:
     def _first_look(self, offset: int, limit: int) -> dict[str, Any]:
         with LedgerReader(self._folder.ledger) as ledger:
             total = ledger.num_tasks()
-            rows = ledger.tasks_of(ledger.task_ids(offset, limit))
+            rows = ledger.rows_of(ledger.task_ids(offset, limit))
         columns: dict[Column, list[Any]] = {}
         for place, row in enumerate(rows):
             for column, value in cells_of(self._folder, row).items():

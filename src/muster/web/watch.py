@@ -151,7 +151,7 @@ class RunLook:
                     self._frame = max(self._frame, frame.frame_id)
                 keys = {
                     row.task_id: row.key.hex()[:12]
-                    for row in ledger.tasks_of(sorted({task for task, _ in series}))
+                    for row in ledger.rows_of(sorted({task for task, _ in series}))
                 }
         except MusterError:
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _lines(found: Listening, roots: tuple[Path, ...], at: Path | None) -> list[str]:
+def _lines(found: Listening, roots: Sequence[Path], at: Path | None) -> list[str]:
     host = socket.gethostname()
     shown = ", ".join(map(str, roots))
     if found.address is None:

@@ -145,7 +145,7 @@ class LedgerReader(LedgerQueries):
             most,
         )
 
-    def tasks_of(self, task_ids: Sequence[int]) -> list[TaskRow]:
+    def rows_of(self, task_ids: Sequence[int]) -> list[TaskRow]:
         """These tasks, as far as they are there, in the order of the plan."""
         marks = ", ".join("?" * len(task_ids))
         return list(self._rows(f"WHERE t.task_id IN ({marks}) ", *task_ids))
