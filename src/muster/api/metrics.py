@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from muster.api.rank_points import RankLog
 from muster.base.errors import UsageError
-from muster.base.journal import read_journal
-from muster.base.metric_log import PROCESS, numbers_of
 from muster.farm.canonical import short_key, task_label
-from muster.farm.ledger.read import LedgerReader
-from muster.farm.metrics import Curve, curves_of, effective
-from muster.farm.points import decode, encode
+from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.metrics import Curve, curves_of
 from muster.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -50,34 +47,19 @@ def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[S
         logged = ledger.tasks_with_metrics()
         for row in ledger.tasks():
             if row.task_id in logged and task_id in (None, row.task_id):
-                key, label = short_key(row.key), task_label(row.task_id, row.payload)
-                for name, curve in curves_of(ledger, row.task_id).items():
-                    yield Series(key, label, name, curve)
+                yield from series_of(ledger, row)
+
+
+def series_of(ledger: LedgerReader, row: TaskRow) -> Iterator[Series]:
+    """What one task has logged."""
+    key, label = short_key(row.key), task_label(row.task_id, row.payload)
+    for name, curve in curves_of(ledger, row.task_id).items():
+        yield Series(key, label, name, curve)
 
 
 def series_of_ranks(folder: RunFolder) -> Iterator[Series]:
-    """What a training, an agent or a program under ``muster run`` has written down.
-
-    The lines of a training have a kind, which names their metrics, as in ``train/loss``; those of a
-    program are as it wrote them, and each of its starts counts as an attempt.
-    """
-    starts: dict[str, int] = {}
-    frames = []
-    for number, line in enumerate(read_journal(folder.metrics)):
-        found = numbers_of(line, number)
-        if found is None:
-            continue
-        step, time_s, numbers = found
-        kind, written_s = line.get("kind"), math.nan if time_s is None else time_s
-        front = f"{kind}/" if isinstance(kind, str) else ""
-        start = starts.setdefault(str(line.get(PROCESS)), len(starts) + 1)
-        points = [(f"{front}{name}", step, written_s, value) for name, value in numbers.items()]
-        frames.append((1 if front else start, points))
-    together: dict[int, list[tuple[str, int, float, float]]] = {}
-    for start, points in frames:
-        together.setdefault(start, []).extend(points)
-    decoded = ((start, decode(encode(points))) for start, points in together.items())
-    for name, curve in effective(decoded).items():
+    """What a training, an agent or a program under ``muster run`` has written down."""
+    for name, curve in RankLog(folder.metrics).curves().items():
         yield Series("", "", name, curve)
 
 

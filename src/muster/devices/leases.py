@@ -124,6 +124,15 @@ def acquire(
     return Lease(uuid, lock, sidecar)
 
 
+def held_by(uuid: str, settings: Settings) -> LeaseHeld | None:
+    """Who says that they hold the GPU, and lives; None where nobody does. It takes no lock, so it
+    is for looking only."""
+    import psutil
+
+    held = _read_holder(uuid, settings.lease_folder / f"{uuid.replace('/', '_')}.json")
+    return held if held.pid is not None and psutil.pid_exists(held.pid) else None
+
+
 def place_and_lease(
     request: DeviceRequest,
     inventory: Inventory,

@@ -73,6 +73,12 @@ def encode(points: Iterable[tuple[str, int, float, float]]) -> bytes:
     return join(numbers, packed)
 
 
+def names_in(body: bytes) -> list[str]:
+    """The names of a body, without its points."""
+    found: list[str] = orjson.loads(body[: body.index(b"\n")])
+    return found
+
+
 def decode(body: bytes) -> Points:
     """The points of a body, in the order in which they were logged."""
     import numpy as np

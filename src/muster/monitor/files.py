@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from muster.base.errors import SetupError, UsageError
 from muster.monitor.sample import COLUMNS, Row
@@ -63,6 +63,21 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise SetupError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
+def last_rows(path: Path, most_bytes: int) -> Iterator[Row]:
+    """The rows at the end of a CSV log, as many as stand in ``most_bytes``; raises as `read_rows`."""
+    try:
+        with path.open("rb") as file:
+            header = file.readline()
+            size = file.seek(0, io.SEEK_END)
+            file.seek(max(len(header), size - most_bytes))
+            if file.tell() > len(header):
+                file.readline()  # the rest of a row
+            whole = io.BytesIO(header + file.read())
+    except OSError as error:
+        raise SetupError(f"Cannot read {path}: {error.strerror or error}.") from None
+    yield from _read_csv(whole, path)
+
+
 def tail_files(parquet: Path) -> dict[int, Path]:
     """Number → the rows that are not in ``parquet`` yet, the oldest first."""
     pattern = f".{glob.escape(parquet.name)}.tail-*.jsonl"
@@ -91,7 +106,7 @@ def read_jsonl(path: Path) -> list[Row]:
         return []
 
 
-def _read_csv(file: io.BufferedReader, path: Path) -> Iterator[Row]:
+def _read_csv(file: BinaryIO, path: Path) -> Iterator[Row]:
     header = file.readline()
     if not csv_header().startswith(header):  # a torn one may be the beginning of ours
         raise SetupError(

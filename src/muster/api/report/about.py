@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, count, facts_of
 from muster.api.runs import Status
@@ -24,6 +24,7 @@ from muster.run.record import RunRecord
 from muster.run.state import last_ending
 
 _MOST_FAILURES = 20
+_MOST_EXAMPLES = 200
 _MOST_LINES = 60
 
 
@@ -135,8 +136,17 @@ def gang_failures(folder: RunFolder) -> list[Block]:
     return blocks
 
 
-def record_failures(folder: RunFolder) -> list[Block]:
-    """Records of a map that were rejected, by stage and reason. Reads ``errors.jsonl``."""
+class Rejects(NamedTuple):
+    """``num`` records that a stage of a map has rejected for one reason, and one of them."""
+
+    stage: str
+    reason: str
+    num: int
+    example: str
+
+
+def rejects(folder: RunFolder) -> list[Rejects]:
+    """Rejected records by stage and reason, the most frequent first. Reads ``errors.jsonl``."""
     causes: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for line in read_journal(folder.errors_jsonl):
@@ -144,13 +154,23 @@ def record_failures(folder: RunFolder) -> list[Block]:
         if cause not in causes and len(causes) >= 10_000:
             cause = ("", "other reasons")
         causes[cause] += 1
-        if len(examples) < _MOST_FAILURES:
-            examples.setdefault(cause, f"record {line.get('id')}\n{line.get('traceback') or ''}")
+        if cause not in examples and len(examples) < _MOST_EXAMPLES:
+            text = f"record {line.get('id')}\n{line.get('traceback') or ''}"
+            examples[cause] = _last_lines(text)
+    return [
+        Rejects(stage, reason, num, examples.get((stage, reason), "") or reason)
+        for (stage, reason), num in causes.most_common()
+    ]
+
+
+def record_failures(folder: RunFolder) -> list[Block]:
+    """Records of a map that were rejected, by stage and reason."""
+    causes = rejects(folder)
     blocks: list[Block] = []
-    for (stage, reason), number in causes.most_common(_MOST_FAILURES):
-        where = f" in the stage {stage}" if stage else ""
-        text = _last_lines(examples.get((stage, reason), "")) or reason
-        blocks.append(Listing(f"{count(number, 'record')}{where}: {reason}", text))
+    for cause in causes[:_MOST_FAILURES]:
+        where = f" in the stage {cause.stage}" if cause.stage else ""
+        summary = f"{count(cause.num, 'record')}{where}: {cause.reason}"
+        blocks.append(Listing(summary, cause.example))
     if len(causes) > _MOST_FAILURES:
         more = len(causes) - _MOST_FAILURES
         blocks.append(Text(f"{more:,} more reasons are in {folder.errors_jsonl.name}."))

@@ -38,7 +38,7 @@ def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
     Without a maker, or where the output is gone, it shows those that the run folder holds.
     """
     folder, stored = run.folder, run.stored
-    folders = [*_earlier(folder), folder]
+    folders = stage_folders(folder)
     specs = [read_run(each).spec for each in folders]
     counts = [tally(each) for each in folders]
     state, mood = _state(run, counts)
@@ -102,12 +102,12 @@ def _of_recipe(
     return numbers, figures, remarks
 
 
-def _earlier(folder: RunFolder) -> list[RunFolder]:
-    """The run folders of all stages but the last with ``--stage-by-stage``, else none."""
+def stage_folders(folder: RunFolder) -> list[RunFolder]:
+    """The run folder of each stage with ``--stage-by-stage``, else only this one."""
     found: list[RunFolder] = []
     while (before := RunFolder(folder.stage(len(found)))).exists():
         found.append(before)
-    return found
+    return [*found, folder]
 
 
 def _state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:

@@ -29,7 +29,7 @@ def training_content(run: Run, place: RunFolder) -> Content:
     """Draw what a training recorded into ``place`` and say what is in it."""
     folder, stored = run.folder, run.stored
     state, mood = gang_state(folder, run.status())
-    results = _results(folder)
+    results = read_results(folder)
     lines = list(read_journal(folder.metrics))
     figures, remarks = drawn(lambda: _draw(folder, place, results, lines))
     pictures = [
@@ -143,12 +143,7 @@ def _monitor(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
 def _result_blocks(
     folder: RunFolder, results: Results, lines: Sequence[Mapping[str, Any]]
 ) -> Iterator[Block | None]:
-    metrics: Mapping[str, Mapping[str, Any]] = results.get("metrics", {})
-    rows = [{"split": split, **_scalars(found)} for split, found in metrics.items()]
-    yield table_of("Final metrics by split", rows)
-    yield from _by_class(metrics)
-    yield from _compared(folder, results.get("agent") or {})
-    yield facts_of("The training", {k: v for k, v in results.items() if k not in _APART})
+    yield from result_tables(folder, results)
     evaluations = [line for line in lines if line.get("kind") == "evaluation"]
     shown = [{n: v for n, v in line.items() if n != "kind"} for line in evaluations]
     yield table_of("Evaluations", shown, whole=folder.metrics)
@@ -157,6 +152,16 @@ def _result_blocks(
         for last in steps[-1:]:
             known = {name: value for name, value in last.items() if name != "kind"}
             yield facts_of("The last recorded step", known)
+
+
+def result_tables(folder: RunFolder, results: Results) -> Iterator[Block | None]:
+    """What a training came to: metrics by split and by class, what an agent's task said, facts."""
+    metrics: Mapping[str, Mapping[str, Any]] = results.get("metrics", {})
+    rows = [{"split": split, **_scalars(found)} for split, found in metrics.items()]
+    yield table_of("Final metrics by split", rows)
+    yield from _by_class(metrics)
+    yield from _compared(folder, results.get("agent") or {})
+    yield facts_of("The training", {k: v for k, v in results.items() if k not in _APART})
 
 
 def _by_class(metrics: Mapping[str, Mapping[str, Any]]) -> Iterator[Block | None]:
@@ -247,7 +252,8 @@ def _lead(spec: Mapping[str, Any], results: Results, lines: Sequence[Mapping[str
     )
 
 
-def _results(folder: RunFolder) -> Results:
+def read_results(folder: RunFolder) -> Results:
+    """What a training has written at its end; empty before, and where that is damaged."""
     with suppress(MusterError):
         found = read_json(folder.training_results, "results of the training")
         return found if isinstance(found, dict) else {}

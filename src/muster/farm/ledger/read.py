@@ -10,6 +10,7 @@ from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.away import open_whole
 from muster.farm.ledger.connect import explained, has_metrics, has_worker_code
 from muster.farm.ledger.queries import LedgerQueries
+from muster.farm.points import names_in
 from muster.farm.task import TaskState
 
 _FETCH = 2000
@@ -71,7 +72,8 @@ class MetricsRow(NamedTuple):
 class FailureGroup(NamedTuple):
     """Failed attempts with the same cause; ``num_failed`` counts tasks that stay failed.
 
-    ``tasks``: the keys of the first of them; ``named``: what they are called.
+    ``tasks``: the keys of the first of them; ``named``: what they are called. ``first_s`` and
+    ``last_s``: when the first and the last of the attempts ended.
     """
 
     outcome: str
@@ -81,6 +83,22 @@ class FailureGroup(NamedTuple):
     num_failed: int
     tasks: tuple[str, ...]
     named: tuple[str, ...]  # the same, by their numbers and parameters
+    first_s: float | None = None
+    last_s: float | None = None
+
+
+class WorkSpan(NamedTuple):
+    """When a slot worked at ``num`` attempts; ``state``: how they ended, done, stopped or failed.
+
+    ``task``: the key of the first of them.
+    """
+
+    slot: str
+    begin_s: float
+    end_s: float
+    state: str
+    num: int
+    task: str
 
 
 class LedgerReader(LedgerQueries):
@@ -106,6 +124,10 @@ class LedgerReader(LedgerQueries):
         results = self._all("SELECT count(*) FROM results")[0][0]
         rows[TaskState.DONE.value] = results - rows.get(TaskState.STOPPED.value, 0)
         return {state: rows.get(state.value, 0) for state in TaskState}
+
+    def states(self) -> list[TaskState]:
+        """The state of every task in the order of the plan."""
+        return [_STATES[row[0]] for row in self._all("SELECT state FROM tasks ORDER BY task_id")]
 
     def num_tasks(self) -> int:
         return int(self._all("SELECT count(*) FROM tasks")[0][0])
@@ -226,6 +248,12 @@ class LedgerReader(LedgerQueries):
         with explained(self.path, "read"):
             return {row[0] for row in self._db.execute(sql)} if has_metrics(self._db) else set()
 
+    def metric_names(self, task_id: int) -> list[str]:
+        """What a task has logged, in the order of its first points."""
+        return list(dict.fromkeys(
+            name for row in self.metrics(task_id=task_id) for name in names_in(row.body)
+        ))  # fmt: skip
+
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""
         found: list[tuple[int, bytes]] = []
@@ -258,13 +286,16 @@ class LedgerReader(LedgerQueries):
         """Failed attempts grouped by cause, the most frequent first."""
         groups = self._all(
             "SELECT f.failure_id, f.outcome, f.message, f.trace, count(*), "
-            " sum(t.state = 3 AND a.token = t.token) "
+            " sum(t.state = 3 AND a.token = t.token), "
+            " min(a.started_s + a.seconds), max(a.started_s + a.seconds) "
             "FROM attempts a JOIN failures f USING (failure_id) JOIN tasks t USING (task_id) "
             "GROUP BY f.failure_id ORDER BY 6 DESC, 5 DESC, 1"
         )
         return [
-            FailureGroup(outcome, message, trace, attempts, failed or 0, *self._examples(number))
-            for number, outcome, message, trace, attempts, failed in groups
+            FailureGroup(
+                outcome, message, trace, attempts, failed or 0, *self._examples(number), *when
+            )
+            for number, outcome, message, trace, attempts, failed, *when in groups
         ]
 
     def failed_tasks(self, count: int = 5) -> list[str]:
@@ -279,6 +310,29 @@ class LedgerReader(LedgerQueries):
             failure_id,
         )
         return tuple(short_key(row[0]) for row in rows), tuple(task_label(*r[1:]) for r in rows)
+
+    def work_spans(self, most: int) -> list[WorkSpan]:
+        """When each slot worked, in order: attempts that began close together and ended alike are
+        one span, so that there are about ``most`` of them at most.
+        """
+        sql = "SELECT min(started_s), max(started_s + seconds), count(*) FROM attempts"
+        first, last, num = self._all(sql)[0]
+        if not num:
+            return []
+        slots = self._all("SELECT count(DISTINCT slot_id) FROM workers")[0][0]
+        # A column of pixels of a slot holds at most one span of each of three endings.
+        width = (last - first) / max(1, most // (3 * slots))
+        column = "task_id || '.' || token" if num <= most else "CAST((started_s - ?) / ? AS INTEGER)"
+        rows = self._all(
+            "SELECT label, begin, until, ended, num, substr(hex(key), 1, 12) FROM ("
+            " SELECT worker_id, min(started_s) AS begin, max(started_s + seconds) AS until,"
+            " count(*) AS num, min(task_id) AS task_id,"
+            " CASE outcome WHEN 'ok' THEN 'done' WHEN 'stopped' THEN 'stopped' ELSE 'failed' END"
+            f" AS ended, {column} AS col FROM attempts GROUP BY worker_id, col, ended)"
+            " JOIN workers USING (worker_id) JOIN tasks USING (task_id) ORDER BY slot_id, begin",
+            *(() if num <= most else (first, width)),
+        )
+        return [WorkSpan(*row[:5], row[5].lower()) for row in rows]
 
     def trace_of(self, task_id: int) -> str | None:
         """The traceback of a task's last failed attempt."""

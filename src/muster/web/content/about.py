@@ -1,0 +1,87 @@
+"""How a run was set up: command, code, environment, options and where they come from, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from muster.api.options import GangOptions, SweepOptions
+from muster.api.report.about import environment_blocks, setting_blocks, time_facts
+from muster.api.report.content import flat
+from muster.base.codec import read_json
+from muster.base.errors import MusterError
+from muster.base.shown_text import command_line, hide_secrets
+from muster.run.record import RunRecord, plain_options
+from muster.web.content.plain import block, finite, line, plain, settings
+from muster.web.folder import Folder
+from muster.web.query import Query
+
+_MOST_FINDINGS = 200
+
+
+def content(folder: Folder, query: Query) -> dict[str, Any]:
+    stored = folder.run.stored
+    spec = {name: value for name, value in stored.spec.items() if name != "program"}
+    blocks = [
+        *setting_blocks({"What was run": spec or stored.spec}),
+        *environment_blocks(stored, {})[2:],
+        time_facts(folder.folder),
+    ]
+    return {
+        "command": line(command_line(stored.argv), 5000),
+        "cwd": line(stored.cwd),
+        "created": stored.created_s,
+        "code": [[line(name), digest] for name, digest in stored.code.items() if digest],
+        "environment": settings(stored.environment),
+        "options": options(stored),
+        "doctor": _verified(folder.folder.verify_json),
+        "plan": _plan(folder.folder.plan_error_json),
+        "blocks": [block(one) for one in blocks if one is not None],
+    }
+
+
+def options(stored: RunRecord) -> list[dict[str, Any]]:
+    """Each option with its value and its origin: the command line, the call or recipe that chose
+    it, or the default."""
+    default = dict(flat("", plain_options(GangOptions() if stored.is_gang else SweepOptions())))
+    words = {word.partition("=")[0] for word in stored.argv if word.startswith("--")}
+    found = []
+    for name, value in flat("", hide_secrets(stored.options)):
+        flag = "--" + name.rpartition(".")[2].replace("_", "-")
+        if words & {flag, flag.removesuffix("-s")} or (flag == "--executor" and "--on" in words):
+            origin = "command line"
+        else:
+            origin = "default" if default.get(name, value) == value else "call or recipe"
+        found.append({"name": line(name), "value": plain(value), "origin": origin})
+    order = ("command line", "call or recipe", "default")
+    return sorted(found, key=lambda one: order.index(one["origin"]))
+
+
+def _plan(path: Path) -> list[dict[str, Any]]:
+    """What was predicted beside what the run took; empty where nothing was, or nothing ended."""
+    lines = _object(path).get("lines")
+    return [
+        {
+            "name": line(str(one.get("name"))),
+            "unit": line(str(one.get("unit", ""))),
+            "origin": line(str(one.get("origin", ""))),
+            **{name: finite(one.get(name)) for name in ("predicted", "measured", "error")},
+        }
+        for one in (lines if isinstance(lines, list) else ())
+        if isinstance(one, Mapping)
+    ]
+
+
+def _verified(path: Path) -> list[dict[str, Any]]:
+    """What `muster verify` has found, as names and values."""
+    pairs = [*flat("", hide_secrets(_object(path)))][:_MOST_FINDINGS]
+    return [{"name": line(name), "value": plain(value)} for name, value in pairs]
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    with suppress(MusterError):
+        found = read_json(path, path.name)
+        return found if isinstance(found, Mapping) else {}
+    return {}

@@ -1,0 +1,35 @@
+"""A search: how it went, what it tried, and where trials were ended."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from muster.api.search_state import SearchState, read_search
+from muster.api.search_view import importance, view
+from muster.base.errors import UsageError
+from muster.web.folder import Folder
+from muster.web.query import Query
+
+#: Importance takes seconds: it is asked for, and computed again when as many more have ended.
+_KNOWN: WeakKeyDictionary[Folder, tuple[int, dict[str, Any] | None]] = WeakKeyDictionary()
+_ONE_AT_A_TIME = Lock()
+
+
+def content(folder: Folder, query: Query) -> dict[str, Any]:
+    """``importance=1``: with how much each parameter matters."""
+    state = read_search(folder.folder)
+    if state is None:
+        raise UsageError(f"{folder.path} holds no search, or none that has begun.")
+    wanted = query.text("importance") == "1"
+    return {**view(state), "importance": _importance(folder, state) if wanted else None}
+
+
+def _importance(folder: Folder, state: SearchState) -> dict[str, Any] | None:
+    num = len(state.ended)
+    with _ONE_AT_A_TIME:
+        known = _KNOWN.get(folder)
+        if known is None or known[0] != num:
+            known = _KNOWN[folder] = (num, importance(state))
+    return known[1]

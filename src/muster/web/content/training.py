@@ -1,0 +1,149 @@
+"""A training, an agent or a program on ranks: figures, ranks, checkpoints, evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from muster.api.ranks import rank_failures
+from muster.api.report.training import read_results, result_tables
+from muster.api.runs import Status
+from muster.base.codec import read_json
+from muster.base.errors import MusterError, UsageError
+from muster.base.journal import read_journal
+from muster.run.folder import RunFolder
+from muster.web.content.curves import curves_of, names_of
+from muster.web.content.plain import block, finite, line, listing
+from muster.web.folder import Folder
+from muster.web.query import Query
+
+_MOST_EVALUATIONS, _MOST_STACKS, _MOST_RANKS = 500, 16, 1024
+#: Shares of time that a training or an agent reports, by what a page calls them.
+_PHASES = {
+    "data_wait": "waiting for data", "data_wait_share": "waiting for data",
+    "communication": "communication", "communication_share": "communication",
+    "checkpoint_share": "checkpoints", "acting_share": "acting", "stepping_share": "stepping",
+    "learning_share": "learning",
+}  # fmt: skip
+_FIGURES = {
+    "samples_per_s": ("samples", "1/s"), "steps_per_s": ("environment steps", "1/s"),
+    "mfu": ("MFU", "share"), "loss": ("loss", ""), "best": ("best", ""), "return": ("return", ""),
+    "memory_mib": ("peak memory", "MiB"), "peak_memory_mib": ("peak memory", "MiB"),
+    "eta_s": ("left", "s"), "final_loss": ("loss at the end", ""), "parameters": ("parameters", ""),
+}  # fmt: skip
+
+
+def content(folder: Folder, query: Query) -> dict[str, Any]:
+    run = folder.run
+    stored, status = run.stored, run.status()
+    if not stored.is_gang:
+        raise UsageError(f"{folder.path} is {stored.kind_name}: it has tasks, and no ranks.")
+    results = read_results(folder.folder)
+    said = {**results, **_mapping(results.get("measured")), **(status.training or {})}
+    blocks = []
+    with suppress(LookupError, TypeError, ValueError, AttributeError):  # a damaged record
+        blocks = [block(one) for one in result_tables(folder.folder, results) if one is not None]
+    return {
+        "curves": names_of(folder),
+        "ranks": _ranks(folder.folder, status, said),
+        "stall": _stall(folder.folder),
+        "checkpoints": _checkpoints(folder.folder),
+        "evaluations": _evaluations(folder),
+        "figures": [*_figures(said)],
+        "blocks": blocks,
+    }
+
+
+def _ranks(folder: RunFolder, status: Status, said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ranks of the last start, over all nodes. Rank 0 says where its time goes, in shares."""
+    starts: dict[int, list[str]] = {}
+    for event in read_journal(folder.events):
+        ranks, node = event.get("ranks"), event.get("node", 0)
+        if event.get("event") == "start" and isinstance(ranks, list) and isinstance(node, int):
+            starts[node] = list(map(str, ranks))
+    labels = [(node, label) for node in sorted(starts) for label in starts[node]][:_MOST_RANKS]
+    errors = rank_failures(folder).errors
+    has_nodes = len(starts) > 1
+    return [
+        {
+            "rank": rank,
+            "host": line(f"node {node} {label}" if has_nodes else label),
+            "state": "failed" if rank in errors else status.state,
+            "error": line(f"{errors[rank].type}: {errors[rank].message}") if rank in errors else None,
+            "phases": _phases(said) if rank == 0 else {},
+        }
+        for rank, (node, label) in enumerate(labels)
+    ]
+
+
+def _phases(said: Mapping[str, Any]) -> dict[str, float]:
+    found = {word: finite(said.get(name)) for name, word in _PHASES.items() if name in said}
+    known = {word: share for word, share in found.items() if share is not None}
+    return {**known, "the rest": max(0.0, 1.0 - sum(known.values()))} if known else {}
+
+
+def _figures(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, (word, unit) in _FIGURES.items():
+        given = said.get(name)
+        if isinstance(given, Mapping):  # the best, with its metric and step
+            word, given = f"best {line(str(given.get('metric')))}", given.get("value")
+        if isinstance(given, list):  # of each rank
+            given = max((known for one in given if (known := finite(one)) is not None), default=None)
+        value = finite(given)
+        if value is not None:
+            yield {"name": word, "value": value, "unit": unit}
+
+
+def _stall(folder: RunFolder) -> dict[str, str] | None:
+    """What held the last start up, and where its ranks stood."""
+    last: Mapping[str, Any] = {}
+    for event in read_journal(folder.events):
+        if event.get("event") in ("start", "end"):
+            last = event
+    if not last.get("stall"):
+        return None
+    stacks = []
+    for path in sorted(folder.logs.glob("rank-*.stack"))[:_MOST_STACKS]:
+        with suppress(OSError):
+            text = path.read_text("utf-8", "replace")
+            stacks += [f"{path.stem}\n{text}"] if text.strip() else []
+    return {"text": line(str(last["stall"])), "stacks": listing("\n".join(stacks))}
+
+
+def _checkpoints(folder: RunFolder) -> list[dict[str, Any]]:
+    best = _step_in(folder.checkpoints / "best.json")
+    found = []
+    for path in folder.checkpoints.glob("step-*"):
+        number = path.name.removeprefix("step-")
+        with suppress(OSError):  # removed meanwhile
+            if number.isascii() and number.isdigit():
+                sizes = [inner.stat() for inner in path.iterdir()]
+                found.append({
+                    "step": int(number), "bytes": sum(size.st_size for size in sizes),
+                    "when": path.stat().st_mtime, "best": int(number) == best,
+                })  # fmt: skip
+    return sorted(found, key=lambda one: int(one["step"]))
+
+
+def _step_in(path: Path) -> int | None:
+    with suppress(MusterError):
+        step = _mapping(read_json(path, "checkpoint")).get("step")
+        return step if isinstance(step, int) else None
+    return None
+
+
+def _evaluations(folder: Folder) -> list[dict[str, Any]]:
+    """A row per evaluation, the last ones; names without their kind."""
+    rows: dict[int, dict[str, Any]] = {}
+    for name, curve in curves_of(folder).items():
+        kind, _, short = name.partition("/")
+        if kind == "evaluation":
+            for step, value in zip(curve.step.tolist(), curve.value.tolist(), strict=True):
+                rows.setdefault(step, {"step": step})[line(short)] = finite(value)
+    return [rows[step] for step in sorted(rows)][-_MOST_EVALUATIONS:]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
