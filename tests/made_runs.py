@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from contextlib import closing
@@ -37,10 +38,9 @@ def made_sweep(
         code={"train.py": "0" * 64}, argv=("muster", "sweep", TARGET),
     )  # fmt: skip
     write_run(folder, record)
-    folder.events.write_text(
-        '{"time": "2026-09-21T13:33:20+00:00", "event": "start", "tasks": %d}\n'
-        '{"time": "2026-09-21T20:33:20+00:00", "event": "end", "exit_code": 1}\n' % num_tasks
-    )
+    start = {"time": "2026-09-21T13:33:20+00:00", "event": "start", "tasks": num_tasks}
+    end = {"time": "2026-09-21T20:33:20+00:00", "event": "end", "exit_code": 1}
+    folder.events.write_text(f"{json.dumps(start)}\n{json.dumps(end)}\n")
     with closing(Ledger(folder.ledger)) as ledger:
         ledger.begin()
         _plan(ledger, num_tasks)
@@ -100,7 +100,7 @@ def _end(ledger: Ledger, tasks: list[Task], logged: range, num_points: int) -> N
 def _curve(end: float, num_points: int) -> bytes:
     draw = random.Random(end)
     return points.encode(
-        (name, step, BEGAN_S + step / 100, sign * (end + math.exp(-step / 300)) + draw.gauss(0, 0.02))
+        (name, step, BEGAN_S + step / 100, sign * (end + math.exp(-step / 300) + draw.random()))
         for step in range(num_points)
         for name, sign in (("loss", 1.0), ("score", -1.0))
     )  # fmt: skip

@@ -64,7 +64,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def last_rows(path: Path, most_bytes: int) -> Iterator[Row]:
-    """The rows at the end of a CSV log, as many as stand in ``most_bytes``; raises as `read_rows`."""
+    """The rows in the last ``most_bytes`` of a CSV log; raises as `read_rows`."""
     try:
         with path.open("rb") as file:
             header = file.readline()

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.web import guard
-from muster.web.content.index import PAGES, TOP, head
+from muster.web.content.index import PAGES, TOP
+from muster.web.content.overview import head
 from muster.web.encoding import to_json
 from muster.web.folder import Folders
 from muster.web.pages.document import Shell, render

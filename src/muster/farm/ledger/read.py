@@ -14,6 +14,7 @@ from muster.farm.points import names_in
 from muster.farm.task import TaskState
 
 _FETCH = 2000
+_ENDED = "CASE outcome WHEN 'ok' THEN 'done' WHEN 'stopped' THEN 'stopped' ELSE 'failed' END"
 _STATES = {state.value: state for state in TaskState}
 
 
@@ -99,6 +100,16 @@ class WorkSpan(NamedTuple):
     state: str
     num: int
     task: str
+
+
+class RecentTask(NamedTuple):
+    """A task whose attempt ended: its key, what it is called, done, stopped or failed."""
+
+    key: str
+    name: str
+    state: str
+    seconds: float
+    ended_s: float
 
 
 class LedgerReader(LedgerQueries):
@@ -322,17 +333,27 @@ class LedgerReader(LedgerQueries):
         slots = self._all("SELECT count(DISTINCT slot_id) FROM workers")[0][0]
         # A column of pixels of a slot holds at most one span of each of three endings.
         width = (last - first) / max(1, most // (3 * slots))
-        column = "task_id || '.' || token" if num <= most else "CAST((started_s - ?) / ? AS INTEGER)"
+        column = (
+            "task_id || '.' || token" if num <= most else "CAST((started_s - ?) / ? AS INTEGER)"
+        )
         rows = self._all(
-            "SELECT label, begin, until, ended, num, substr(hex(key), 1, 12) FROM ("
+            "SELECT label, begin, until, ended, num, key FROM ("
             " SELECT worker_id, min(started_s) AS begin, max(started_s + seconds) AS until,"
             " count(*) AS num, min(task_id) AS task_id,"
-            " CASE outcome WHEN 'ok' THEN 'done' WHEN 'stopped' THEN 'stopped' ELSE 'failed' END"
-            f" AS ended, {column} AS col FROM attempts GROUP BY worker_id, col, ended)"
+            f" {_ENDED} AS ended, {column} AS col FROM attempts GROUP BY worker_id, col, ended)"
             " JOIN workers USING (worker_id) JOIN tasks USING (task_id) ORDER BY slot_id, begin",
             *(() if num <= most else (first, width)),
         )
-        return [WorkSpan(*row[:5], row[5].lower()) for row in rows]
+        return [WorkSpan._make((*row[:5], short_key(row[5]))) for row in rows]
+
+    def recent(self, count: int) -> list[RecentTask]:
+        """The tasks whose attempts ended last, the latest first."""
+        rows = self._all(
+            f"SELECT key, task_id, payload, {_ENDED}, seconds, started_s + seconds AS ended_s "
+            "FROM attempts JOIN tasks USING (task_id) ORDER BY ended_s DESC LIMIT ?",
+            count,
+        )
+        return [RecentTask(short_key(row[0]), task_label(*row[1:3]), *row[3:]) for row in rows]
 
     def trace_of(self, task_id: int) -> str | None:
         """The traceback of a task's last failed attempt."""

@@ -33,7 +33,9 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "command": line(command_line(stored.argv), 5000),
         "cwd": line(stored.cwd),
         "created": stored.created_s,
-        "code": [[line(name), digest] for name, digest in stored.code.items() if digest],
+        "code": [
+            {"name": line(name), "hash": digest} for name, digest in stored.code.items() if digest
+        ],
         "environment": settings(stored.environment),
         "options": options(stored),
         "doctor": _verified(folder.folder.verify_json),

@@ -12,7 +12,7 @@ from muster.farm import canonical
 from muster.farm.canonical import short_key
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.rows import flattened, metrics_of
-from muster.web.content.curves import MOST_SERIES, names_of, task_number
+from muster.web.content.curves import MOST_SERIES, curves_of, in_order, task_number
 from muster.web.content.plain import line, plain, settings
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
@@ -32,7 +32,11 @@ def content(folders: Folders, query: Query) -> dict[str, Any]:
     runs, tasks = query.many("run"), query.many("task")
     if tasks and len(runs) not in (1, len(tasks)):
         raise UsageError("To compare tasks of several runs, name a run for each of them.")
-    pairs = [(runs[0], task) for task in tasks] if len(runs) == 1 and tasks else zip_longest(runs, tasks)
+    pairs = (
+        [(runs[0], task) for task in tasks]
+        if len(runs) == 1 and tasks
+        else zip_longest(runs, tasks)
+    )
     found = [
         _task(folders.find(run), task) if task else _run(folders.find(run))
         for run, task in [*pairs][:MOST_SERIES]
@@ -79,7 +83,7 @@ def _run(folder: Folder) -> Compared:
         _column(folder, None, folder.path.name, status.state),
         settings({**given, **stored.environment}),
         {line(name): number for name, number in status.counts.items()},
-        names_of(folder) if stored.is_gang else [],
+        in_order(curves_of(folder)) if stored.is_gang else [],
     )
 
 

@@ -31,25 +31,20 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     px = query.number("px", 1200, 2, 10_000)
     low, high, by_time = query.maybe("from"), query.maybe("to"), query.text("x") == "time"
     found = [*_series(folder, query.many("task"))]
-    names = _in_order(one.name for one in found)
+    names = in_order(one.name for one in found)
     wanted = query.many("name") or names[:1]
-    chosen = [one for one in found if one.name in wanted]
+    chosen = [one for one in found if line(one.name) in wanted]
     return {
-        "names": [line(name) for name in names],
+        "names": names,
         "series": [_drawn(one, px, low, high, by_time) for one in chosen[:MOST_SERIES]],
         "left_out": max(0, len(chosen) - MOST_SERIES),
     }
 
 
-def names_of(folder: Folder) -> list[str]:
-    """What a run with ranks has logged."""
-    return [line(name) for name in _in_order(curves_of(folder))]
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
+def in_order(names: Iterable[str]) -> list[str]:
     """In the order in which they were logged, but what only counts comes last."""
-    names = dict.fromkeys(names)
-    return sorted(names, key=lambda name: name.rpartition("/")[2] in COUNTERS)
+    known = map(line, dict.fromkeys(names))
+    return sorted(known, key=lambda name: name.rpartition("/")[2] in COUNTERS)
 
 
 def curves_of(folder: Folder) -> dict[str, Curve]:

@@ -12,7 +12,7 @@ from muster.devices.inventory import Holder
 from muster.devices.leases import held_by
 from muster.devices.nvml_usage import GpuUsage, usage_source
 from muster.monitor.sample import Sample, Sampler
-from muster.web.content.plain import line
+from muster.web.content.plain import line, share
 from muster.web.folder import Folders
 from muster.web.query import Query
 
@@ -34,7 +34,7 @@ def _sampler() -> Sampler:
 def _host(sample: Sample) -> dict[str, Any]:
     host = sample.host
     return {
-        **_device(None, sample.host_name), "busy": host.cpu_percent,
+        **_device(None, sample.host_name), "busy": share(host.cpu_percent),
         "memory_mib": host.memory_used_mib, "total_mib": host.memory_total_mib,
     }  # fmt: skip
 
@@ -44,7 +44,7 @@ def _gpu(gpu: GpuUsage, sample: Sample) -> dict[str, Any]:
     return {
         **_device(gpu.index, gpu.name),
         "label": gpu.label,
-        "busy": gpu.utilisation_percent,
+        "busy": share(gpu.utilisation_percent),
         "memory_mib": gpu.memory_used_mib,
         "total_mib": gpu.memory_total_mib,
         "temperature": gpu.temperature_c,

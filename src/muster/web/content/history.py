@@ -12,7 +12,7 @@ from muster.monitor.files import last_rows
 from muster.monitor.sample import Row
 from muster.run.folder import RunFolder
 from muster.web.content.decimate import decimate
-from muster.web.content.plain import line
+from muster.web.content.plain import line, share
 
 #: Of each node's log; about 10,000 samples of a device.
 _MOST_BYTES = 2**20
@@ -20,7 +20,7 @@ _MOST_DEVICES, _PX = 256, 300
 
 
 def devices(folder: RunFolder) -> list[dict[str, Any]]:
-    """A row per device, with its last sample and how busy it was, in percent."""
+    """A row per device, with its last sample and how busy it was, from 0 to 1."""
     found: dict[tuple[str, str], list[Row]] = {}
     for log in folder.monitor_logs():
         try:
@@ -37,7 +37,9 @@ def devices(folder: RunFolder) -> list[dict[str, Any]]:
 
 def _device(label: str, rows: list[Row]) -> dict[str, Any]:
     last = rows[-1]
-    known = [(at, row.utilisation_percent) for row in rows if (at := _seconds(row)) is not None]
+    known = [
+        (at, share(row.utilisation_percent)) for row in rows if (at := _seconds(row)) is not None
+    ]
     x, y = (
         np.array([np.nan if value is None else value for value in column], float)
         for column in (zip(*known, strict=True) if known else ((), ()))
@@ -46,7 +48,7 @@ def _device(label: str, rows: list[Row]) -> dict[str, Any]:
     return {
         "label": line(label),
         "name": last.name and line(last.name),
-        "busy": last.utilisation_percent,
+        "busy": share(last.utilisation_percent),
         "memory_mib": last.memory_used_mib,
         "total_mib": last.memory_total_mib,
         "power_w": last.power_w,

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from muster.web.content import log, overview, runs, task, tasks
+from muster.web.content import (
+    about,
+    compare,
+    curves,
+    devices,
+    errors,
+    log,
+    map,
+    overview,
+    runs,
+    search,
+    task,
+    tasks,
+    training,
+)
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
 
@@ -15,19 +29,17 @@ PAGES: dict[str, Callable[[Folder, Query], dict[str, Any]]] = {
     "tasks": tasks.content,
     "task": task.content,
     "log": log.content,
+    "curves": curves.content,
+    "search": search.content,
+    "training": training.content,
+    "map": map.content,
+    "errors": errors.content,
+    "about": about.content,
 }
 
 #: Of everything that there is.
 TOP: dict[str, Callable[[Folders, Query], dict[str, Any]]] = {
     "runs": runs.content,
+    "devices": devices.content,
+    "compare": compare.content,
 }
-
-
-def head(folder: Folder) -> dict[str, Any]:
-    """What every page of a run shows at its top."""
-    found = overview.content(folder, Query())
-    return {name: value for name, value in found.items() if name not in _BELOW}
-
-
-#: Of the overview, what is below the head.
-_BELOW = ("slots", "devices", "alerts", "recent")

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from muster.api.runs import Run
+from muster.api.runs import Run, Status
+from muster.api.search_state import read_search
 from muster.base.clock import SystemClock
-from muster.web.content import standing
+from muster.base.journal import read_journal
+from muster.farm.ledger.read import LedgerReader
+from muster.run.folder import RunFolder
+from muster.web.content import history, standing
+from muster.web.content.plain import finite, line
+from muster.web.content.slots import slots
 from muster.web.folder import Folder
 from muster.web.query import Query
 
+_NUM_RECENT, _MOST_ALERTS = 10, 20
+#: What happens in a run without anything being wrong.
+_QUIET = ("start", "end", "enqueued")
+#: The slots of a run's attempts, and the size and time of the ledger that they were read from.
+_SLOTS: WeakKeyDictionary[Folder, tuple[object, list[dict[str, Any]]]] = WeakKeyDictionary()
 
-def content(folder: Folder, query: Query) -> dict[str, Any]:
+
+def head(folder: Folder) -> dict[str, Any]:
+    """What every page of a run shows at its top."""
     run = folder.run
     stored, status = run.stored, run.status()
     live = standing.picture(folder) if status.is_running else {}
+    ended_s = SystemClock().wall_s() if status.is_running else folder.changed_s()
     return {
         "id": folder.id,
-        "name": folder.path.name,
-        "path": str(folder.path),
+        "name": line(folder.path.name),
+        "path": line(str(folder.path)),
         "kind": stored.kind,
         "state": status.state,
         "tabs": standing.tabs(stored),
@@ -31,13 +47,20 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "progress": standing.progress(status),
         "rate": live.get("rate"),
         "eta_s": standing.eta_s(live),
-        "seconds": (SystemClock().wall_s() if status.is_running else folder.changed_s())
-        - stored.created_s,
-        "best": None,
-        "slots": [],
-        "devices": [],
-        "alerts": [],
-        "recent": [],
+        "seconds": ended_s - stored.created_s,
+        "best": _best(folder.folder, status),
+    }
+
+
+def content(folder: Folder, query: Query) -> dict[str, Any]:
+    run = folder.run
+    has_tasks = not run.stored.is_gang and folder.folder.ledger.exists()
+    return {
+        **head(folder),
+        "slots": _slots(folder, standing.picture(folder)) if has_tasks else [],
+        "devices": history.devices(folder.folder),
+        "alerts": _alerts(folder.folder),
+        "recent": _recent(folder.folder) if has_tasks else [],
     }
 
 
@@ -45,7 +68,53 @@ def _causes(run: Run) -> list[dict[str, Any]]:
     if run.stored.is_gang or not run.folder.ledger.exists():
         return []
     return [
-        {"text": group.message or group.outcome, "count": group.num_failed, "task": group.tasks[0]}
-        for group in run.failures()[:5]
-        if group.num_failed
+        {"text": line(group.message or group.outcome), "count": group.num_failed,
+         "task": group.tasks[0]}
+        for group in run.failures()[:5] if group.num_failed
+    ]  # fmt: skip
+
+
+def _best(folder: RunFolder, status: Status) -> dict[str, Any] | None:
+    """Of a search the best trial, of a training the best evaluation."""
+    if status.kind == "sweep" and (state := read_search(folder)) is not None:
+        for standing_of in state.best():
+            task = next(iter(state.tasks.get(standing_of.trial, ())), None)
+            goal = state.spec.objectives[0].name
+            return {"name": line(goal), "value": finite(standing_of.values[0]), "task": task}
+    best = (status.training or {}).get("best")
+    if isinstance(best, Mapping) and finite(best.get("value")) is not None:
+        return {"name": line(str(best.get("metric"))), "value": best["value"], "task": None}
+    return None
+
+
+def _slots(folder: Folder, live: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Read again only when the ledger has changed."""
+    paths = (folder.folder.ledger, folder.folder.ledger.with_name("ledger.sqlite-wal"))
+    stamps = [
+        (at.st_size, at.st_mtime_ns) for path in paths if path.exists() for at in [path.stat()]
     ]
+    known = _SLOTS.get(folder)
+    if live or known is None or known[0] != stamps:
+        with LedgerReader(folder.folder.ledger) as ledger:
+            known = _SLOTS[folder] = (stamps, slots(ledger, live, SystemClock().wall_s()))
+    return known[1]
+
+
+def _alerts(folder: RunFolder) -> list[dict[str, str]]:
+    """What happened beside the work: a device in quarantine, a job that was cancelled, a stall."""
+    found = []
+    for event in read_journal(folder.events):
+        if event.get("stall"):
+            found.append({"level": "bad", "text": line(str(event["stall"]))})
+        elif event.get("event") not in _QUIET and event.get("text"):
+            found.append({"level": "paused", "text": line(str(event["text"]))})
+    return found[-_MOST_ALERTS:]
+
+
+def _recent(folder: RunFolder) -> list[dict[str, Any]]:
+    with LedgerReader(folder.ledger) as ledger:
+        return [
+            {"key": one.key, "name": line(one.name, 200), "state": one.state,
+             "seconds": one.seconds, "ended": one.ended_s}
+            for one in ledger.recent(_NUM_RECENT)
+        ]  # fmt: skip

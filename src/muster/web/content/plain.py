@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from muster.api.report.content import Facts, Listing, Picture, Table, Text, in_words
 from muster.api.report.content import Block as Block
+from muster.api.report.content import Facts, Listing, Picture, Table, Text, in_words
 from muster.base.shown_text import clean_text, hide_secrets, one_line, without_secrets
 
 _MOST_CHARS = 500
@@ -25,6 +25,10 @@ def finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def plain(value: Any) -> Any:

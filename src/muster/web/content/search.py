@@ -23,7 +23,12 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     if state is None:
         raise UsageError(f"{folder.path} holds no search, or none that has begun.")
     wanted = query.text("importance") == "1"
-    return {**view(state), "importance": _importance(folder, state) if wanted else None}
+    weighed = _importance(folder, state) if wanted else None
+    return {
+        **view(state),
+        "importance": weighed and weighed["values"],
+        "weighed": weighed and {"step": weighed["step"], "trials": weighed["trials"]},
+    }
 
 
 def _importance(folder: Folder, state: SearchState) -> dict[str, Any] | None:

@@ -7,14 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from muster.api.ranks import rank_failures
 from muster.api.report.training import read_results, result_tables
 from muster.api.runs import Status
 from muster.base.codec import read_json
 from muster.base.errors import MusterError, UsageError
 from muster.base.journal import read_journal
+from muster.farm.metrics import Curve
 from muster.run.folder import RunFolder
-from muster.web.content.curves import curves_of, names_of
+from muster.web.content.curves import curves_of, in_order
 from muster.web.content.plain import block, finite, line, listing
 from muster.web.folder import Folder
 from muster.web.query import Query
@@ -40,24 +43,25 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     stored, status = run.stored, run.status()
     if not stored.is_gang:
         raise UsageError(f"{folder.path} is {stored.kind_name}: it has tasks, and no ranks.")
+    curves = curves_of(folder)
     results = read_results(folder.folder)
     said = {**results, **_mapping(results.get("measured")), **(status.training or {})}
     blocks = []
     with suppress(LookupError, TypeError, ValueError, AttributeError):  # a damaged record
         blocks = [block(one) for one in result_tables(folder.folder, results) if one is not None]
     return {
-        "curves": names_of(folder),
-        "ranks": _ranks(folder.folder, status, said),
+        "curves": in_order(curves),
+        "ranks": _ranks(folder.folder, status, _phases(said, _seconds(curves))),
         "stall": _stall(folder.folder),
         "checkpoints": _checkpoints(folder.folder),
-        "evaluations": _evaluations(folder),
+        "evaluations": _evaluations(curves),
         "figures": [*_figures(said)],
         "blocks": blocks,
     }
 
 
-def _ranks(folder: RunFolder, status: Status, said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The ranks of the last start, over all nodes. Rank 0 says where its time goes, in shares."""
+def _ranks(folder: RunFolder, status: Status, phases: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The ranks of the last start, over all nodes. Only rank 0 says where its time goes."""
     starts: dict[int, list[str]] = {}
     for event in read_journal(folder.events):
         ranks, node = event.get("ranks"), event.get("node", 0)
@@ -71,17 +75,26 @@ def _ranks(folder: RunFolder, status: Status, said: Mapping[str, Any]) -> list[d
             "rank": rank,
             "host": line(f"node {node} {label}" if has_nodes else label),
             "state": "failed" if rank in errors else status.state,
-            "error": line(f"{errors[rank].type}: {errors[rank].message}") if rank in errors else None,
-            "phases": _phases(said) if rank == 0 else {},
+            "error": line(f"{errors[rank].type}: {errors[rank].message}")
+            if rank in errors
+            else None,
+            "phases": phases if rank == 0 else {},
         }
         for rank, (node, label) in enumerate(labels)
     ]
 
 
-def _phases(said: Mapping[str, Any]) -> dict[str, float]:
+def _phases(said: Mapping[str, Any], seconds: float) -> dict[str, float]:
+    """Seconds by phase, from the shares that a training or an agent reports."""
     found = {word: finite(said.get(name)) for name, word in _PHASES.items() if name in said}
-    known = {word: share for word, share in found.items() if share is not None}
-    return {**known, "the rest": max(0.0, 1.0 - sum(known.values()))} if known else {}
+    known = {word: share * seconds for word, share in found.items() if share is not None}
+    return {**known, "the rest": max(0.0, seconds - sum(known.values()))} if known else {}
+
+
+def _seconds(curves: Mapping[str, Curve]) -> float:
+    """What all steps took together."""
+    taken = (curves[name].value for name in ("train/seconds", "update/seconds") if name in curves)
+    return float(sum(np.nansum(values) for values in taken))
 
 
 def _figures(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -90,7 +103,9 @@ def _figures(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(given, Mapping):  # the best, with its metric and step
             word, given = f"best {line(str(given.get('metric')))}", given.get("value")
         if isinstance(given, list):  # of each rank
-            given = max((known for one in given if (known := finite(one)) is not None), default=None)
+            given = max(
+                (known for one in given if (known := finite(one)) is not None), default=None
+            )
         value = finite(given)
         if value is not None:
             yield {"name": word, "value": value, "unit": unit}
@@ -134,10 +149,10 @@ def _step_in(path: Path) -> int | None:
     return None
 
 
-def _evaluations(folder: Folder) -> list[dict[str, Any]]:
+def _evaluations(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
     """A row per evaluation, the last ones; names without their kind."""
     rows: dict[int, dict[str, Any]] = {}
-    for name, curve in curves_of(folder).items():
+    for name, curve in curves.items():
         kind, _, short = name.partition("/")
         if kind == "evaluation":
             for step, value in zip(curve.step.tolist(), curve.value.tolist(), strict=True):
