@@ -1,0 +1,169 @@
+// What every module needs: the page's data, links, questions to the server, and the view in the URL.
+import {
+  html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback,
+} from "./vendor/htm-preact.module.js";
+import { on } from "./live.js";
+
+export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback };
+
+const island = JSON.parse(document.getElementById("data").textContent);
+export const { page, run, shell } = island;
+export const first = island.data;
+
+export const encode = (key) => encodeURIComponent(key);
+
+/** The address of a page: "" is the first one, "run/ID/tasks" a run's tasks. */
+export function link(path, params) {
+  const base = path || !shell.suffix ? path : "index";
+  const search = params ? "?" + new URLSearchParams(params) : "";
+  return shell.root + base + (base ? shell.suffix : "") + search;
+}
+
+export const runLink = (id, name = "overview") =>
+  link(name === "overview" ? `run/${id}` : `run/${id}/${name}`);
+export const taskLink = (id, key) => link(`run/${id}/task/${encode(key)}`);
+
+/** Names and values of a question; lists are repeated, what is empty is left out. */
+export function questions(params) {
+  const found = new URLSearchParams();
+  for (const [name, value] of Object.entries(params || {})) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "" && one !== false) {
+        found.append(name, one === true ? "1" : one);
+      }
+    }
+  }
+  return found.toString();
+}
+
+const kept = new Map(); // answers of a copy never change
+
+/** The server's answer; in a copy the file beside the page, which holds all there is. */
+export async function ask(path, params, signal) {
+  if (!shell.live) {
+    const address = shell.root + "api/" + path + ".json";
+    if (!kept.has(address)) {
+      kept.set(address, fetch(address).then((answer) => {
+        if (!answer.ok) throw new Error("This copy does not hold it.");
+        return answer.json();
+      }));
+    }
+    return kept.get(address);
+  }
+  const search = questions(params);
+  const answer = await fetch(`/api/${path}${search && "?" + search}`, { signal });
+  if (answer.status === 401) throw new Error("The server wants its token again: open the address that it has printed.");
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(found.error || `The server answered ${answer.status}.`);
+  return found;
+}
+
+/** Asks for a change of the run, where the server was started with --allow-actions. */
+export async function act(id, action, task) {
+  const answer = await fetch(`/api/run/${id}/act`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Muster": "1" },
+    body: JSON.stringify({ action, task }),
+  });
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(found.error || `The server answered ${answer.status}.`);
+  return found;
+}
+
+/** Calls `work` now, and again at most once in `pause` ms however often it is asked to. */
+export function atMost(pause, work) {
+  let timer = 0, wanted = false;
+  const begin = () => {
+    wanted = false;
+    timer = setTimeout(() => { timer = 0; if (wanted) begin(); }, pause);
+    work();
+  };
+  const asked = () => { if (timer) wanted = true; else begin(); };
+  asked.stop = () => { clearTimeout(timer); timer = 0; wanted = false; };
+  return asked;
+}
+
+/** An answer that is asked for again when it is told to be stale. `initial`: from the page. */
+export function useAnswer(path, params, initial) {
+  const [state, set] = useState({ value: initial ?? null, error: null });
+  const key = path + "?" + questions(params);
+  const begun = useRef(initial != null ? key : null);
+  useEffect(() => {
+    if (!path) return undefined;
+    let control = null, over = false;
+    const load = () => {
+      control?.abort();
+      control = new AbortController();
+      ask(path, params, control.signal).then(
+        (value) => { if (!over) set({ value, error: null }); },
+        (error) => { if (!over && error.name !== "AbortError") set((was) => ({ ...was, error: error.message })); });
+    };
+    const again = atMost(1000, load);
+    if (begun.current !== key) load();
+    begun.current = null;
+    const off = shell.live ? on("stale", again) : () => {};
+    return () => { over = true; control?.abort(); again.stop(); off(); };
+  }, [key]);
+  return state;
+}
+
+/** One value of the view; it stands in the URL, so that a link is the view. */
+export function useView(name, usual = "") {
+  const read = () => new URLSearchParams(location.search).get(name) ?? usual;
+  const [value, set] = useState(read);
+  useEffect(() => {
+    const follow = () => set(read());
+    addEventListener("popstate", follow);
+    return () => removeEventListener("popstate", follow);
+  }, [name]);
+  return [value, (next) => {
+    keepInUrl({ [name]: next === usual ? "" : next });
+    dispatchEvent(new PopStateEvent("popstate")); // others show the same value
+  }];
+}
+
+export function keepInUrl(values) {
+  const params = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(values)) {
+    if (value === "" || value === null || value === undefined) params.delete(name);
+    else params.set(name, value);
+  }
+  const search = params.toString();
+  history.replaceState(null, "", location.pathname + (search && "?" + search) + location.hash);
+}
+
+/** A colour of the theme, for canvases. */
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** A number that changes with the theme and the width of `ref`, so that canvases are drawn again. */
+export function useSize(ref) {
+  const [size, set] = useState({ width: 0, theme: 0 });
+  useLayoutEffect(() => {
+    const measure = () => set((was) => {
+      const width = Math.floor(ref.current?.clientWidth || 0);
+      return width === was.width ? was : { ...was, width };
+    });
+    measure();
+    const watch = new ResizeObserver(measure);
+    watch.observe(ref.current);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const turn = () => set((was) => ({ ...was, theme: was.theme + 1 }));
+    dark.addEventListener("change", turn);
+    return () => { watch.disconnect(); dark.removeEventListener("change", turn); };
+  }, []);
+  return size;
+}
+
+/** A canvas's context in CSS pixels, cleared. */
+export function canvasOf(element, width, height) {
+  const ratio = devicePixelRatio || 1;
+  element.width = Math.round(width * ratio);
+  element.height = Math.round(height * ratio);
+  element.style.width = width + "px";
+  element.style.height = height + "px";
+  const pen = element.getContext("2d");
+  pen.scale(ratio, ratio);
+  pen.clearRect(0, 0, width, height);
+  pen.font = "12px system-ui, sans-serif";
+  return pen;
+}

@@ -1,0 +1,53 @@
+// One stream of events for the tab. All that comes is a state or a place in a file, never a step:
+// what comes twice changes nothing, and after a break the page asks for what it may have missed.
+// A browser opens six connections to one server at most, so a tab that nobody sees lets its go.
+const kinds = ["counts", "rows", "stale", "points", "samples", "log", "end"];
+const listeners = new Map([...kinds, "status"].map((kind) => [kind, new Set()]));
+let source = null, address = "", last = "", broken = false;
+
+export function on(kind, hear) {
+  listeners.get(kind).add(hear);
+  return () => listeners.get(kind).delete(hear);
+}
+
+const tell = (kind, value) => { for (const hear of [...listeners.get(kind)]) hear(value); };
+
+export function begin(path) {
+  address = path;
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && !source) open();
+    else if (document.hidden && source) { close(); broken = true; }
+  });
+  if (!document.hidden) open();
+}
+
+function close() {
+  source?.close();
+  source = null;
+}
+
+function open() {
+  const join = address.includes("?") ? "&" : "?";
+  source = new EventSource(last ? `${address}${join}after=${encodeURIComponent(last)}` : address);
+  source.onopen = () => {
+    tell("status", "live");
+    if (broken) { broken = false; tell("stale", {}); }
+  };
+  source.onerror = () => {
+    broken = true;
+    if (source.readyState === EventSource.CLOSED) {
+      close();
+      tell("status", "lost");
+      setTimeout(() => { if (!source && !document.hidden) open(); }, 5000);
+    } else tell("status", "waiting");
+  };
+  for (const kind of kinds) {
+    source.addEventListener(kind, (event) => {
+      if (event.lastEventId) last = event.lastEventId;
+      let value = {};
+      try { value = JSON.parse(event.data || "{}"); } catch { return; }
+      tell(kind, value);
+      if (kind === "end") tell("stale", {});
+    });
+  }
+}

@@ -1,0 +1,197 @@
+// The pages whose content is more than a table of tasks.
+import { first, html, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
+import { on } from "./live.js";
+import { Action, Bar, Copy, Facts, Failure, Records, Section, State, Table, Verdict, levelOf } from "./parts.js";
+import { Chunks, Gantt, History, Strip } from "./charts.js";
+import { Curves } from "./curves.js";
+import { Log } from "./log.js";
+import { Parallel, brushes, passes } from "./parallel.js";
+import * as format from "./format.js";
+
+const toTask = (key) => { location.href = taskLink(run.id, key); };
+const TaskLink = ({ task, children }) => (task === null || task === undefined ? children ?? null : html`<a data-row href=${taskLink(run.id, task)}>${children ?? format.text(task)}</a>`);
+
+export function Runs() {
+  const { value, error } = useAnswer("runs", {}, first);
+  const [word, setWord] = useView("filter");
+  const [state, setState] = useView("state");
+  const all = value.runs || [];
+  const found = all.filter((one) => (!state || one.state === state) && (!word || `${one.name} ${one.kind} ${one.state} ${one.path} ${one.verdict?.text ?? one.verdict}`.toLowerCase().includes(word.toLowerCase())));
+  const counts = {};
+  for (const one of all) counts[one.state] = (counts[one.state] || 0) + 1;
+  const failed = all.filter((one) => levelOf(one) === "bad").length, going = all.filter((one) => one.state === "running").length;
+  const words = [going && `${going} at work`, failed && `${failed} with failures`, `${all.length} in all`].filter(Boolean);
+  return html`<h1>Runs</h1>
+    ${all.length ? html`<${Verdict} level=${failed ? "bad" : going ? "working" : "good"}>${words.join(", ")}</${Verdict}>` : null}
+    <div class="tools"><label class="search"><span class="sr">Filter the runs</span><input type="search" data-search placeholder="Filter by name, kind or folder" value=${word} onInput=${(event) => setWord(event.target.value)} /></label>
+      <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
+    <${Failure} error=${error} />
+    <${Table} kind="runs" name="Runs" empty=${all.length ? "No run is like that." : "There are no runs here yet."}
+      heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Best", true], ["GPU hours", true], ["Size", true], ["Changed", true]]}
+      rows=${found.map((one) => [
+        html`<span class="run-name"><a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,
+        html`<${State} word=${one.state} />`,
+        html`<span class="cell-bar">${one.counts?.total ? html`<${Bar} small counts=${one.counts} />` : typeof one.progress === "number" ? html`<${Bar} small counts=${{ done: one.progress, waiting: 1 - one.progress }} />` : "–"}</span>`,
+        one.counts?.total ? `${format.many(one.counts.done)} / ${format.many(one.counts.total)}` : typeof one.progress === "number" ? `${Math.floor(one.progress * 100)} %` : "–",
+        format.interval(one.eta_s),
+        one.best ? html`<span>${one.best.name} <b>${format.number(one.best.value)}</b></span>` : "–",
+        typeof one.gpu_hours === "number" ? one.gpu_hours.toFixed(2) : "–",
+        format.bytes(one.bytes),
+        html`<${Ago} when=${one.changed} />`,
+      ])} />`;
+}
+
+function Ago({ when }) {
+  const [, again] = useState(0);
+  useEffect(() => { const timer = setInterval(() => again((n) => n + 1), 10_000); return () => clearInterval(timer); }, []);
+  return html`<time title=${format.moment(when)}>${format.ago(when)}</time>`;
+}
+
+export function Overview() {
+  const { value, error } = useAnswer(`run/${run.id}`, {}, first);
+  const [now, set] = useState({});
+  useEffect(() => on("counts", set), []);
+  const all = { ...value, ...now };
+  const { best, slots = [], devices = [], alerts = [], recent } = all;
+  const causes = all.verdict?.causes || [];
+  return html`<${Failure} error=${error} />
+    ${causes.length ? html`<${Section} title="Why tasks failed"><${Table} name="Causes" heads=${[["Tasks", true], ["Cause"]]} rows=${causes.map((one) => [one.count, html`<${TaskLink} task=${one.task}>${one.text}</${TaskLink}>`])} /></${Section}>` : null}
+    ${alerts.length ? html`<ul class="alerts">${alerts.map((one) => html`<li class="a-${one.level}">${one.text}</li>`)}</ul>` : null}
+    <${Facts} pairs=${[
+      ["Left", format.interval(all.eta_s)], ["Rate", typeof all.rate === "number" ? `${format.number(all.rate)} / s` : null], [all.state === "running" ? "Since" : "Took", format.duration(all.seconds)],
+      ["Best", best ? html`<span><b>${format.number(best.value)}</b> ${best.name} ${best.task !== undefined && best.task !== null ? html`<${TaskLink} task=${best.task}>see the task</${TaskLink}>` : null}</span>` : null], ["Folder", all.path],
+    ]} />
+    ${all.counts?.total || !all.training ? null : html`<${Facts} pairs=${Object.entries(all.training)} />`}
+    ${slots.some((slot) => slot.bars.length) ? html`<${Section} title="Where and when" note="a line for each slot, a bar for each attempt"><${Gantt} slots=${slots} open=${(run.tabs || []).includes("tasks") ? toTask : null} /></${Section}>` : null}
+    ${devices.length ? html`<${Section} title="Devices"><div class="cards small">${devices.map((one, n) => html`<figure class="card" key=${n}><figcaption>${one.label}<span class="note">${[typeof one.busy === "number" && `${Math.round(one.busy * 100)} % busy`, typeof one.memory_mib === "number" && `${format.mib(one.memory_mib)}${one.total_mib ? ` of ${format.mib(one.total_mib)}` : ""}`].filter(Boolean).join(", ")}</span></figcaption><${Strip} history=${one.history} label="How busy ${one.label} was" /></figure>`)}</div></${Section}>` : null}
+    ${recent?.length ? html`<${Section} title="Most recent"><${Recent} recent=${recent} columns=${all.recent_columns} /></${Section}>` : null}`;
+}
+
+function Recent({ recent, columns }) {
+  if (!recent[0].cells) return html`<${Records} name="Most recent" value=${recent} />`;
+  const names = (columns || []).map((one) => one.label ?? one);
+  return html`<${Table} name="Most recent" heads=${names.map((name) => [name])} rows=${recent.map((row) => row.cells.map((cell, n) => (n === 0 ? html`<${TaskLink} task=${row.key}>${format.text(cell)}</${TaskLink}>` : cell)))} />`;
+}
+
+export function Task() {
+  const { value, error } = useAnswer(`run/${run.id}/task/${encodeURIComponent(first.key)}`, {}, first);
+  const { settings = {}, result = {}, attempts = [], files = [], metrics = [] } = value;
+  const fields = [...new Set(attempts.flatMap(Object.keys))];
+  const shown = (name, cell) => (name === "outcome" || name === "state" ? html`<${State} word=${cell} />` : name === "started" || name === "ended" ? format.moment(cell) : name === "seconds" ? format.duration(cell) : cell);
+  return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} />
+      ${shell.actions && html`<${Action} label="Run it again" action="retry" task=${value.key} ask="Run this task again?" /><${Action} label="Stop it" action="stop" task=${value.key} ask="Stop this task? What it has reached is kept." />`}</h2>
+    <${Failure} error=${error} />
+    ${value.error && html`<div class="error"><p>${value.error.text}</p>${value.error.trace && html`<details open><summary>Traceback</summary><pre tabindex="0">${value.error.trace}</pre></details>`}</div>`}
+    <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["GPU time", format.duration(value.gpu_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Energy", typeof value.wh === "number" ? `${format.number(value.wh)} Wh` : null], ["Key", html`<code>${value.key}</code>`]]} />
+    <div class="two"><${Section} title="Settings"><${Facts} wide pairs=${Object.entries(settings)} /></${Section}>
+    ${Object.keys(result || {}).length ? html`<${Section} title="Result"><${Facts} wide pairs=${Object.entries(result)} /></${Section}>` : null}</div>
+    ${metrics.length ? html`<${Section} title="Curves"><${Curves} names=${metrics} tasks=${[String(value.key)]} /></${Section}>` : null}
+    <${Section} title="Log"><${Log} task=${value.key} /></${Section}>
+    ${attempts.length ? html`<${Section} title="Attempts"><${Table} name="Attempts" heads=${fields.map((name) => [name, typeof attempts[0][name] === "number"])} rows=${attempts.map((one) => fields.map((name) => shown(name, one[name])))} /></${Section}>` : null}
+    ${files.length ? html`<${Section} title="Files"><${Table} name="Files" heads=${[["File"], ["Size", true]]} rows=${files.map((one) => [html`<a href=${one.href} download>${one.name}</a>`, format.bytes(one.bytes)])} /></${Section}>` : null}
+    ${value.command && html`<${Section} title="Run this one here"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}`;
+}
+
+export function Search() {
+  const { value, error } = useAnswer(`run/${run.id}/search`, {}, first);
+  const [brush] = useView("brush");
+  const [hovered, hover] = useState(null);
+  const { goals = [], history = [], importance, parallel, pareto, rungs = [], budget } = value;
+  const dims = parallel?.dims || [], front = new Set((pareto || []).map((one) => one?.task ?? one));
+  const map = brushes(brush);
+  const rows = (parallel?.rows || []).filter((row) => passes(row, dims, map));
+  const way = goals[0]?.direction || "minimise", sign = way.startsWith("max") ? -1 : 1;
+  const ranked = rows.slice().sort((a, b) => (a.value ?? Infinity * sign) * sign - (b.value ?? Infinity * sign) * sign);
+  return html`<${Failure} error=${error} />
+    ${goals.length ? html`<p class="note">The goal is to ${goals.map((one) => `${one.direction} ${one.name}`).join(" and to ")}.</p>` : null}
+    ${history.length ? html`<${Section} title="How it went" note="each trial, and the best so far"><${History} history=${history} goal=${way} open=${toTask} /></${Section}>` : null}
+    ${dims.length ? html`<${Section} title="Parameters"><${Parallel} dims=${dims} rows=${parallel.rows} hovered=${hovered} /></${Section}>` : null}
+    ${ranked.length ? html`<${Section} title="Trials" note="the best ${Math.min(100, ranked.length)} of ${ranked.length}"><div onMouseLeave=${() => hover(null)} onMouseOver=${(event) => hover(ranked[event.target.closest("tbody tr")?.rowIndex - 1]?.task ?? null)}>
+      <${Table} kind="trials" name="Trials" heads=${[["Trial"], ["State"], [goals[0]?.name || "value", true], ...dims.map((dim) => [dim.name, !dim.values])]}
+        rows=${ranked.slice(0, 100).map((row) => [html`<span><${TaskLink} task=${row.task} />${front.has(row.task) ? html` <span class="kind">front</span>` : null}</span>`, html`<${State} word=${row.state} />`, format.number(row.value), ...row.cells])} /></div></${Section}>` : null}
+    ${importance?.length ? html`<${Section} title="Importance" note="the share of the differences that each parameter explains"><table class="weights"><caption class="sr">Importance</caption><thead class="sr"><tr><th scope="col">Parameter</th><th scope="col">Share</th><th scope="col">Percent</th></tr></thead><tbody>${importance.map((one) => html`<tr><th scope="row">${one.name}</th><td><svg class="bar" aria-hidden="true"><rect width="${100 * Math.max(0, one.value)}%" height="100%" class="f-running" /></svg></td><td class="num">${(100 * one.value).toFixed(1)} %</td></tr>`)}</tbody></table></${Section}>` : null}
+    ${rungs.length ? html`<${Section} title="Rungs" note="who was stopped where, and on what evidence">${rungs.map((one) => html`<details key=${one.step}><summary>Step ${one.step}: ${one.reached} reached it, ${one.stopped} stopped, ${one.promoted} went on</summary><${Records} name="Rung ${one.step}" value=${one.rows} /></details>`)}</${Section}>` : null}
+    ${budget && Object.keys(budget).length ? html`<${Section} title="Budget"><${Records} name="Budget" value=${budget} /></${Section}>` : null}`;
+}
+
+const PHASES = ["data", "forward", "backward", "communication", "optimizer", "other"];
+
+export function Training() {
+  const { value, error } = useAnswer(`run/${run.id}/training`, {}, first);
+  const { curves = [], ranks = [], stall, checkpoints = [], evaluations = [], figures = [] } = value;
+  const phases = [...new Set(ranks.flatMap((one) => Object.keys(one.phases || {})))];
+  const line = (name) => `f-phase-${(PHASES.indexOf(name) < 0 ? PHASES.length + phases.indexOf(name) : PHASES.indexOf(name)) % 6}`;
+  const strip = (found) => {
+    const total = Object.values(found || {}).reduce((sum, one) => sum + (one || 0), 0);
+    let at = 0;
+    return total ? html`<svg class="bar" role="img" aria-label=${phases.map((name) => `${name} ${format.duration(found[name])}`).join(", ")}>${phases.map((name) => { const from = at, wide = (100 * (found[name] || 0)) / total; at += wide; return html`<rect x="${from}%" width="${wide}%" height="100%" class=${line(name)}><title>${name}: ${format.duration(found[name])}</title></rect>`; })}</svg>` : "–";
+  };
+  return html`<${Failure} error=${error} />
+    ${stall && html`<div class="error" role="alert"><p>${stall.text}</p>${stall.stacks && html`<details><summary>Where each rank stands</summary><${Records} name="Stacks" value=${stall.stacks} /></details>`}</div>`}
+    <${Facts} pairs=${figures.map((one) => [one.name, `${format.number(one.value)} ${one.unit || ""}`])} />
+    ${curves.length ? html`<${Section} title="Curves"><${Curves} names=${curves} /></${Section}>` : null}
+    ${ranks.length ? html`<${Section} title="Ranks" note=${phases.length ? "how each spends its time" : ""}>
+      ${phases.length ? html`<p class="legend">${phases.map((name) => html`<span><svg class="swatch" aria-hidden="true"><rect width="16" height="10" class=${line(name)} /></svg>${name}</span>`)}</p>` : null}
+      <${Table} name="Ranks" heads=${[["Rank", true], ["Host"], ["State"], ...(phases.length ? [["Time"]] : []), ...phases.map((name) => [name, true])]} rows=${ranks.map((one) => [one.rank, one.host, html`<${State} word=${one.state} />`, ...(phases.length ? [html`<span class="cell-bar">${strip(one.phases)}</span>`] : []), ...phases.map((name) => format.duration(one.phases?.[name]))])} /></${Section}>` : null}
+    ${evaluations.length ? html`<${Section} title="Evaluations"><${Records} name="Evaluations" value=${evaluations} /></${Section}>` : null}
+    ${checkpoints.length ? html`<${Section} title="Checkpoints"><${Table} name="Checkpoints" heads=${[["Step", true], ["Size", true], ["Saved"]]} rows=${checkpoints.map((one) => [one.step, format.bytes(one.bytes), format.moment(one.when)])} /></${Section}>` : null}
+    ${ranks.length && shell.live ? html`<${Section} title="Log"><${RankLog} ranks=${ranks} /></${Section}>` : null}`;
+}
+
+function RankLog({ ranks }) {
+  const [rank, setRank] = useView("rank", String(ranks[0].rank));
+  return html`<div class="tools">${ranks.map((one) => html`<button type="button" aria-pressed=${String(one.rank) === rank ? "true" : "false"} onClick=${() => setRank(String(one.rank))}>Rank ${one.rank}</button>`)}</div><${Log} key=${rank} task=${rank} />`;
+}
+
+export function MapPage() {
+  const { value, error } = useAnswer(`run/${run.id}/map`, {}, first);
+  const { stages = [], chunks = [], rejects = [] } = value;
+  const counts = {};
+  for (const one of chunks) counts[one.state] = (counts[one.state] || 0) + 1;
+  const named = [["in", "In"], ["out", "Out"], ["rejected", "Rejected"], ["lost", "Lost"], ["rows_s", "Rows / s"], ["tokens_s", "Tokens / s"]].filter(([key]) => stages.some((one) => one[key] !== null && one[key] !== undefined));
+  return html`<${Failure} error=${error} />
+    <${Section} title="Stages"><${Table} name="Stages" heads=${[["Stage"], ...named.map(([, label]) => [label, true])]} rows=${stages.map((one) => [one.name, ...named.map(([key]) => (typeof one[key] === "number" && Number.isInteger(one[key]) ? format.many(one[key]) : one[key]))])} empty="Nothing has been read yet." /></${Section}>
+    ${chunks.length ? html`<${Section} title="Chunks" note="each a square"><p class="legend">${Object.entries(counts).map(([name, number]) => html`<span><${State} word=${name} /> <b>${format.many(number)}</b></span>`)}</p><${Chunks} chunks=${chunks} /></${Section}>` : null}
+    <${Section} title="Rejects"><${Records} name="Rejects" value=${rejects} empty="No record was rejected." /></${Section}>`;
+}
+
+export function Errors() {
+  const { value, error } = useAnswer(`run/${run.id}/errors`, {}, first);
+  const groups = value.groups || [];
+  return html`<${Failure} error=${error} />
+    ${groups.length ? groups.map((one, n) => html`<section class="group" key=${n}><h2><span class="times">${format.many(one.count)} ×</span> ${one.text}</h2>
+      <p class="note">${typeof one.first === "number" ? `First ${format.moment(one.first)}, last ${format.moment(one.last)}. ` : ""}Tasks ${(one.tasks || []).slice(0, 20).map((key) => html`<${TaskLink} task=${key} /> `)}${(one.tasks || []).length > 20 ? "…" : ""}</p>
+      ${one.trace && html`<details open=${n === 0}><summary>Traceback</summary><pre tabindex="0">${one.trace}</pre></details>`}</section>`) : html`<p class="empty">Nothing has failed.</p>`}`;
+}
+
+export function About() {
+  const { value, error } = useAnswer(`run/${run.id}/about`, {}, first);
+  return html`<${Failure} error=${error} />
+    ${value.command && html`<${Section} title="Command"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}
+    ${[["Options", "options"], ["Code", "code"], ["Environment", "environment"], ["Doctor", "doctor"], ["Plan", "plan"]].map(([title, key]) => value[key] && (typeof value[key] !== "object" || Object.keys(value[key]).length) ? html`<${Section} key=${key} title=${title}><${Records} name=${title} value=${value[key]} /></${Section}>` : null)}`;
+}
+
+export function Devices() {
+  const { value, error } = useAnswer("devices", {}, first);
+  const all = value.devices || [];
+  const share = (busy) => (typeof busy === "number" ? html`<span class="cell-bar"><svg class="bar" role="img" aria-label="${Math.round(busy * 100)} percent"><rect width="${busy * 100}%" height="100%" class="f-running" /><rect x="${busy * 100}%" width="${100 - busy * 100}%" height="100%" class="f-waiting" /></svg></span>` : "–");
+  return html`<h1>Devices</h1><${Failure} error=${error} />
+    <${Table} name="Devices" empty="This machine has no GPU that can be asked." heads=${[["Device", true], ["Name"], ["Busy"], ["", true], ["Memory"], ["", true], ["°C", true], ["W", true], ["Held by"], ["Processes"]]}
+      rows=${all.map((one) => [one.index, one.name, share(one.busy), typeof one.busy === "number" ? `${Math.round(one.busy * 100)} %` : "–", share(one.total_mib ? one.memory_mib / one.total_mib : null), one.total_mib ? `${format.mib(one.memory_mib)} / ${format.mib(one.total_mib)}` : "–", one.temperature, one.power_w, one.lease ?? "–",
+        html`<span>${(one.processes || []).map((who) => html`<div>${who.user} <b>${who.pid}</b> ${who.command} ${typeof who.mib === "number" ? format.mib(who.mib) : ""}</div>`)}${(one.processes || []).length ? null : "–"}</span>`])} />`;
+}
+
+export function Compare() {
+  const { value, error } = useAnswer("compare", Object.fromEntries([...new URLSearchParams(location.search).keys()].map((name) => [name, new URLSearchParams(location.search).getAll(name)])), first);
+  const [only, setOnly] = useView("only", "1");
+  const { columns = [], settings = [], metrics = [] } = value;
+  const params = new URLSearchParams(location.search);
+  const shown = settings.filter((one) => only !== "1" || one.differs);
+  const label = (one) => (typeof one === "object" ? one.label ?? one.task ?? one.name : one);
+  if (!columns.length) return html`<h1>Compare</h1><p class="empty">Choose tasks in a table of tasks (the key x) to compare them here.</p>`;
+  return html`<h1>Compare</h1><${Failure} error=${error} />
+    <div class="tools"><label><input type="checkbox" checked=${only === "1"} onChange=${(event) => setOnly(event.target.checked ? "1" : "0")} /> Only what differs</label><span class="note">${shown.length} of ${settings.length} settings</span></div>
+    <${Table} kind="compare" name="Settings" heads=${[["Setting"], ...columns.map((one) => [label(one)])]} rows=${shown.map((one) => [one.name, ...one.values])} empty="They do not differ." />
+    ${metrics.length ? html`<${Section} title="Curves"><${Curves} names=${metrics} tasks=${params.getAll("task")} id=${params.get("run")} /></${Section}>` : null}`;
+}
+
