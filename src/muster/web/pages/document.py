@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from muster.web.encoding import to_json
 from muster.web.pages.bodies import BODIES
 from muster.web.pages.links import Links
 from muster.web.pages.markup import Html, tag
@@ -98,17 +97,6 @@ def _top(page: str, links: Links, run: Mapping[str, Any] | None) -> Html:
 
 def _island(content: Mapping[str, Any]) -> Html:
     """Data that no HTML can end: ``<`` is written as JSON's escape."""
-    text = json.dumps(_finite(content), ensure_ascii=True, separators=(",", ":"), default=str)
+    text = to_json(content).decode()
     safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return tag("script", Html(safe), type="application/json", id="data")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no nan and no infinity: a browser is told that they are not numbers it can draw."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value
