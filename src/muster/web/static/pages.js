@@ -20,13 +20,13 @@ export function Runs() {
   const counts = {};
   for (const one of all) counts[one.state] = (counts[one.state] || 0) + 1;
   const failed = all.filter((one) => levelOf(one) === "bad").length, going = all.filter((one) => one.state === "running").length;
-  const words = [going && `${going} at work`, failed && `${failed} with failures`, `${all.length} in all`].filter(Boolean);
+  const words = `${[going && `${going} at work`, failed && `${failed} with failures`].filter(Boolean).join(", ") || "none with failures"} of ${all.length}`;
   return html`<h1>Runs</h1>
-    ${all.length ? html`<${Verdict} level=${failed ? "bad" : going ? "working" : "good"}>${words.join(", ")}</${Verdict}>` : null}
+    ${all.length ? html`<${Verdict} level=${failed ? "bad" : going ? "working" : "good"}>${words[0].toUpperCase() + words.slice(1)} ${all.length === 1 ? "run" : "runs"}.</${Verdict}>` : null}
     <div class="tools"><label class="search"><span class="sr">Filter the runs</span><input type="search" data-search placeholder="Filter by name, kind or folder" value=${word} onInput=${(event) => setWord(event.target.value)} /></label>
       <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
     <${Failure} error=${error} />
-    <${Table} kind="runs" name="Runs" empty=${all.length ? "No run is like that." : "There are no runs here yet."}
+    <${RunTable} empty=${all.length ? "No run is like that." : "There are no runs here yet."}
       heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Best", true], ["GPU hours", true], ["Size", true], ["Changed", true]]}
       rows=${found.map((one) => [
         html`<span class="run-name"><a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,
@@ -39,6 +39,13 @@ export function Runs() {
         format.bytes(one.bytes),
         html`<${Ago} when=${one.changed} />`,
       ])} />`;
+}
+
+/** Columns of which no run knows anything are left out. */
+function RunTable({ heads, rows, empty }) {
+  const known = heads.map((_, n) => n < 4 || rows.some((cells) => cells[n] !== "–"));
+  const keep = (list) => list.filter((_, n) => known[n]);
+  return html`<${Table} kind="runs" name="Runs" empty=${empty} heads=${keep(heads)} rows=${rows.map(keep)} />`;
 }
 
 function Ago({ when }) {
@@ -55,7 +62,7 @@ export function Overview() {
   const { best, slots = [], devices = [], alerts = [], recent } = all;
   const causes = all.verdict?.causes || [];
   return html`<${Failure} error=${error} />
-    ${causes.length ? html`<${Section} title="Why tasks failed"><${Table} name="Causes" heads=${[["Tasks", true], ["Cause"]]} rows=${causes.map((one) => [one.count, html`<${TaskLink} task=${one.task}>${one.text}</${TaskLink}>`])} /></${Section}>` : null}
+    ${causes.length ? html`<${Section} title="Why tasks failed"><${Table} kind="causes" name="Causes" heads=${[["Tasks", true], ["Cause"]]} rows=${causes.map((one) => [one.count, html`<${TaskLink} task=${one.task}>${one.text}</${TaskLink}>`])} /></${Section}>` : null}
     ${alerts.length ? html`<ul class="alerts">${alerts.map((one) => html`<li class="a-${one.level}">${one.text}</li>`)}</ul>` : null}
     <${Facts} pairs=${[
       ["Left", format.interval(all.eta_s)], ["Rate", typeof all.rate === "number" ? `${format.number(all.rate)} / s` : null], [all.state === "running" ? "Since" : "Took", format.duration(all.seconds)],
