@@ -11,7 +11,8 @@ from muster.base.errors import MusterError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import frames_above
 from muster.run.lock import is_held
-from muster.web.content.index import PAGES, head
+from muster.web.content.index import PAGES
+from muster.web.content.overview import head
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
 
