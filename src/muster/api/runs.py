@@ -387,6 +387,7 @@ def refresh_export(folder: RunFolder) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
+        start_new_session=True,  # Ctrl-C in a terminal is for us: a second one ends it
         env=child_environment({}),
     )
     if done.returncode != 0:
