@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from muster.search.records import Standing
 from muster.search.spec import SearchSpec
 from muster.search.trials import Trial
+
+#: So many trials are compared with all others at once: a few megabytes.
+_BLOCK = 256
 
 
 def standing_of(spec: SearchSpec, trial: Trial) -> Standing | None:
@@ -35,12 +39,8 @@ def is_feasible(spec: SearchSpec, trial: Trial) -> bool:
 def rank_trials(spec: SearchSpec, trials: Sequence[Trial]) -> list[Standing]:
     """All trials that count, the best first: those that finished before the others, then by how
     many beat them in every objective, then by value, then by number."""
-    found = [
-        (standing, _costs(spec, standing))
-        for trial in trials
-        if is_feasible(spec, trial) and (standing := standing_of(spec, trial)) is not None
-    ]
-    fronts = _fronts([costs for _, costs in found]) if len(spec.objectives) > 1 else None
+    found = _counted(spec, trials)
+    fronts = num_better([costs for _, costs in found]) if len(spec.objectives) > 1 else None
     order = sorted(
         range(len(found)),
         key=lambda at: (
@@ -55,10 +55,18 @@ def rank_trials(spec: SearchSpec, trials: Sequence[Trial]) -> list[Standing]:
 
 def pareto_front(spec: SearchSpec, trials: Sequence[Trial]) -> list[Standing]:
     """The finished trials that no finished one beats in every objective, by number."""
-    done = [s for s in rank_trials(spec, trials) if s.state == "done"]
-    fronts = _fronts([_costs(spec, standing) for standing in done])
-    front = [standing for standing, beaten in zip(done, fronts, strict=True) if beaten == 0]
+    done = [one for one in _counted(spec, trials) if one[0].state == "done"]
+    numbers = num_better([costs for _, costs in done])
+    front = [standing for (standing, _), number in zip(done, numbers, strict=True) if not number]
     return sorted(front, key=lambda standing: standing.trial)
+
+
+def _counted(spec: SearchSpec, trials: Sequence[Trial]) -> list[tuple[Standing, tuple[float, ...]]]:
+    return [
+        (standing, _costs(spec, standing))
+        for trial in trials
+        if is_feasible(spec, trial) and (standing := standing_of(spec, trial)) is not None
+    ]
 
 
 def _costs(spec: SearchSpec, standing: Standing) -> tuple[float, ...]:
@@ -67,11 +75,16 @@ def _costs(spec: SearchSpec, standing: Standing) -> tuple[float, ...]:
     return tuple(-value if objective.maximize else value for value, objective in pairs)
 
 
-def _fronts(costs: list[tuple[float, ...]]) -> list[int]:
+def num_better(costs: Sequence[tuple[float, ...]]) -> list[int]:
     """How many others beat each: not worse anywhere, and better somewhere."""
-    return [
-        sum(
-            other != own and all(o <= c for o, c in zip(other, own, strict=True)) for other in costs
-        )
-        for own in costs
-    ]
+    import numpy as np
+
+    table, alike = np.array(costs), Counter(costs)
+    numbers: list[int] = []
+    for start in range(0, len(costs), _BLOCK):
+        block = table[start : start + _BLOCK]
+        is_not_worse = np.ones((len(block), len(costs)), bool)
+        for own, column in zip(block.T, table.T, strict=True):
+            is_not_worse &= column <= own[:, None]
+        numbers += is_not_worse.sum(axis=1).tolist()
+    return [number - alike[own] for number, own in zip(numbers, costs, strict=True)]
