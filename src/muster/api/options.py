@@ -170,6 +170,10 @@ class SearchOptions:
     """Begin nothing new after this time: 90, 30m, 2h. With more time the search goes on later."""
     gpu_hours: float | None = None
     """Begin nothing new after this many hours of all workers together."""
+    max_cost: float | None = None
+    """Begin nothing new after the workers have cost this much, by --price-per-gpu-hour."""
+    price_per_gpu_hour: float | None = None
+    """What an hour of a GPU costs, in the same money as --max-cost."""
 
     @property
     def is_search(self) -> bool:

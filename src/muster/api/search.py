@@ -59,13 +59,22 @@ def spec_of(
         sampler=options.sampler,
         seed=options.search_seed,
         budget=Budget(
-            trials=options.trials, seconds=options.search_time_s, gpu_hours=options.gpu_hours
+            trials=options.trials,
+            seconds=options.search_time_s,
+            gpu_hours=options.gpu_hours,
+            cost=options.max_cost,
+            price_per_gpu_hour=options.price_per_gpu_hour,
         ),
         seeds=seeds,
         tries=tuple(map(_guess, options.tries)),
         constraints=tuple(map(Constraint.from_text, options.constraint)),
         stopping=Stopping.from_text(options.stop),
     )
+    if (options.max_cost is None) != (options.price_per_gpu_hour is None):
+        raise UsageError(
+            "--max-cost needs the price of an hour of a GPU, and the price a cost.",
+            hint="--max-cost 40 --price-per-gpu-hour 2.5, in the same money.",
+        )
     if spec.budget == Budget() and space.size is None:
         raise UsageError(
             "The search has no end: its space has too many settings to try them all.",

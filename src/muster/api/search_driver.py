@@ -191,10 +191,11 @@ class SearchDriver:
         return self._clock.monotonic_s() - self._began_s
 
     def _spent(self) -> Spent:
-        hours = 0.0
-        if self._spec.budget.gpu_hours is not None:
+        hours, budget = 0.0, self._spec.budget
+        if budget.gpu_hours is not None or budget.cost is not None:
             hours = self._ledger.seconds_of_attempts() * self._gpus_per_task / 3600
-        return Spent(seconds=self._seconds(), gpu_hours=hours)
+        cost = hours * (budget.price_per_gpu_hour or 0.0)
+        return Spent(seconds=self._seconds(), gpu_hours=hours, cost=cost)
 
     # ------------------------------------------------------------------ being told
 

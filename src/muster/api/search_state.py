@@ -43,6 +43,11 @@ class SearchState:
     gpu_hours: float
 
     @property
+    def cost(self) -> float:
+        """What its workers have cost, 0 where the search has no price."""
+        return self.gpu_hours * (self.spec.budget.price_per_gpu_hour or 0.0)
+
+    @property
     def num_by_rung(self) -> dict[float, int]:
         """Trials that were stopped or paused at each rung and have not been promoted since."""
         rungs = list(self.stopped_at.values())

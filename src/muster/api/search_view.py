@@ -150,13 +150,14 @@ def rungs(state: SearchState) -> list[Row]:
 
 
 def budget(state: SearchState) -> Row:
-    """What was spent of trials, seconds and GPU hours; ``limit`` and ``left`` are None where there
-    is no limit."""
+    """What was spent of trials, seconds, GPU hours and money; ``limit`` and ``left`` are None where
+    there is no limit."""
     own = state.spec.budget
     parts = {
         "trials": (own.trials, state.num_asked),
         "seconds": (own.seconds, state.spent_s),
         "gpu_hours": (own.gpu_hours, state.gpu_hours),
+        "cost": (own.cost, state.cost),
     }
     return {
         name: {

@@ -45,6 +45,8 @@ def _left(state: SearchState) -> str:
     if budget.gpu_hours is not None:
         parts.append(f"{max(0.0, budget.gpu_hours - state.gpu_hours):.3g} of "
                      f"{budget.gpu_hours:g} GPU hours left")  # fmt: skip
+    if budget.cost is not None:
+        parts.append(f"{max(0.0, budget.cost - state.cost):.2f} of {budget.cost:g} of cost left")
     return "; " + "; ".join(parts) if parts else ""
 
 
@@ -56,6 +58,8 @@ def plan_lines(spec: SearchSpec) -> list[str]:
         limits.append(f"all {spec.space.size:,} settings")
     limits += [] if budget.seconds is None else [f"{human_duration(budget.seconds)} of time"]
     limits += [] if budget.gpu_hours is None else [f"{budget.gpu_hours:g} GPU hours"]
+    if budget.cost is not None:
+        limits.append(f"a cost of {budget.cost:g}, at {budget.price_per_gpu_hour:g} a GPU hour")
     seeds = "" if spec.seeds is None else f", {count(len(spec.seeds), 'seed')} each"
     rule = "" if spec.stopping.rule == "none" else f", {spec.stopping.rule} ends bad trials early"
     lines = [f"search   {', '.join(limits)}{seeds}: {goal_of(spec)}, sampler {spec.sampler}{rule}"]

@@ -53,7 +53,7 @@ class StudySampler:
         self._running: dict[int, int] = {}
 
     def pick(self, number: int) -> dict[str, Any]:
-        with _quiet(self._optuna):
+        with _quiet(self._optuna), _one_thread(self._spec.sampler == "gp"):
             self._study.sampler = self._sampler_for(number)
             trial = self._study.ask()
             params: dict[str, Any] = {}
@@ -249,6 +249,23 @@ def _quiet(package: Any) -> Iterator[None]:
             yield
     finally:
         package.logging.set_verbosity(before)
+
+
+@contextmanager
+def _one_thread(is_needed: bool) -> Iterator[None]:
+    """For the small matrices of a Gaussian process, which more threads only make slower: they wait
+    for each other, and for the trials that the processors are for."""
+    if not is_needed:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def to_optuna(

@@ -175,6 +175,8 @@ class Budget:
     seconds: float | None = None
     gpu_hours: float | None = None
     cost: float | None = None
+    price_per_gpu_hour: float | None = None
+    """In the money that ``cost`` is in."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -64,10 +65,10 @@ class Bench:
         self.ledger.commit()
         self.orders = self.reborn()
 
-    def reborn(self, setting: Setting = setting) -> list[Event]:
+    def reborn(self, setting: Setting = setting, budget: Budget = SPEC.budget) -> list[Event]:
         self.driver = SearchDriver(
-            SPEC, self.target, "f.py:f", self.folder, self.clock,
-            stored=dict, setting=setting, gpus_per_task=1,
+            dataclasses.replace(SPEC, budget=budget),
+            self.target, "f.py:f", self.folder, self.clock, stored=dict, setting=setting, gpus_per_task=1,
         )  # fmt: skip
         self.ledger.begin()
         orders = self.driver.begin(self.ledger)
@@ -234,6 +235,22 @@ def test_the_time_of_the_last_tasks_stays_spent(tmp_path: Path) -> None:
     bench.end(task_id, TaskState.DONE, b'{"y":1}')
     bench.reborn()
     assert bench.driver._seconds() == 50.0
+    bench.ledger.close()
+
+
+def test_money_ends_a_search_and_more_of_it_goes_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.reborn(budget=Budget(cost=10, price_per_gpu_hour=4))
+    bench.ask()
+    bench.ledger.begin()
+    [task] = bench.ledger.claim(1)
+    bench.ledger.record_done([record(task, seconds=2.5 * 3600)], [(b'{"y":1}', None)])
+    bench.ledger.commit()
+    bench.end(task.task_id, TaskState.DONE, b'{"y":1}')
+    assert bench.driver.ask(1) == []
+    assert bench.driver.is_over()
+    bench.reborn(budget=Budget(cost=10.5, price_per_gpu_hour=4))
+    assert len(bench.driver.ask(1)) == 1
     bench.ledger.close()
 
 

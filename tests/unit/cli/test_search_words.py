@@ -28,6 +28,11 @@ REFUSED = {
     "no space": (["f.py:f", *GOAL, "--trials", "3"], "The search has no space"),
     "no goal": (["f.py:f", *SPACE, "--trials", "3"], "The search has no goal"),
     "no end": (["f.py:f", *SPACE, *GOAL], "The search has no end"),
+    "no price": (["f.py:f", *SPACE, *GOAL, "--max-cost", "3"], "--max-cost needs the price"),
+    "a price only": (
+        ["f.py:f", *SPACE, *GOAL, "--price-per-gpu-hour", "3"],
+        "and the price a cost",
+    ),
     "a grid too": (["f.py:f", *SPACE, *GOAL, "--grid", "n=1,2"], "--grid and a search are both"),
     "parts": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--part", "0/2"], "chooses its tasks"),
     "unknown name": (["f.py:f", "--space", "q=int(1,3)", *GOAL], "Unknown parameter 'q'"),
@@ -58,6 +63,9 @@ def test_a_dry_run_says_what_would_be_tried(muster_main: Main, tmp_path: Path) -
     assert done.returncode == 0, done
     assert "20 trials, 3 seeds each: minimize loss, sampler random, asha" in done.stdout
     assert "a setting of the space: lr=" in done.stdout
+    words = ["f.py:f", *SPACE, *GOAL, "--max-cost", "40", "--price-per-gpu-hour", "2.5"]
+    done = muster_main("sweep", *words, "--devices", "cpu:1", "--dry-run")
+    assert "search   a cost of 40, at 2.5 a GPU hour: minimize loss" in done.stdout
 
 
 def test_calls_refuse_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
