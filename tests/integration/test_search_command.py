@@ -163,6 +163,21 @@ def test_more_trials_go_on_and_another_search_is_refused(run: Path, muster_main:
     assert sum(counts(run).values()) == 14
 
 
+def test_a_goal_that_nobody_logs_ends_the_search_at_once(tmp_path: Path, muster_main: Main) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("--space", "lr=uniform(0,1)", "--maximize", "acuracy", "--trials", "30")
+    done = muster_main("sweep", "train.py:run", *words, *ASHA, *FLAGS)
+    assert done.returncode == 2
+    assert "The search asks for acuracy" in done.stderr
+    assert "logged or returned accuracy" in done.stderr
+    assert "did you mean 'accuracy'?" in done.stderr
+    run = tmp_path / "runs" / "it"
+    assert sum(counts(run).values()) <= 6, "not all thirty have begun"
+    assert counts(run)[2] >= 1, "and what has finished is kept"
+    again = [*words[:3], "accuracy", *words[4:], *ASHA, *FLAGS, "--restart", "--trials", "2"]
+    assert muster_main("sweep", "train.py:run", *again).returncode == 0
+
+
 def test_a_function_that_never_asks_loses_its_worker(tmp_path: Path, muster_main: Main) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = muster_main(

@@ -6,13 +6,15 @@ there: there is no other state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from muster.api.search_records import from_row, numbers_of, to_row
 from muster.base.clock import Clock
+from muster.base.errors import MusterError, UsageError
 from muster.farm import canonical
 from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
@@ -75,12 +77,18 @@ class SearchDriver:
         self._heard: dict[int, float] = {}  # the last step of the objective, by task
         self._last: dict[int, dict[str, float]] = {}
         self._names = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
+        self._unseen = set(self._names)
+        self._problem: UsageError | None = None
 
     @property
     def num_expected(self) -> int:
         size, trials = self._spec.space.size, self._spec.budget.trials
         known = [number for number in (size, trials) if number is not None]
         return min(known, default=_MANY) * len(self._spec.seeds or (None,))
+
+    @property
+    def problem(self) -> MusterError | None:
+        return self._problem
 
     # ------------------------------------------------------------------ beginning
 
@@ -101,6 +109,7 @@ class SearchDriver:
                     self._note_points(self._task_of[trial, seed], points)
                 case Ended(trial, seed, ending):
                     self._note_end(self._task_of[trial, seed], ending.state)
+                    self._unseen -= ending.values.keys()
                     self._note_time(row)
                 case Decision():
                     self._orders(record)
@@ -225,11 +234,13 @@ class SearchDriver:
                 new.append(Point(name, step, value))
                 if name == goal:
                     self._heard[task_id] = step
+        self._unseen -= last.keys()
         return tuple(new)
 
     def _note_points(self, task_id: int, points: Sequence[Point]) -> None:
         for point in points:
             self._last.setdefault(task_id, {})[point.name] = point.value
+            self._unseen.discard(point.name)
             if point.name == self._spec.objectives[0].name:
                 self._heard[task_id] = point.step
 
@@ -244,6 +255,11 @@ class SearchDriver:
         ending = Ending(word, numbers_of(value) if word == "done" else {})
         record = Ended(proposal.trial, proposal.seed, ending)
         self._rows.append(to_row(record, task_id, spent_s=self._seconds()))
+        if word == "done":
+            shown = self._last.get(task_id, {}).keys() | ending.values.keys()
+            self._unseen -= shown
+            if self._unseen and proposal.by != "given":
+                self._problem = _not_shown(min(self._unseen), shown)
         return self._decided(self._search.ended(proposal.trial, proposal.seed, ending))
 
     def last_of(self, task_id: int) -> bytes:
@@ -281,6 +297,19 @@ class SearchDriver:
                     self._told[task_id] = how
                     orders.append(StopTask(task_id, how == "pause"))
         return orders
+
+
+def _not_shown(name: str, shown: Collection[str]) -> UsageError:
+    """No trial has a value of a goal, and one has finished: it is not logged under this name."""
+    seen = f"logged or returned {', '.join(sorted(shown))}" if shown else "showed no number at all"
+    near = difflib.get_close_matches(name, shown, n=1)
+    return UsageError(
+        f"The search asks for {name}, but no trial has shown it so far, and the one that has "
+        f"finished now {seen}.",
+        hint=(f"did you mean {near[0]!r}? " if near else "")
+        + "Begin anew with --restart, and with the right name. If a later trial will have it, the "
+        "same command goes on.",
+    )
 
 
 def split(body: bytes) -> tuple[list[str], memoryview]:

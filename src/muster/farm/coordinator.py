@@ -204,6 +204,8 @@ class Coordinator:
             self._publish(decisions)
             if broken:  # what came with it has been recorded
                 raise TargetError(broken[0].message)
+            if steering is not None and steering.problem is not None:
+                raise steering.problem
             self._obey(decisions, now)
             # Last: a task that waits at a rung has heard by then that it is to end.
             own = sorted((e.worker_id, e.serial) for e in logged if e.serial > 0)

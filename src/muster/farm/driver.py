@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from muster.base.errors import MusterError
 from muster.farm.events import Event, Logged
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
@@ -30,6 +31,10 @@ class Driver(Protocol):
     @property
     def num_expected(self) -> int:
         """How many tasks there will be in the end, as far as is known."""
+
+    @property
+    def problem(self) -> MusterError | None:
+        """Why going on would be in vain, None while it would not."""
 
     def begin(self, ledger: Ledger) -> list[Event]:
         """Rebuild what was known from the ledger, inside a transaction; what is still to be done

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from muster.base.errors import MusterError
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Stopped
 from muster.farm.driver import Driver
@@ -29,6 +30,10 @@ class Steering:
     @property
     def num_expected(self) -> int:
         return self._driver.num_expected
+
+    @property
+    def problem(self) -> MusterError | None:
+        return self._driver.problem
 
     @property
     def is_over(self) -> bool:

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.unit.farm.test_decide import TARGETS, cpus
 from tests.unit.farm.test_ledger import record
 
@@ -68,7 +69,8 @@ class Bench:
     def reborn(self, setting: Setting = setting, budget: Budget = SPEC.budget) -> list[Event]:
         self.driver = SearchDriver(
             dataclasses.replace(SPEC, budget=budget),
-            self.target, "f.py:f", self.folder, self.clock, stored=dict, setting=setting, gpus_per_task=1,
+            self.target, "f.py:f", self.folder, self.clock,
+            stored=dict, setting=setting, gpus_per_task=1,
         )  # fmt: skip
         self.ledger.begin()
         orders = self.driver.begin(self.ledger)
@@ -235,6 +237,28 @@ def test_the_time_of_the_last_tasks_stays_spent(tmp_path: Path) -> None:
     bench.end(task_id, TaskState.DONE, b'{"y":1}')
     bench.reborn()
     assert bench.driver._seconds() == 50.0
+    bench.ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "is_in_vain"),
+    [(b'{"y":1}', False), (b'{"y":{"$float":"nan"}}', False), (b'{"other":1}', True)],
+)
+def test_a_trial_that_finishes_without_the_goal_ends_a_search_that_has_no_value(
+    value: bytes, is_in_vain: bool, tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path)
+    first, second = bench.ask()[0], bench.ask()[0]
+    bench.driver.heard(Logged(1, first, 1, 1, points.encode([("z", 1, 0.0, 7.0)])))
+    assert bench.driver.problem is None, "it may log its goal later"
+    bench.end(first, TaskState.DONE, value)
+    if is_in_vain:
+        assert "finished now logged or returned other, z" in str(bench.driver.problem)
+        bench.reborn()
+        assert bench.driver.problem is None, "the same command tries one more"
+    bench.hear(second, 9, 0.5)
+    bench.end(bench.ask()[0], TaskState.DONE, b"{}")
+    assert bench.driver.problem is None, "one trial has it, so it has the right name"
     bench.ledger.close()
 
 
