@@ -6,6 +6,7 @@ its storage in memory, so that a trial costs one entry and no sampler is asked t
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
@@ -258,8 +259,7 @@ def _one_thread(is_needed: bool) -> Iterator[None]:
     if not is_needed:
         yield
         return
-    import torch
-
+    torch = importlib.import_module("torch")  # Optuna's sampler needs it, and Muster's do not
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
