@@ -14,15 +14,23 @@ _PROGRAMS = "acceptance.programs."
 
 
 def sweep_ssm(here: Here) -> None:
-    """How busy the card is while the recipe samples, with its own blocks and with larger ones."""
+    """How busy the card is while the recipe samples, with its own blocks and with larger ones.
+
+    Some ten seconds of kernels: the driver tells of each second, and the first one compiles.
+    """
     words = ["sweep", "ssm", "--no-gd", "--devices", here.devices, "--quiet"]
     words += ["--num-seeds", str(here.size(8, 1))]
     words += ["--student-dims", *(("16", "64", "150") if not here.rehearse else ("4",))]
-    words += ["--gnc-num-samples", str(here.size(40_000_000, 20_000))]
-    for name, more in (("own blocks", ()), ("blocks of 64 M", ("--gnc-batch-size", "64000000"))):
+    words += ["--gnc-num-samples", str(here.size(1_600_000_000, 20_000))]
+    ways = {
+        "own blocks": (),
+        "two workers": ("--per-gpu", "2"),
+        "blocks of 64 M": ("--gnc-batch-size", "64000000"),
+    }
+    for number, (name, more) in enumerate(ways.items()):
         with Busy(here) as busy:
             begin_s = time.perf_counter()
-            here.muster(*words, *more, "--run-dir", f"ssm-{len(more)}")
+            here.muster(*words, *more, "--run-dir", f"ssm-{number}")
             here.note(f"{name}, s", time.perf_counter() - begin_s)
         here.note(f"{name}, busiest second", busy.most)
         here.note(f"{name}, share of time with a kernel", busy.share)

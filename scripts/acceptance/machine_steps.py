@@ -62,7 +62,7 @@ def sampler_tests(here: Here) -> None:
 
     from muster_recipes.ssm import sampler_cuda, sampler_triton
 
-    sampler_cuda.fused_launch(*_drawn(4, 150, 1 << 20, "cuda"))
+    sampler_cuda.fused_grid(*drawn(4, 150, 1 << 20, "cuda"))
     kernel: Any = sampler_triton.sample_kernel
     try:
         made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
@@ -84,27 +84,30 @@ def sampler_speed(here: Here) -> None:
     into_memory = buffer.numel() / here.seconds(lambda: buffer.normal_())
     here.note("normal_() into memory, G entries/s", into_memory / 1e9)
     students = here.size(1 << 26, 1 << 10)
-    launch = sampler_cuda.fused_launch if here.device == "cuda" else sampler_cuda.plain_launch
+    draw = sampler_cuda.fused_grid if here.device == "cuda" else sampler_cuda.plain_grid
     for dim in (16, 150, 1000) if not here.rehearse else (16,):
         for lags in (4, 8):
-            arguments = _drawn(lags, dim, students, here.device)
-            rate = dim * students / here.seconds(lambda: launch(*arguments))  # noqa: B023
+            arguments = drawn(lags, dim, students, here.device)
+            rate = dim * students / here.seconds(lambda: draw(*arguments))  # noqa: B023
             here.note(f"d {dim}, {lags} lags, G entries/s", rate / 1e9)
             here.fast(f"d {dim}, {lags} lags, share of normal_()", rate / into_memory, at_least=0.5)
             if here.device == "cuda" and lags == 4:
-                drawn = _draw_only(dim, students)
-                only = dim * students / here.seconds(drawn)
+                only = dim * students / here.seconds(_draw_only(dim, students))
                 here.note(f"d {dim}, share of drawing alone", rate / only)
                 here.goal("sampler, share of a kernel that only draws", rate / only)
 
 
-def _drawn(lags: int, dim: int, students: int, device: str) -> tuple[Any, ...]:
-    """The arguments of one launch of the sampler."""
+def drawn(lags: int, dim: int, students: int, device: str) -> tuple[Any, ...]:
+    """What one launch of the sampler is given: a part of a block, and its numbers on the device."""
     import torch
 
-    h = 0.5 ** torch.arange(1, lags + 1, dtype=torch.float64, device=device)
-    eps = torch.tensor([1e-3], dtype=torch.float64, device=device)
-    return h, h[None].contiguous(), dim, students, 0, 3, eps
+    from muster_recipes.ssm.sampler import Block
+    from muster_recipes.ssm.sampler_cuda import Part, staged
+
+    h = [0.5**m for m in range(1, lags + 1)]
+    block = Block(h=h, w=[h], dim=dim, num_samples=students, seed=3, eps=1e-3)
+    grid = [Part(block, 0, students)]
+    return grid, next(staged([grid], torch.device(device)))
 
 
 def _draw_only(dim: int, students: int) -> Any:

@@ -46,7 +46,7 @@ STEPS = (
     Step(0, "machine", 15, machine_steps.machine),
     Step(1, "sampler is right", 40, machine_steps.sampler_tests),
     Step(2, "sampler is fast", 30, machine_steps.sampler_speed),
-    Step(3, "sweep ssm fills the card", 40, farm_steps.sweep_ssm),
+    Step(3, "sweep ssm fills the card", 60, farm_steps.sweep_ssm),
     Step(4, "training is exact", 70, train_steps.exact),
     Step(5, "training is fast", 90, train_steps.speed),
     Step(6, "saving costs little", 45, train_steps.saving),

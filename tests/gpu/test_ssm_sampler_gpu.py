@@ -56,13 +56,14 @@ def test_agrees_with_the_cpu_sampler(dim: int) -> None:
 def test_the_kernel_draws_what_plain_torch_draws(dim: int, lags: int, seed: int) -> None:
     """Same counters, same students; a rounding may carry one across the threshold."""
     pytest.importorskip("triton")
-    h = torch.tensor([0.5**m for m in range(1, lags + 1)], dtype=torch.float64, device="cuda")
-    w = torch.tensor(W3, dtype=torch.float64, device="cuda").repeat(1, 2)[:, :lags].contiguous()
-    eps = torch.tensor([0.3], dtype=torch.float64, device="cuda")
-    arguments = (h, w, dim, 10_007, 2, seed, eps)
+    h = [0.5**m for m in range(1, lags + 1)]
+    w = [(row * 2)[:lags] for row in W3]
+    whole = Block(h=h, w=w, dim=dim, num_samples=10_007, seed=seed, eps=0.3)
+    grid = [sampler_cuda.Part(whole, 2, 10_007)]
+    table = next(sampler_cuda.staged([grid], torch.device("cuda")))
     fused, plain = (
-        [Moments(int(count), mean, m2) for count, mean, m2 in launch(*arguments).tolist()]
-        for launch in (sampler_cuda.fused_launch, sampler_cuda.plain_launch)
+        [Moments(int(count), mean, m2) for count, mean, m2 in draw(grid, table)[0].tolist()]
+        for draw in (sampler_cuda.fused_grid, sampler_cuda.plain_grid)
     )
     assert fused[1].count == plain[1].count == 10_007
     assert fused[1].mean == pytest.approx(plain[1].mean, rel=1e-5)
@@ -88,10 +89,10 @@ def test_more_lags_than_the_kernel_has() -> None:
     assert_agree(results[0].accepted, results[1].accepted)
 
 
-def test_reproduces_an_independent_run_over_several_launches() -> None:
+def test_reproduces_an_independent_run_over_several_parts() -> None:
     """w = e1, d = 150, eps = 1e-5: 0.5838, 2.229e-3 accepted, prior mean 1.8440."""
     pytest.importorskip("triton")
-    num_samples = 2 * sampler_cuda.STUDENTS_PER_LAUNCH + 1_000_003
+    num_samples = 2 * sampler_cuda.STUDENTS_PER_PART + 1_000_003
     result = sample_block(
         h=H, w=E1, dim=150, num_samples=num_samples, seed=1, eps=1e-5, device="cuda"
     )
@@ -104,9 +105,10 @@ def test_reproduces_an_independent_run_over_several_launches() -> None:
 
 
 def test_blocks_that_are_launched_together_are_those_drawn_alone() -> None:
-    """A block of several launches, a narrow one, and one with another teacher and width."""
+    """A block of several parts, a narrow one, and one with another teacher and width."""
     pytest.importorskip("triton")
-    sizes = [(150, sampler_cuda.STUDENTS_PER_LAUNCH + 5, 1), (3, 1_000, 2), (16, 2_000_000, 3)]
+    sizes = [(150, sampler_cuda.STUDENTS_PER_PART + 5, 1), (3, 1_000, 2), (16, 2_000_000, 3)]
+    sizes += [(16, 1_999_999, 2), (16, 100, 1)]
     blocks = [
         Block(h=H, w=[W3[seed - 1]], dim=dim, num_samples=size, seed=seed, eps=0.01)
         for dim, size, seed in sizes
@@ -119,16 +121,16 @@ def test_many_blocks_keep_the_device_busy() -> None:
     """Launching 64 small blocks takes the host far less time than the device has work."""
     pytest.importorskip("triton")
     blocks = [
-        Block(h=H, w=E1, dim=150, num_samples=2_000_000, seed=seed, eps=1e-5) for seed in range(64)
+        Block(h=H, w=E1, dim=16, num_samples=2_000_000, seed=seed, eps=1e-5) for seed in range(64)
     ]
     sample_blocks(blocks, "cuda")
-    inputs = list(sampler_cuda.staged(blocks, torch.device("cuda")))
+    grid = [sampler_cuda.Part(block, 0, block.num_samples) for block in blocks]
+    table = next(sampler_cuda.staged([grid], torch.device("cuda")))
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()
     started = time.perf_counter()
-    for block, (h, w, eps) in zip(blocks, inputs, strict=True):
-        sampler_cuda.fused_launch(h, w, block.dim, block.num_samples, 0, block.seed, eps)
+    sampler_cuda.fused_grid(grid, table)
     host_ms = 1000 * (time.perf_counter() - started)
     end.record()
     torch.cuda.synchronize()

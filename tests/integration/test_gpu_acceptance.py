@@ -8,10 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from muster_recipes.ssm import sampler_cuda
-from muster_recipes.ssm.sampler import Block
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_acceptance"
@@ -61,19 +57,6 @@ def test_a_packed_package_works_where_it_is_not_installed(
         capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout.startswith(("place", str(tmp_path))), done.stderr
-
-
-@pytest.mark.quick
-def test_the_kernel_is_launched_with_what_the_sampler_gives_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from acceptance.machine_steps import _drawn
-
-    h, w, dim, students, _, seed, eps = _drawn(4, 16, 100, "cpu")
-    block = Block(h=h.tolist(), w=w.tolist(), dim=dim, num_samples=students, seed=seed, eps=1e-3)
-    [wanted] = sampler_cuda.staged([block], torch.device("cpu"))
-    torch.testing.assert_close((h, w, eps), wanted, rtol=0, atol=0)
 
 
 @pytest.mark.quick

@@ -25,6 +25,7 @@ from muster.farm.events import (
     Event,
     Fetched,
     Logged,
+    Results,
     TargetBroken,
     WorkerDied,
 )
@@ -165,7 +166,7 @@ class Coordinator:
         goodbye_s: float | None = None
         while not self._stopping:
             events = self._executor.poll(self._patience_s())
-            if events and not self._feeding:
+            if events and not self._feeding and not self._has_whole_call(events):
                 events += self._gather()
             now = self._now()
             events += self._outside(now)
@@ -174,6 +175,17 @@ class Coordinator:
                 goodbye_s = goodbye_s or now + _GOODBYE_S
                 if not self._scheduler.roster.workers or now > goodbye_s:
                     return
+
+    def _has_whole_call(self, events: list[Event]) -> bool:
+        """Whether a joint call has ended: it fills a commit by itself, and its worker waits."""
+        workers = self._scheduler.roster.workers
+        return any(
+            isinstance(event, Results)
+            and (worker := workers.get(event.worker_id)) is not None
+            and 1 < len(worker.in_flight) <= len(event.finished)
+            and worker.together
+            for event in events
+        )
 
     def _gather(self) -> list[Event]:
         """Let results that are about to arrive join this commit."""

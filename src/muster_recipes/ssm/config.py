@@ -48,7 +48,7 @@ class SsmConfig:
     gnc_num_samples: int = 1_000_000
     """Students drawn per cell (seed, rank, width)."""
     gnc_batch_size: int = 2_000_000
-    """Students per task: a larger cell is split into blocks that run anywhere; a GPU gets up to 64
+    """Students per task: a larger cell is split into blocks that run anywhere; a GPU gets up to 256
     of them at once."""
     gd: bool = True
     """Run gradient descent."""

@@ -1,7 +1,7 @@
 """The sampler on a CUDA device: one fused Triton kernel, or plain torch where it cannot run.
 
 Both draw the *same* students, equal up to float32 rounding, because both compute Philox-4x32-10 of
-(student, launch, group, 0) under the block's seed: what a machine has installed does not change the
+(student, part, group, 0) under the block's seed: what a machine has installed does not change the
 experiment. The plain path is for more than eight lags and for machines on which Triton is missing
 or cannot compile; it keeps running power sums of many students at a time, needs about a hundred
 passes over memory per four entries, and runs on any torch device, which is how the tests reach it.
@@ -16,8 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,10 +25,11 @@ from muster_recipes.ssm.moments import Moments
 if TYPE_CHECKING:
     from muster_recipes.ssm.sampler import Block
 
-# Part of the definition of the stream: the second counter word is the index of the launch.
-STUDENTS_PER_LAUNCH = 1 << 26
+# Part of the definition of the stream: the second counter word is the number of the part.
+STUDENTS_PER_PART = 1 << 26
 STUDENTS_PER_PROGRAM = 256  # two per thread of four warps: enough to hide latencies, few registers
 FUSED_MAX_LAGS = 8
+PROGRAMS_PER_GRID = 1 << 20  # whose moments take 48 MiB
 PLAIN_STUDENTS = 1 << 20  # some tens of MiB per temporary
 
 _MASK = 0xFFFF_FFFF
@@ -37,55 +37,94 @@ _PHILOX_ROUNDS = 10
 _log = logging.getLogger("muster")
 
 
+class Part(NamedTuple):
+    """``count`` students of a block, of which it is the part ``number``."""
+
+    block: Block
+    number: int
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """What the parts of a grid share: width, lags, training sequences."""
+        return self.block.dim, len(self.block.h), len(self.block.w)
+
+    @property
+    def programs(self) -> int:
+        return -(-self.count // STUDENTS_PER_PROGRAM)
+
+
+#: Parts of one shape that are drawn together.
+Grid = Sequence[Part]
+
+
 def sample_blocks_cuda(blocks: Sequence[Block], device: str) -> list[tuple[Moments, Moments]]:
     """Moments of L_gen over the accepted and over all students, of every block.
 
-    All kernels are launched before the first result is read, because reading waits for the
-    device: a block of two million students is half a millisecond of work at width 150, less than
-    a round trip. What waits on the device is 48 bytes per launch, so memory sets no limit.
+    All blocks of one shape are one launch of the kernel, and nothing is read before the last
+    launch: a block of two million students is half a millisecond of work at width 150 and a
+    sixteenth of one at width 16, less than what a launch of its own costs the host.
     """
     place = torch.device(device)
-    launched: list[torch.Tensor] = []
-    for block, (h, w, eps) in zip(blocks, staged(blocks, place), strict=True):
-        launch_moments = fused_launch if _is_fused(place, len(block.h)) else plain_launch
-        for launch, count in enumerate(_launches(block.num_samples)):
-            launched.append(launch_moments(h, w, block.dim, count, launch, block.seed, eps))
-    found = iter(torch.stack(launched).tolist())
-    return [_merged(next(found) for _ in _launches(block.num_samples)) for block in blocks]
+    parts = [Part(block, n, count) for block in blocks for n, count in enumerate(_counts(block))]
+    grids = list(_grids(parts))
+    drawn = [
+        (fused_grid if _is_fused(place, len(grid[0].block.h)) else plain_grid)(grid, table)
+        for grid, table in zip(grids, staged(grids, place), strict=True)
+    ]
+    found = iter(torch.cat(drawn).tolist())
+    return [_merged(next(found) for _ in _counts(block)) for block in blocks]
 
 
-def _launches(num_samples: int) -> list[int]:
-    """How many students each launch of a block draws."""
-    starts = range(0, num_samples, STUDENTS_PER_LAUNCH)
-    return [min(STUDENTS_PER_LAUNCH, num_samples - start) for start in starts]
+def _counts(block: Block) -> list[int]:
+    """How many students each part of a block has."""
+    starts = range(0, block.num_samples, STUDENTS_PER_PART)
+    return [min(STUDENTS_PER_PART, block.num_samples - start) for start in starts]
 
 
-def _merged(launches: Iterator[list[list[float]]]) -> tuple[Moments, Moments]:
-    """One block's moments from those of its launches, [2, 3] each, in their order."""
+def _grids(parts: Sequence[Part]) -> Iterator[Grid]:
+    """Neighbouring parts of one shape, as many as a launch holds."""
+    grid: list[Part] = []
+    widest = 0
+    for part in parts:
+        widest = max(widest, part.programs)
+        is_full = (len(grid) + 1) * widest > PROGRAMS_PER_GRID
+        if grid and (is_full or part.shape != grid[0].shape):
+            yield grid
+            grid, widest = [], part.programs
+        grid.append(part)
+    yield grid
+
+
+def _merged(parts: Iterator[list[list[float]]]) -> tuple[Moments, Moments]:
+    """One block's moments from those of its parts, [2, 3] each, in their order."""
     accepted, everything = Moments.none(), Moments.none()
-    for rows in launches:
+    for rows in parts:
         fits, drawn = (Moments(int(count), mean, m2) for count, mean, m2 in rows)
         accepted, everything = accepted.merge(fits), everything.merge(drawn)
     return accepted, everything
 
 
-def staged(
-    blocks: Sequence[Block], place: torch.device
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """``h`` [K], ``w`` [N, K] and ``eps`` [1] of every block, float64 on the device.
+def staged(grids: Sequence[Grid], place: torch.device) -> Iterator[torch.Tensor]:
+    """The table of every grid, [parts, width] float64 on the device, as the kernel reads it.
 
     In one copy ahead of all kernels: a copy from ordinary memory waits for the kernels before it.
     """
-    parts = [part for b in blocks for part in (b.h, [x for row in b.w for x in row], [b.eps])]
-    # Each part begins on 16 bytes: Triton compiles another kernel for pointers that do not.
-    places = list(accumulate((len(part) + len(part) % 2 for part in parts), initial=0))
-    table = torch.zeros(places[-1], dtype=torch.float64)
-    for begin, part in zip(places, parts, strict=False):
-        table[begin : begin + len(part)] = torch.tensor(part, dtype=torch.float64)
-    table = table.to(place)
-    views = [table[begin : begin + len(part)] for begin, part in zip(places, parts, strict=False)]
-    for h, w, eps in zip(views[::3], views[1::3], views[2::3], strict=True):
-        yield h, w.view(-1, len(h)), eps
+    rows = [[x for part in grid for x in _row(part)] for grid in grids]
+    flat = torch.tensor([x for row in rows for x in row], dtype=torch.float64).to(place)
+    tables = torch.split(flat, [len(row) for row in rows])
+    for grid, table in zip(grids, tables, strict=True):
+        yield table.view(len(grid), -1)
+
+
+def _row(part: Part) -> list[float]:
+    """A part as numbers, of which float64 holds all exactly. An even number of them, so that every
+    table begins on 16 bytes: Triton compiles another kernel for pointers that do not.
+    """
+    block = part.block
+    row = [block.seed & _MASK, block.seed >> 32, part.number, part.count, block.eps, *block.h]
+    row += [x for sequence in block.w for x in sequence]
+    return row + [0.0] * (len(row) % 2)
 
 
 @functools.cache
@@ -93,8 +132,15 @@ def _is_fused(place: torch.device, lags: int) -> bool:
     """Whether the kernel runs on this device, tested by a launch for one student."""
     if place.type != "cuda" or lags > FUSED_MAX_LAGS:
         return False
-    ones = torch.ones(1, lags, dtype=torch.float64, device=place)
-    return does_run(lambda: fused_launch(ones[0], ones, 1, 1, 0, 0, ones[0, :1]))
+    return does_run(lambda: fused_grid(*_one_student(place, lags)))
+
+
+def _one_student(place: torch.device, lags: int) -> tuple[Grid, torch.Tensor]:
+    from muster_recipes.ssm.sampler import Block
+
+    ones = (1.0,) * lags
+    grid = [Part(Block(h=ones, w=(ones,), dim=1, num_samples=1, seed=0, eps=1.0), 0, 1)]
+    return grid, next(staged([grid], place))
 
 
 def does_run(launch: Callable[[], object]) -> bool:
@@ -121,83 +167,79 @@ def does_run(launch: Callable[[], object]) -> bool:
     return True
 
 
-def fused_launch(
-    h: torch.Tensor,
-    w: torch.Tensor,
-    dim: int,
-    num_students: int,
-    launch: int,
-    seed: int,
-    eps: torch.Tensor,
-) -> torch.Tensor:
-    """One launch of the kernel: count, mean and sum of squared deviations of L_gen, float64
-    [2, 3], over the accepted and over all. Nothing here waits for the device.
+def fused_grid(grid: Grid, table: torch.Tensor) -> torch.Tensor:
+    """Draw the parts of a grid by one launch: count, mean and sum of squared deviations of L_gen,
+    float64 [parts, 2, 3], over the accepted and over all. Nothing here waits for the device.
 
-    ``h`` [K], ``w`` [N, K] and ``eps`` [1] are float64 on the device that runs it.
+    ``table`` is what `staged` makes of the grid, on the device that runs it.
     """
     from muster_recipes.ssm.sampler_triton import sample_kernel
 
-    programs = -(-num_students // STUDENTS_PER_PROGRAM)
-    partials = torch.empty((2, 3, programs), dtype=torch.float64, device=h.device)
+    dim, lags, num_sequences = grid[0].shape
+    programs = max(part.programs for part in grid)
+    partials = torch.empty((len(grid), 2, 3, programs), dtype=torch.float64, device=table.device)
     # Triton launches on the current device, whatever the tensors live on.
-    index = h.get_device()
-    with torch.cuda.device(index):
-        sample_kernel[(programs,)](
+    with torch.cuda.device(table.get_device()):
+        sample_kernel[(len(grid) * programs,)](
             partials,
-            h,
-            w,
-            eps,  # in memory: a float argument of a kernel would be rounded to float32
-            _signed_word(seed),
-            _signed_word(seed >> 32),
-            launch,
-            num_students,
+            table,
+            table.shape[1],
+            programs,
             dim,
             -2.0 / dim,
-            len(w),
-            LAGS=len(h),
+            num_sequences,
+            LAGS=lags,
             BLOCK=STUDENTS_PER_PROGRAM,
             num_warps=4,
         )
     return merge_partials(partials)
 
 
-def _signed_word(value: int) -> int:
-    """The low 32 bits of ``value`` as the signed number of the same bits."""
-    low = value & _MASK
-    return low - (1 << 32) if low >> 31 else low
-
-
 def merge_partials(partials: torch.Tensor) -> torch.Tensor:
-    """Merge counts, means and sums of squared deviations, [..., 3, programs] to [..., 3]."""
+    """Merge counts, means and sums of squared deviations, [..., 3, programs] to [..., 3].
+
+    The bits of a part do not depend on the others of its grid: programs without students add
+    exact zeros to sums whose order is fixed, where torch's own depends on the shape.
+    """
     counts, means, squares = partials.unbind(-2)
     # Counts are whole numbers below 2**53, which float64 adds exactly.
-    count = counts.sum(-1)
-    mean = (counts * means).sum(-1) / count.clamp(min=1)
-    m2 = squares.sum(-1) + (counts * (means - mean.unsqueeze(-1)) ** 2).sum(-1)
+    count, total = _sums(torch.stack([counts, counts * means])).unbind(0)
+    mean = total / count.clamp(min=1)
+    m2 = _sums(squares + counts * (means - mean.unsqueeze(-1)) ** 2)
     return torch.stack([count, mean, m2], -1)
 
 
-def plain_launch(
-    h: torch.Tensor,
-    w: torch.Tensor,
-    dim: int,
-    num_students: int,
-    launch: int,
-    seed: int,
-    eps: torch.Tensor,
-) -> torch.Tensor:
-    """What `fused_launch` computes, from tensor operations on the device of ``h``."""
+def _sums(values: torch.Tensor) -> torch.Tensor:
+    """Sums over the last dimension, each half added to the other until one number is left."""
+    width = values.shape[-1]
+    values = torch.nn.functional.pad(values, (0, (1 << (width - 1).bit_length()) - width))
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        values = values[..., :half] + values[..., half:]
+    return values[..., 0]
+
+
+def plain_grid(grid: Grid, table: torch.Tensor) -> torch.Tensor:
+    """What `fused_grid` computes, from tensor operations on the device of ``table``."""
+    return torch.stack([_plain(part, row) for part, row in zip(grid, table, strict=True)])
+
+
+def _plain(part: Part, row: torch.Tensor) -> torch.Tensor:
+    dim, lags, num_sequences = part.shape
+    eps, h = row[4], row[5 : 5 + lags]
+    w = row[5 + lags :][: num_sequences * lags].view(num_sequences, lags)
     accepted, everything = Moments.none(), Moments.none()
-    for start in range(0, num_students, PLAIN_STUDENTS):
-        stop = min(start + PLAIN_STUDENTS, num_students)
-        students = torch.arange(start, stop, dtype=torch.int64, device=h.device)
-        errors = power_sums(students, len(h), dim, launch, seed).double() - h[:, None]
+    for start in range(0, part.count, PLAIN_STUDENTS):
+        stop = min(start + PLAIN_STUDENTS, part.count)
+        students = torch.arange(start, stop, dtype=torch.int64, device=row.device)
+        sums = power_sums(students, lags, dim, part.number, part.block.seed)
+        errors = sums.double() - h[:, None]
         train = (w @ errors).square().mean(dim=0)
         gen = errors.square().sum(dim=0)
         accepted = accepted.merge(_moments_of(gen[train < eps]))
         everything = everything.merge(_moments_of(gen))
-    rows = [(part.count, part.mean, part.m2) for part in (accepted, everything)]
-    return torch.tensor(rows, dtype=torch.float64, device=h.device)
+    rows = [(each.count, each.mean, each.m2) for each in (accepted, everything)]
+    return torch.tensor(rows, dtype=torch.float64, device=row.device)
 
 
 def _moments_of(values: torch.Tensor) -> Moments:
@@ -209,12 +251,12 @@ def _moments_of(values: torch.Tensor) -> Moments:
     return Moments(values.numel(), float(mean.item()), float(squares.item()))
 
 
-def power_sums(students: torch.Tensor, lags: int, dim: int, launch: int, seed: int) -> torch.Tensor:
+def power_sums(students: torch.Tensor, lags: int, dim: int, part: int, seed: int) -> torch.Tensor:
     """Running power sums [lags, students], float32, of the students with these indices."""
     sums = torch.zeros((lags, len(students)), dtype=torch.float32, device=students.device)
     num_pairs = (dim + 1) // 2
     for group in range((num_pairs + 1) // 2):
-        words = philox(students, launch, group, seed)
+        words = philox(students, part, group, seed)
         for pair in (2 * group, 2 * group + 1):
             if pair < num_pairs:
                 radius, angle = words[:2] if pair % 2 == 0 else words[2:]
@@ -246,14 +288,14 @@ def add_pair(
 
 
 def philox(
-    students: torch.Tensor, launch: int, group: int, seed: int
+    students: torch.Tensor, part: int, group: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox-4x32-10 (Salmon et al., 2011) of counters (student, launch, group, 0) under ``seed``.
+    """Philox-4x32-10 (Salmon et al., 2011) of counters (student, part, group, 0) under ``seed``.
 
     int64 in, four int64 tensors of 32-bit words out: torch has no arithmetic on unsigned words.
     """
     c0 = students
-    c1 = torch.full_like(students, launch)
+    c1 = torch.full_like(students, part)
     c2 = torch.full_like(students, group)
     c3 = torch.zeros_like(students)
     k0, k1 = seed & _MASK, seed >> 32

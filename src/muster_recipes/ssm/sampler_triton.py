@@ -111,27 +111,38 @@ def store_moments(values, chosen, out_ptr, stride):
     tl.store(out_ptr + 2 * stride, tl.sum(deviation * deviation, axis=0))
 
 
-# Counters that change from launch to launch must not select another compilation.
-@triton.jit(do_not_specialize=["key_low", "key_high", "launch", "num_students", "dim"])
+# Numbers that change from grid to grid must not select another compilation.
+@triton.jit(do_not_specialize=["width", "programs", "dim"])
 def sample_kernel(
-    partials_ptr, h_ptr, w_ptr, eps_ptr, key_low, key_high, launch, num_students, dim, scale,
-    num_sequences, LAGS: tl.constexpr, BLOCK: tl.constexpr,
+    partials_ptr, table_ptr, width, programs, dim, scale, num_sequences,
+    LAGS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Moments of L_gen of BLOCK students to ``partials`` [6, programs], float64.
+    """Moments of L_gen of BLOCK students of one part to ``partials`` [parts, 6, programs], float64.
 
     Rows 0..2 are count, mean and sum of squared deviations of the accepted, rows 3..5 of all.
-    ``h`` [LAGS], ``w`` [num_sequences, LAGS] and ``eps`` [1] are float64; the key words are the
-    halves of the seed as signed 32-bit numbers. The counter of student i, group g is
-    (i, launch, g, 0).
+    The grid has ``programs`` programs for each part; those beyond its students draw nothing. A row
+    of ``table`` [parts, width] is a part in float64, which holds whole words exactly: the halves of
+    the seed, the number of the part in its block, its students, eps, ``h`` [LAGS] and
+    ``w`` [num_sequences, LAGS]. The counter of student i, group g is (i, part, g, 0).
     """
-    program = tl.program_id(0)
+    part = tl.program_id(0) // programs
+    program = tl.program_id(0) % programs
+    row_ptr = table_ptr + part * width
+    partials_ptr += part * 6 * programs
+    key_low = tl.load(row_ptr).to(tl.int64).to(tl.uint32)
+    key_high = tl.load(row_ptr + 1).to(tl.int64).to(tl.uint32)
+    number = tl.load(row_ptr + 2).to(tl.int64).to(tl.uint32)
+    num_students = tl.load(row_ptr + 3).to(tl.int32)
+    eps = tl.load(row_ptr + 4)
+    h_ptr = row_ptr + 5
+    w_ptr = h_ptr + LAGS
     student = program * BLOCK + tl.arange(0, BLOCK)
     zero = tl.zeros([BLOCK], dtype=tl.uint32)
     signed_zero = tl.zeros([BLOCK], dtype=tl.int32)
     c0 = student.to(tl.uint32)
-    c1 = zero + launch.to(tl.uint32)
-    k0 = zero + key_low.to(tl.uint32)
-    k1 = zero + key_high.to(tl.uint32)
+    c1 = zero + number
+    k0 = zero + key_low
+    k1 = zero + key_high
     num_pairs = (dim + 1) // 2
     odd = dim % 2 == 1
     s1 = tl.zeros([BLOCK], dtype=tl.float32)
@@ -142,7 +153,8 @@ def sample_kernel(
     s6 = tl.zeros([BLOCK], dtype=tl.float32)
     s7 = tl.zeros([BLOCK], dtype=tl.float32)
     s8 = tl.zeros([BLOCK], dtype=tl.float32)
-    for group in range((num_pairs + 1) // 2):
+    has_students = (program * BLOCK < num_students).to(tl.int32)
+    for group in range(has_students * ((num_pairs + 1) // 2)):
         c2 = (signed_zero + group).to(tl.uint32)
         r0, r1, r2, r3 = tl.philox_impl(c0, c1, c2, zero, k0, k1)
         last = num_pairs - 1
@@ -170,6 +182,5 @@ def sample_kernel(
     train = train / num_sequences
     gen = e1 * e1 + e2 * e2 + e3 * e3 + e4 * e4 + e5 * e5 + e6 * e6 + e7 * e7 + e8 * e8
     exists = student < num_students
-    programs = tl.num_programs(0)
-    store_moments(gen, exists & (train < tl.load(eps_ptr)), partials_ptr + program, programs)
+    store_moments(gen, exists & (train < eps), partials_ptr + program, programs)
     store_moments(gen, exists, partials_ptr + 3 * programs + program, programs)

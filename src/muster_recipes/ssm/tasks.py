@@ -18,11 +18,11 @@ from muster_recipes.ssm.streams import stream_seed
 Task = Mapping[str, Any]
 
 
-@batched(static=("dim",), max_batch=64, max_batch_on_cpu=1)
+@batched(static=("dim",), max_batch=256, max_batch_on_cpu=1)
 def gnc_block(tasks: Sequence[Task], ctx: Context) -> list[dict[str, Any]]:
     """Draw the blocks of a call. α and w are parameters, so a task's key is its content.
 
-    A GPU has the work of up to 64 blocks waiting for it: 128 million students of the default size.
+    A GPU draws up to 256 blocks by a launch or two: half a billion students of the default size.
     The rate of a block is that of its call.
     """
     blocks = []

@@ -53,12 +53,13 @@ def test_a_block_does_not_depend_on_its_neighbours(device: str) -> None:
 
 
 def test_the_inputs_of_all_blocks_arrive_whole_and_on_16_bytes() -> None:
-    inputs = sampler_cuda.staged(BLOCKS, torch.device("cpu"))
-    for block, (h, w, eps) in zip(BLOCKS, inputs, strict=True):
-        assert h.tolist() == list(block.h)
-        assert w.tolist() == [list(row) for row in block.w]
-        assert eps.tolist() == [block.eps]
-        assert all(part.data_ptr() % 16 == 0 and part.is_contiguous() for part in (h, w, eps))
+    grids = [[sampler_cuda.Part(block, 3, 99)] for block in BLOCKS]
+    for block, table in zip(BLOCKS, sampler_cuda.staged(grids, torch.device("cpu")), strict=True):
+        low, high, *rest = table[0].tolist()
+        assert int(low) | int(high) << 32 == block.seed
+        entries = [3, 99, block.eps, *block.h, *(x for row in block.w for x in row)]
+        assert rest[: len(entries)] == entries
+        assert table.data_ptr() % 16 == 0 and table.is_contiguous()
 
 
 def test_merging_what_a_launch_left_asks_the_device_for_nothing() -> None:
