@@ -38,11 +38,11 @@ _log = logging.getLogger("muster")
 
 
 class Part(NamedTuple):
-    """``count`` students of a block, of which it is the part ``number``."""
+    """``num_students`` of a block, of which it is the part ``number``."""
 
     block: Block
     number: int
-    count: int
+    num_students: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
     @property
     def programs(self) -> int:
-        return -(-self.count // STUDENTS_PER_PROGRAM)
+        return -(-self.num_students // STUDENTS_PER_PROGRAM)
 
 
 #: Parts of one shape that are drawn together.
@@ -122,7 +122,14 @@ def _row(part: Part) -> list[float]:
     table begins on 16 bytes: Triton compiles another kernel for pointers that do not.
     """
     block = part.block
-    row = [block.seed & _MASK, block.seed >> 32, part.number, part.count, block.eps, *block.h]
+    row = [
+        block.seed & _MASK,
+        block.seed >> 32,
+        part.number,
+        part.num_students,
+        block.eps,
+        *block.h,
+    ]
     row += [x for sequence in block.w for x in sequence]
     return row + [0.0] * (len(row) % 2)
 
@@ -229,8 +236,8 @@ def _plain(part: Part, row: torch.Tensor) -> torch.Tensor:
     eps, h = row[4], row[5 : 5 + lags]
     w = row[5 + lags :][: num_sequences * lags].view(num_sequences, lags)
     accepted, everything = Moments.none(), Moments.none()
-    for start in range(0, part.count, PLAIN_STUDENTS):
-        stop = min(start + PLAIN_STUDENTS, part.count)
+    for start in range(0, part.num_students, PLAIN_STUDENTS):
+        stop = min(start + PLAIN_STUDENTS, part.num_students)
         students = torch.arange(start, stop, dtype=torch.int64, device=row.device)
         sums = power_sums(students, lags, dim, part.number, part.block.seed)
         errors = sums.double() - h[:, None]
