@@ -241,3 +241,22 @@ def test_nccl_writes_into_the_run_folder_and_the_users_settings_stay(
     assert seen["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     assert (seen["TORCH_NCCL_DUMP_ON_TIMEOUT"], seen["TORCH_FR_BUFFER_SIZE"]) == ("1", "7")
     assert seen["TORCH_FR_DUMP_TEMP_FILE"] == str(host / "r/logs/nccl-rank-")
+
+
+def test_a_gang_that_is_a_task_gets_the_gpus_of_its_task(host: Path) -> None:
+    (host / "rank.py").write_text(
+        "import os, pathlib\n"
+        "where = pathlib.Path(os.environ['MUSTER_TASK_DIR'], 'rank-' + os.environ['RANK'])\n"
+        "where.write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    (host / "facts.json").write_bytes(facts(4))
+    run = muster.sweep(
+        ["muster", "run", "rank.py", "{x}"], grid={"x": [1, 2]}, gpus_per_task=2, run_dir="g"
+    )
+    seen = [
+        {path.name: path.read_text() for path in sorted((run.path / row["folder"]).glob("rank-*"))}
+        for row in run.results().to_pylist()
+    ]
+    assert sorted(map(str, seen)) == [
+        str({"rank-0": gpus, "rank-1": gpus}) for gpus in ("GPU-0,GPU-1", "GPU-2,GPU-3")
+    ]

@@ -23,6 +23,7 @@ from muster.api.train import (
     plan_training,
     renewal_of,
     run_training,
+    tell_task,
 )
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
 from muster.base.target import ref_of, refuse_while_imported
@@ -144,6 +145,7 @@ def train_here(
         with tracking(folder, options.log_to, say):
             results = train(is_cancelled=session.is_cancelled)
             session.end(exit_code=_code(results))
+    tell_task(results)
     return Trained(folder=folder, exit_code=_code(results), ending=None, results=results)
 
 

@@ -97,7 +97,7 @@ def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) 
         per_gpu=1,
         gpus_per_task=1,
         cpu_count=settings.cpu_count,
-        force=options.force,
+        force=options.force or settings.is_task,
         own_pids=lineage(),
     )
     return _plan(folder, program, options, placement, settings)

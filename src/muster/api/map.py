@@ -44,7 +44,7 @@ from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
 from muster.plan.prices import read_prices
-from muster.run.folder import RunFolder
+from muster.run.folder import RunFolder, default_root
 from muster.run.record import read_run
 
 #: What is tried again in a map are records, not tasks.
@@ -179,7 +179,7 @@ def folder_of(job: MapJob, options: SweepOptions) -> RunFolder:
     if options.run_dir is not None:
         return RunFolder(options.run_dir)
     digest = hashlib.blake2b(str(job.output.path.absolute()).encode(), digest_size=16).hexdigest()
-    return RunFolder(Path("runs") / name_with_hash(options.name or f"map-{job.name}", digest))
+    return RunFolder(default_root() / name_with_hash(options.name or f"map-{job.name}", digest))
 
 
 def preview(job: MapJob, options: SweepOptions) -> MapPreview:

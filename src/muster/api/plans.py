@@ -26,7 +26,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.space import SEED
 from muster.farm.task import TargetSpec
-from muster.run.folder import RunFolder
+from muster.run.folder import RunFolder, default_root
 from muster.run.record import RunRecord, new_record, plain_options
 from muster.run.session import Renew
 from muster.search.spec import SearchSpec
@@ -42,7 +42,7 @@ def choose_folder(workload: Workload, options: SweepOptions) -> RunFolder:
         return RunFolder(options.run_dir)
     name = name_with_hash(options.name or workload.name, workload.digest)
     place = job_place()
-    return RunFolder(Path("runs") / (name if place is None else f"{name}-{place.element}"))
+    return RunFolder(default_root() / (name if place is None else f"{name}-{place.element}"))
 
 
 def renewal(

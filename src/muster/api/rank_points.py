@@ -15,8 +15,7 @@ from muster.farm.points import Points, decode, encode
 class RankLog:
     """What a training, an agent or a program under ``muster run`` has written down.
 
-    The lines of a training have a kind, which names their metrics, as in ``train/loss``; those of a
-    program are as it wrote them, and each of its starts counts as an attempt.
+    Each start of a program counts as an attempt; a training has cut what it makes again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,9 +65,8 @@ class RankLog:
             if (found := numbers_of(record, number)) is None:
                 continue
             step, time_s, numbers = found
-            kind, written_s = record.get("kind"), math.nan if time_s is None else time_s
-            front = f"{kind}/" if isinstance(kind, str) else ""
+            written_s = math.nan if time_s is None else time_s
             start = self._starts.setdefault(str(record.get(PROCESS)), len(self._starts) + 1)
-            points = [(f"{front}{name}", step, written_s, value) for name, value in numbers.items()]
-            together.setdefault(1 if front else start, []).extend(points)
+            points = [(name, step, written_s, value) for name, value in numbers.items()]
+            together.setdefault(1 if "kind" in record else start, []).extend(points)
         self._frames += [(start, decode(encode(points))) for start, points in together.items()]

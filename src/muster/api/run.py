@@ -24,7 +24,7 @@ from muster.base.codec import to_json
 from muster.base.errors import SetupError, TargetError
 from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
-from muster.run.folder import RunFolder
+from muster.run.folder import RunFolder, default_root
 from muster.run.record import plain_options, read_run
 from muster.slurm.job import read_job
 
@@ -36,7 +36,7 @@ def plan_script(script: Script, options: GangOptions) -> GangPlan:
     """
     check_there(script)
     name = f"{script.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = RunFolder(options.run_dir or Path("runs") / name)
+    folder = RunFolder(options.run_dir or default_root() / name)
     check_script(folder, script, options)
     return plan_gang(folder, script, options)
 
@@ -54,7 +54,7 @@ def run_script(
     """
     check_there(script)
     place = options.run_dir
-    plan_gang(RunFolder(place or Path("runs")), script, options)  # refuse before a folder is made
+    plan_gang(RunFolder(place or default_root()), script, options)  # refuse before a folder is made
     if place is not None:
         check_script(RunFolder(place), script, options)
     folder = RunFolder(place) if place else _new_folder(script.name, options.node_rank)
@@ -77,7 +77,7 @@ def check_script(folder: RunFolder, script: Script, options: GangOptions) -> Non
 def folder_for_job(script: Script, options: GangOptions) -> RunFolder:
     """The run folder of a job that runs ``script``: the same for the same command from here."""
     text = to_json([str(Path.cwd()), what_decides(script, options)])
-    return RunFolder(Path("runs") / name_with_hash(script.name, sha256(text).hexdigest()))
+    return RunFolder(default_root() / name_with_hash(script.name, sha256(text).hexdigest()))
 
 
 def what_decides(script: Script, options: GangOptions) -> Any:
@@ -125,7 +125,7 @@ def _new_folder(name: str, node_rank: int) -> RunFolder:
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-node{node_rank}" if node_rank else "")
     number = 1
     while True:
-        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        path = default_root() / (stem if number == 1 else f"{stem}-{number}")
         try:
             path.mkdir(parents=True)
             return RunFolder(path)

@@ -18,14 +18,15 @@ from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gan
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, code_of
-from muster.base.codec import plain, read_json, to_json
+from muster.base.codec import plain, read_json, to_json, write_json
 from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, TargetError
+from muster.base.settings import TASK_DIR, variable
 from muster.base.signals import listening
 from muster.base.target import CLASS, parse_target
 from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.rl.config import PpoConfig
-from muster.run.folder import RunFolder
+from muster.run.folder import RESULT_FILE, RunFolder, default_root
 from muster.run.record import Kind, read_run
 from muster.run.session import Renew
 from muster.run.state import last_word
@@ -64,7 +65,7 @@ class TrainJob:
         if self.run_dir is not None:
             return RunFolder(self.run_dir)
         digest = sha256(to_json(self.identity())).hexdigest()
-        return RunFolder(Path("runs") / name_with_hash(self.name, digest))
+        return RunFolder(default_root() / name_with_hash(self.name, digest))
 
     def identity(self) -> dict[str, Any]:
         decisive = self.config.identity()
@@ -164,6 +165,7 @@ def run_training(
         if word.get("ending") == "refused":
             raise _Refused(word)
         results = _results(folder) if ending.exit_code == EXIT_OK else None
+        tell_task(results)
         if results is not None and folder.plan_json.is_file():
             from muster.plan.compare import write_comparison
 
@@ -274,6 +276,20 @@ def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
             ) from None
     found: Mapping[str, Any] = _plain(values)
     return found
+
+
+def tell_task(results: Mapping[str, Any] | None) -> None:
+    """Make the numbers of a training the result of the task of a sweep that it is, if it is one."""
+    place = variable(TASK_DIR)
+    if place is None or results is None or (file := Path(place) / RESULT_FILE).exists():
+        return
+    found = {
+        f"{split}.{name}": value
+        for split, metrics in results["metrics"].items()
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    }
+    write_json(file, {**found, "steps": results["steps"]})
 
 
 def _results(folder: RunFolder) -> Mapping[str, Any] | None:

@@ -28,7 +28,7 @@ from muster.farm.metric_source import parse_source
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
 from muster.farm.task import TargetSpec, TaskState
-from muster.farm.template import check_places, names_in, shell_line
+from muster.farm.template import OWN_PROGRAM, check_places, names_in, shell_line
 from muster.run.folder import RunFolder
 from muster.search.spec import SearchSpec
 
@@ -149,7 +149,8 @@ def of_command(argv: list[str], space: Space, *, shell: bool, metrics_from: str 
             f"Cannot run {argv[0]!r}: it is one word, the name of a program with spaces in it.",
             hint=f"take the quotes away: -- {' '.join(argv)}   or hand it to a shell with --shell.",
         )
-    if not names_in(argv[0]) and not shell and shutil.which(argv[0]) is None:
+    is_known = shell or argv[0] == OWN_PROGRAM or names_in(argv[0])
+    if not is_known and shutil.which(argv[0]) is None:
         raise UsageError(
             f"Cannot run {argv[0]!r}: no such program on the PATH.",
             hint="check the spelling, or give its path (./train.sh). Shell syntax needs --shell.",

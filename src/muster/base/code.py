@@ -61,7 +61,8 @@ def code_of_command(argv: Sequence[str], base_folder: Path | None = None) -> dic
         for position, word in enumerate(words):
             if position and words[position - 1] == "-m":
                 walk.add_module(word)
-            for text in dict.fromkeys((word, word.partition("=")[2])):
+            target = word.partition(":")[0] if ".py:" in word else word  # of muster train
+            for text in dict.fromkeys((target, word.partition("=")[2])):
                 walk.add_script(text, is_program=position == 0)
     return walk.result()
 

@@ -1,7 +1,8 @@
 """``muster.log``: a program records numbers, wherever it runs.
 
-In a function of a sweep they go to the task at work; in a command of a sweep, and in rank 0 of
-``muster run``, to the file that ``MUSTER_METRICS`` names; elsewhere nowhere.
+In a function of a sweep they go to the task at work; in a training to its record; in a command of
+a sweep, and in rank 0 of ``muster run``, to the file that ``MUSTER_METRICS`` names; elsewhere
+nowhere.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _open: tuple[str, int, int, str] | None = None  # name, process, descriptor, mar
 def log(step: int, **metrics: Any) -> None:
     """Record numbers of this step, such as ``muster.log(epoch, loss=0.3, accuracy=0.9)``.
 
-    It works in functions and programs of ``muster sweep`` and in rank 0 of ``muster run``, and does
-    nothing elsewhere, so that a program runs the same without Muster. `muster metrics` shows what
-    was recorded.
+    It works in functions and programs of ``muster sweep`` and in rank 0 of ``muster run`` and
+    ``muster train``, and does nothing elsewhere, so that a program runs the same without Muster.
+    `muster metrics` shows what was recorded.
 
     A number is a bool, int or float, or a NumPy scalar or tensor without dimensions. Raises
     TargetError for other values.
@@ -48,6 +49,11 @@ def log(step: int, **metrics: Any) -> None:
     handle, mark = _file(name)
     line = {"step": as_step(step), TIME: time.time(), PROCESS: mark, **values}
     os.write(handle, json.dumps(line).encode() + b"\n")  # at once, so that lines do not mix
+
+
+def is_logging() -> bool:
+    """Whether something takes what ``log`` gets in this process."""
+    return _at_work is not None
 
 
 @contextmanager
@@ -119,11 +125,15 @@ def read_line(line: bytes, number: int) -> tuple[int, float | None, dict[str, fl
 def numbers_of(
     found: Mapping[str, Any], number: int
 ) -> tuple[int, float | None, dict[str, float]] | None:
-    """The same of a line that has been read; None where its step or a number cannot be held."""
-    step, time_s = found.get("step", number), found.get(TIME)
+    """The same of a line that has been read; None where its step or a number cannot be held.
+
+    The lines of a training have a kind, which names their metrics, as in ``train/loss``.
+    """
+    step, time_s, kind = found.get("step", number), found.get(TIME), found.get("kind")
+    front = f"{kind}/" if isinstance(kind, str) else ""
     try:
         numbers = {
-            name: float(value)
+            f"{front}{name}": float(value)
             for name, value in found.items()
             if isinstance(value, float | int) and name not in ("step", TIME, PROCESS)
         }

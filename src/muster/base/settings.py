@@ -16,6 +16,8 @@ from typing import NamedTuple
 RUN_MARKER = "MUSTER_RUN_MARK"
 #: How many workers share the GPU of the one that reads it.
 WORKERS_PER_GPU = "MUSTER_WORKERS_PER_GPU"
+#: Of a command that is a task: the folder of its attempt, and one that all attempts find.
+TASK_DIR, CHECKPOINT_DIR = "MUSTER_TASK_DIR", "MUSTER_CHECKPOINT_DIR"
 #: Set by a user whose tasks import a torch that cannot use the GPU, and use the GPU without it.
 ALLOW_CPU_TORCH = "MUSTER_ALLOW_CPU_TORCH"
 
@@ -33,6 +35,7 @@ class Settings:
     ``omp_num_threads``: the user's own choice, which the ranks of a gang keep.
     ``mps_folder``: where NVIDIA's MPS server, if it runs, listens to its clients.
     ``allows_cpu_torch``: a torch that cannot use the GPU of its worker is no reason to refuse.
+    ``is_task``: this is a command of a sweep, which has leased the devices that it sees.
     ``lease_folder``: where the per-GPU lock files of this host live (shared by all users).
     """
 
@@ -47,6 +50,7 @@ class Settings:
     cpu_count: int = 1
     omp_num_threads: int | None = None
     allows_cpu_torch: bool = False
+    is_task: bool = False
     user: str = "unknown"
 
 
@@ -71,6 +75,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         cpu_count=usable_cpu_count(),
         omp_num_threads=int(threads) if threads.isdigit() and int(threads) else None,
         allows_cpu_torch=env.get(ALLOW_CPU_TORCH, "0") not in ("", "0"),
+        is_task=CHECKPOINT_DIR in env,
         user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",
     )
 

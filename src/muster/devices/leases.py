@@ -145,8 +145,9 @@ def place_and_lease(
 ) -> tuple[Placement, list[Lease]]:
     """Place and lease, around the GPUs that other runs have leased.
 
-    Two runs that each ask for two of four GPUs at the same moment both get two. With ``force``
-    a GPU leased by somebody else is used all the same, without a lease. Raises what ``place``
+    Two runs that each ask for two of four GPUs at the same moment both get two. With ``force``,
+    and in a task of a sweep, which has leased them, a GPU leased by somebody else is used all the
+    same, without a lease. Raises what ``place``
     and ``acquire`` raise; nothing stays leased then.
     """
     leases: dict[str, Lease] = {}
@@ -159,7 +160,7 @@ def place_and_lease(
                 per_gpu=per_gpu,
                 gpus_per_task=gpus_per_task,
                 cpu_count=settings.cpu_count,
-                force=force,
+                force=force or settings.is_task,
                 leased=held,
                 own_pids=lineage(),
             )

@@ -70,10 +70,10 @@ class Halts:
         if head is None or event is None:
             return None
         policy, grace_s = self._policy, self._policy.stop_grace_s
-        if self._targets[head.target_id].kind == "command":
-            grace_s = policy.command_grace_s
-        elif event.pauses:
+        if event.pauses:
             grace_s = policy.pause_grace_s
+        elif self._targets[head.target_id].kind == "command":
+            grace_s = policy.command_grace_s
         return max(worker.halted_s, worker.head_since) + grace_s
 
     def kill_overdue(self, now: float, out: Decisions) -> None:

@@ -243,6 +243,9 @@ def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False)
         os.replace(source, target)
     if not may_go_on:
         folder.checkpoint(key).unlink(missing_ok=True)
+        if folder.saved(key).exists():
+            target.mkdir(parents=True, exist_ok=True)
+            os.replace(folder.saved(key), target / "checkpoint")
         for number in range(1, token + 1):
             folder.points_of(key, number).unlink(missing_ok=True)
             folder.points_of(key, number).with_suffix(".cuts").unlink(missing_ok=True)

@@ -16,6 +16,8 @@ _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][\w./-]*)\}")
 _VARIABLE = re.compile(r"\$\{?MUSTER_(SEED|PARAMS|TASK_DIR)\b")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?|-?\.[0-9]+([eE][+-]?[0-9]+)?")
 
+#: As the first word it is the very muster that runs the task, whether or not it is on the path.
+OWN_PROGRAM = "muster"
 #: Filled by muster, not by the user's parameters.
 BUILT_IN = frozenset({"dir"})
 

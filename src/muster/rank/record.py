@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.atomic_files import replacing
 from muster.base.journal import read_journal
+from muster.base.metric_log import METRICS_FILE, TIME, as_number, as_step, is_logging, logging_to
+from muster.base.settings import variable
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder
 
@@ -51,7 +54,10 @@ def _words(line: StepLine) -> str:
 
 
 class Record:
-    """One writer per run. After a resume nothing is in it twice: lines past the step are cut."""
+    """One writer per run. After a resume nothing is in it twice: lines past the step are cut.
+
+    Of a training that is a task of a sweep, the same lines are the task's: a search looks at them.
+    """
 
     def __init__(
         self,
@@ -64,7 +70,13 @@ class Record:
         self._path = folder.metrics
         _cut_after(self._path, step)
         self._lines: list[StepLine] = []
-        self._file = self._path.open("a", encoding="utf-8")
+        self._files = [os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)]
+        task = variable(METRICS_FILE)
+        if task and Path(task).absolute() != self._path.absolute():
+            self._files.append(os.open(task, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
+        self._logging = ExitStack()
+        if not is_logging():
+            self._logging.enter_context(logging_to(self.log))
         self._status = folder.status_json
         self._say = say
         self._leaves_out = False
@@ -96,10 +108,15 @@ class Record:
     def line(self, kind: str, values: dict[str, Any]) -> None:
         """Record something seldom, such as an evaluation; a ``step`` must be among its values."""
         self._write_steps()
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._write(json.dumps({"kind": kind, **values}) + "\n")
         if self._board is not None:
             self._to_board(kind, values)
         self.flush()
+
+    def log(self, step: int, **metrics: Any) -> None:
+        """Record what the task itself logs with ``muster.log``."""
+        numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        self._write(json.dumps({"step": as_step(step), TIME: time.time(), **numbers}) + "\n")
 
     def status(self, values: dict[str, Any]) -> None:
         """Write where the training is, for `muster status`; a full disk does not stop it."""
@@ -110,20 +127,29 @@ class Record:
 
     def flush(self) -> None:
         self._write_steps()
-        self._file.flush()
         if self._board is not None:
             self._board.flush()
 
     def close(self) -> None:
         self._write_steps()
-        self._file.close()
+        self._logging.close()
+        for file in self._files:
+            os.close(file)
         if self._board is not None:
             self._board.close()
         self._status.unlink(missing_ok=True)
 
     def _write_steps(self) -> None:
-        self._file.writelines(map(_words, self._lines))
-        self._lines.clear()
+        if self._lines:
+            self._write("".join(map(_words, self._lines)))
+            self._lines.clear()
+
+    def _write(self, text: str) -> None:
+        """Add lines in one piece: threads of the task may log meanwhile."""
+        for file in self._files:
+            rest = memoryview(text.encode())
+            while rest:
+                rest = rest[os.write(file, rest) :]
 
     def _to_board(self, kind: str, values: dict[str, Any]) -> None:
         step = values["step"]

@@ -14,7 +14,8 @@ runs/<name>/
   ending.json         how a gang ended, where its ranks say so (requeue: start me again)
   artifacts/ab/<key>/ the folder of a finished task that wrote files
   attempts/           folders of attempts that have not been accepted (or failed)
-  checkpoints/        <key>.ckpt of long tasks that saved one
+  checkpoints/        <key>.ckpt of long tasks that saved one; <key>/ what a program saved, and the
+                      run folder of a training that is a task, until it is done
   points/             what the programs of unfinished tasks have logged
   values/             results too large for the ledger
   requests/           which session works on the run, and what others have asked of it
@@ -56,6 +57,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from muster.base.settings import CHECKPOINT_DIR, variable
+
+#: What a command leaves in ``MUSTER_TASK_DIR``: a JSON object, the result of the task.
+RESULT_FILE = "result.json"
+
+
+def default_root() -> Path:
+    """Where runs are kept that were given no place: a run that is a task of another is inside it,
+    where its next attempt goes on with it."""
+    return Path(variable(CHECKPOINT_DIR) or "runs")
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,10 @@ class RunFolder:
 
     def checkpoint(self, key: str) -> Path:
         return self.checkpoints / f"{key}.ckpt"
+
+    def saved(self, key: str) -> Path:
+        """What the program of a task saves for its later attempts."""
+        return self.checkpoints / key
 
     @property
     def values(self) -> Path:

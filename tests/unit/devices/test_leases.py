@@ -279,6 +279,12 @@ def test_force_uses_a_leased_gpu_without_a_lease(settings: Settings) -> None:
         _release(leases)
 
 
+def test_a_task_uses_the_gpus_that_its_sweep_has_leased(settings: Settings) -> None:
+    with _leased("GPU-00", settings):
+        got, leases = _place_and_lease("auto", 1, replace(settings, is_task=True))
+        assert ([slot.label for slot in got.slots], leases) == (["cuda:0"], [])
+
+
 def test_an_error_in_the_middle_leaves_nothing_leased(settings: Settings) -> None:
     # A folder in the place of the second lock file: the first GPU is leased by then.
     (settings.lease_folder / "GPU-11.lock").mkdir(parents=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import muster
+from muster.base.metric_log import read_line
 from muster.rank.record import Record, StepLine, read_metrics
 from muster.run.folder import RunFolder
 
@@ -32,3 +35,26 @@ def test_every_line_comes_back(tmp_path_factory: object, lines: list[StepLine]) 
     record.close()
     found = read_metrics(folder.metrics)
     assert json.dumps(found) == json.dumps([line.record() for line in lines])
+
+
+def test_the_numbers_of_a_training_are_those_of_the_task_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with both those that its task logs by itself; outside of Muster they go nowhere."""
+    stream = tmp_path / "stream.jsonl"
+    monkeypatch.setenv("MUSTER_METRICS", str(stream))
+    record = Record(RunFolder(tmp_path), 0, with_tensorboard=False)
+    record.step(StepLine(1, 0, 8, 0.5, 0.1, 0.01, None))
+    record.line("evaluation", {"step": 1, "loss": 0.25})
+    muster.log(2, entropy=0.75)
+    record.close()
+    monkeypatch.delenv("MUSTER_METRICS")
+    muster.log(3, entropy=9.0)
+    assert stream.read_bytes() == RunFolder(tmp_path).metrics.read_bytes()
+    found = [read_line(line, 0) for line in stream.read_bytes().splitlines()]
+    assert [(line[0], line[2]) for line in found if line] == [
+        (1, {"train/epoch": 0, "train/samples": 8, "train/loss": 0.5, "train/lr": 0.1,
+             "train/seconds": 0.01}),
+        (1, {"evaluation/loss": 0.25}),
+        (2, {"entropy": 0.75}),
+    ]  # fmt: skip

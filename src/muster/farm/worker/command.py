@@ -8,23 +8,24 @@ import signal as signals
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from muster.base.metric_log import METRICS_FILE
-from muster.base.settings import child_environment
+from muster.base.settings import CHECKPOINT_DIR, TASK_DIR, child_environment
 from muster.farm import canonical
 from muster.farm.lifecycle import signal_name
 from muster.farm.metric_source import TENSORBOARD, parse_source
 from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
-from muster.farm.template import fill, names_in
+from muster.farm.template import OWN_PROGRAM, fill, names_in
 from muster.farm.worker.context import Context
 from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import wait_for
 from muster.farm.worker.sources import EventFiles, Printed
+from muster.run.folder import RESULT_FILE
 
-RESULT_FILE = "result.json"
 #: Linux takes no longer string in an environment.
 _MOST_ENVIRONMENT = 100_000
 #: Ignored signals stay ignored across exec: a pipeline's writer would never end.
@@ -52,12 +53,14 @@ def run_command(
     ``result.json`` in that folder, and logs numbers while it runs
     by appending lines of JSON to the file that ``MUSTER_METRICS`` names.
     """
-    folder = context.folder
+    folder, saved = context.folder, context.saved_folder
     uses_folder = any("dir" in names_in(part) for part in spec.argv)
     values = {**params, "dir": str(folder)} if uses_folder else params
     argv = [fill(part, values) for part in spec.argv]
     if spec.shell:
         argv = ["/bin/sh", "-c", argv[0]]
+    elif argv[0] == OWN_PROGRAM:
+        argv = [sys.executable, "-m", *argv]
     try:
         follower = context.follower()
         if spec.metrics_from:
@@ -72,6 +75,8 @@ def run_command(
             raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
         return _read_metrics(folder / RESULT_FILE)
     finally:
+        with suppress(OSError):
+            saved.rmdir()  # it saved nothing
         if not uses_folder:
             context.drop_empty_folder()
 
@@ -116,7 +121,8 @@ def _environment(params: Mapping[str, Any], context: Context) -> dict[str, str]:
     if not _ENVIRONMENT:
         _ENVIRONMENT.update(child_environment({}))
     values = {
-        "MUSTER_TASK_DIR": str(context.folder),
+        TASK_DIR: str(context.folder),
+        CHECKPOINT_DIR: str(context.saved_folder),
         "MUSTER_RUN": context.run,
         "MUSTER_TASK": context.task,
         "MUSTER_ATTEMPT": str(context.attempt),

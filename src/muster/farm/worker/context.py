@@ -104,6 +104,13 @@ class Context:
             self._has_files = True
         return path
 
+    @property
+    def saved_folder(self) -> Path:
+        """What the program of this task saves: every attempt finds it again."""
+        path = self._run_folder.saved(self._key)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
     def drop_empty_folder(self) -> None:
         """Remove the folder if nothing was written to it."""
         with suppress(OSError):

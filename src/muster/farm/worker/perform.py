@@ -29,6 +29,7 @@ from muster.farm.lifecycle import outcome_of_error, outcome_of_output
 from muster.farm.parameters import Signature, signature_of, to_call
 from muster.farm.results import check_result, keep_beside
 from muster.farm.task import Finished, Outcome, TargetSpec
+from muster.farm.template import OWN_PROGRAM
 from muster.farm.worker.command import CommandFailed, run_command
 from muster.farm.worker.context import Context, MadeRoom
 from muster.farm.worker.inbox import Line
@@ -124,8 +125,10 @@ class Performer:
             context = self._context(order, params)
             if loaded.function is None:
                 value = run_command(loaded.spec, params, context, self._log)
-                if context.halted is not None:
-                    raise MadeRoom  # it was told to end, so this need not be all of its result
+                # A program that was told to end may end well with a part of its result; a gang of
+                # ours says by another exit code that it is not done.
+                if context.halted is not None and loaded.spec.argv[0] != OWN_PROGRAM:
+                    raise MadeRoom
             else:
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
@@ -133,7 +136,7 @@ class Performer:
                 with logging_to(context.log):
                     returned = loaded.function(**call)
                 if context.knows_its_end:
-                    raise MadeRoom  # as above
+                    raise MadeRoom  # it was told to end, so this need not be all of its result
                 value = _store(returned, context, self._log)
             context.sync_files()
         except BaseException as error:  # user code may raise anything; only its task fails
