@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from muster.base.shown_text import one_line
 __all__ = [
     "BLACK", "BLUE", "COLOURS", "GREEN", "GREY", "MARKS", "ORANGE", "PINK", "SKY", "YELLOW",
     "dress", "grid", "legend", "log_ticks", "mosaic", "note_counts", "panels", "png_and_pdf",
-    "safe", "save", "ticks",
+    "safe", "save", "shade", "small_letters", "ticks", "whole_numbers",
 ]  # fmt: skip
 
 #: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
@@ -28,6 +29,23 @@ COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK, GREY)
 MARKS = "os^vDPX*"
 _MOST_LABEL = 120
 _MOST_TICK = 18
+
+
+_SMALL: Any = {"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 7}
+
+
+def small_letters() -> AbstractContextManager[None]:
+    """What is drawn in this context is for a figure of about 4 inches."""
+    import matplotlib
+
+    return matplotlib.rc_context(_SMALL)
+
+
+def shade(share: float) -> Any:
+    """A colour between dark violet (0) and light green (1), which is brighter where it is more."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.05 + 0.85 * share)
 
 
 def panels(
@@ -84,6 +102,13 @@ def log_ticks(axis: Any, values: Sequence[float], texts: Sequence[str]) -> None:
     axis.set_xscale("log")
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xticks(values, texts)
+
+
+def whole_numbers(axis: Any) -> None:
+    """An x axis that counts: no mark between two whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def note_counts(

@@ -147,6 +147,23 @@ def test_the_report_of_a_search_shows_it(run: Path, muster_main: Main) -> None:
         assert said in page, said
 
 
+def test_a_search_becomes_a_study_of_optunas(run: Path, muster_main: Main) -> None:
+    optuna = pytest.importorskip("optuna")
+    target = Path("a study?#.db")  # no URL could name it
+    done = muster_main("export", "runs/it", "--to", str(target))
+    assert (done.returncode, done.stdout) == (0, "12 trials in a study?#.db\n")
+    target.rename("study.db")
+    study = optuna.load_study(study_name="it", storage="sqlite:///study.db")
+    assert (len(study.trials), study.direction.name) == (12, "MAXIMIZE")
+    assert study.best_trial.number == 0 and study.best_value == 1.0
+    states = {trial.state.name for trial in study.trials}
+    assert states == {"COMPLETE", "PRUNED"}
+    again = muster_main("export", "runs/it", "--to", "study.db")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    assert muster_main("export", "runs/it", "--to", "none/study.db").returncode == 2
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
 def test_more_trials_go_on_and_another_search_is_refused(run: Path, muster_main: Main) -> None:
     same = ["sweep", "train.py:run", *SEARCH, *ASHA, "--try", "lr=0.3", *FLAGS]
     assert muster_main(*same, "--trials", "14").returncode == 0

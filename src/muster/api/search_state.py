@@ -8,12 +8,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from muster.api.search_driver import SEARCH
 from muster.api.search_records import from_row, moment_of, seconds_in
+from muster.base.atomic_files import replacing
+from muster.base.errors import UsageError
 from muster.farm.canonical import short_key
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.read import LedgerReader
@@ -132,6 +135,34 @@ def state_of(
         spent_s=spent_s,
         gpu_hours=gpu_hours,
     )
+
+
+def export_study(folder: RunFolder, target: Path) -> int:
+    """Write the search of a run as a study of Optuna's, an SQLite file that optuna-dashboard opens;
+    returns the number of trials.
+
+    Raises UsageError where the run has no search or the file is there already, and SetupError where
+    it cannot be written. It is there as a whole or not at all.
+    """
+    from muster.farm.export import check_target, writing
+    from muster.search.optuna_study import write_study
+
+    state = None if read_run(folder).is_gang else read_search(folder)
+    if state is None:
+        raise UsageError(
+            f"{folder.path} is no search, so there are no trials for an Optuna study.",
+            hint="a search is begun with `muster sweep … --space … --maximize METRIC`; a table of "
+            "any sweep ends in .csv, .parquet or .jsonl.",
+        )
+    if target.exists():
+        raise UsageError(
+            f"{target} is there already, and may be a study of your own.",
+            hint="remove it, or name another file.",
+        )
+    check_target(target)
+    with writing(target), replacing(target) as beside:
+        write_study(state.spec, state.search.trials, beside, folder.name)
+    return state.num_trials
 
 
 #: Strings that, typed bare, a function would not get as strings.

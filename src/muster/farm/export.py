@@ -32,7 +32,7 @@ _FORMULA = r"^[=+\-@\t\r]"
 def export(folder: RunFolder, target: Path) -> int:
     """Write the table to ``target`` (.parquet, .csv or .jsonl) and return its number of rows."""
     suffix = _suffix_of(target)
-    with _writing(target):
+    with writing(target):
         if suffix == ".jsonl":
             return _export_lines(folder, target)
         known, count = _num_tasks(folder), 0
@@ -55,7 +55,7 @@ def export_records(records: Sequence[Mapping[str, Any]], target: Path) -> int:
         for name, value in record.items():
             kinds[name] = widen(kinds.get(name), value)
     schema = pa.schema([(name, kind or TEXT) for name, kind in kinds.items()])
-    with _writing(target), replacing(target) as beside:
+    with writing(target), replacing(target) as beside:
         if suffix == ".jsonl":
             beside.write_bytes(b"".join(canonical.encode(dict(r)) + b"\n" for r in records))
             return len(records)
@@ -72,7 +72,7 @@ def export_records(records: Sequence[Mapping[str, Any]], target: Path) -> int:
 def export_table(table: pa.Table, target: Path) -> int:
     """Write a table to ``target``, as `export` does."""
     suffix = _suffix_of(target)
-    with _writing(target), replacing(target) as beside:
+    with writing(target), replacing(target) as beside:
         if suffix == ".jsonl":
             with beside.open("wb") as lines:
                 for batch in table.to_batches():
@@ -89,18 +89,24 @@ def _suffix_of(target: Path) -> str:
     if suffix not in (".parquet", ".csv", ".jsonl"):
         raise UsageError(
             f"Cannot export to {target}: {suffix or 'no suffix'} is not a known format.",
-            hint="end the name with .csv, .parquet or .jsonl.",
+            hint="end the name with .csv, .parquet or .jsonl, or with .db for an Optuna study.",
         )
+    check_target(target)
+    return suffix
+
+
+def check_target(target: Path) -> None:
+    """UsageError where there is no folder for the file."""
     if not target.parent.is_dir():
         raise UsageError(
             f"Cannot export to {target}: there is no folder {target.parent}.",
             hint="make that folder first, or name another.",
         )
-    return suffix
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
+def writing(target: Path) -> Iterator[None]:
+    """SetupError for what the system refuses."""
     try:
         yield
     except OSError as error:

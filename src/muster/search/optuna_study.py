@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.base.errors import MissingPackageError
@@ -300,6 +301,28 @@ def to_optuna(
                 )
             )
     return study
+
+
+def write_study(spec: SearchSpec, trials: list[Trial], path: Path, name: str) -> None:
+    """The same study as an SQLite file, which is made in memory first: so it is whole, and its path
+    need not fit into a URL. ``path`` is a new or an empty file.
+
+    Raises OSError where it cannot be written.
+    """
+    package = import_optuna("An export to Optuna", "sqlalchemy")
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with _quiet(package):
+        storage = package.storages.RDBStorage("sqlite://")
+    try:
+        to_optuna(spec, trials, storage, name)
+        storage.remove_session()
+        with storage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as made:
+            made.exec_driver_sql("VACUUM INTO ?", (str(path),))
+    except SQLAlchemyError as error:
+        raise OSError(str(error.__cause__ or error)) from error
+    finally:
+        storage.engine.dispose()
 
 
 def _remarks(spec: SearchSpec, trial: Trial) -> dict[str, Any]:

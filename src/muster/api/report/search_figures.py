@@ -18,7 +18,6 @@ from muster.plotting import safe, ticks
 _WIDE, _HIGH = 3.8, 2.9
 _MOST_LINES = 300
 _MOST_SHOWN = 8
-_FONT: Any = {"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 7}
 #: What is said of a trial: colour, mark, and word.
 _FATES = {
     "done": (plotting.BLUE, "o", "finished"),
@@ -33,7 +32,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def draw_history(rows: Rows, goals: Rows, at: int, path: Path) -> list[Path]:
     """The value of each trial in the order of their ends, and the best up to there."""
-    with _small():
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, _HIGH))
         _points(axis, [(row["n"], row["values"][at], row["state"]) for row in rows])
         best = [(row["n"], row["bests"][at]) for row in rows if row["bests"][at] is not None]
@@ -41,7 +40,7 @@ def draw_history(rows: Rows, goals: Rows, at: int, path: Path) -> list[Path]:
             axis.step(*zip(*best, strict=True), where="post", color=plotting.ORANGE, lw=1.6,
                       label="best so far")  # fmt: skip
         _scale(axis, "y", [row["values"][at] for row in rows])
-        _whole_numbers(axis)
+        plotting.whole_numbers(axis)
         plotting.dress(axis, x="trials, in the order of their ends", y=_goal(goals[at]))
         _legend_above(axis)
         return _saved(figure, path)
@@ -49,7 +48,7 @@ def draw_history(rows: Rows, goals: Rows, at: int, path: Path) -> list[Path]:
 
 def draw_rungs(rungs: Rows, path: Path) -> list[Path]:
     """How many trials came to each step where they were compared, and how many went on."""
-    with _small():
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, _HIGH))
         places = range(len(rungs))
         went = [rung["promoted"] for rung in rungs]
@@ -70,7 +69,7 @@ def draw_rungs(rungs: Rows, path: Path) -> list[Path]:
 def draw_importance(rows: Rows, path: Path) -> list[Path]:
     """A bar for each parameter, the most important at the top."""
     shown = list(rows)[:_MOST_SHOWN]
-    with _small():
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, max(1.3, 0.7 + 0.3 * len(shown))))
         places = range(len(shown))
         values = [row["value"] for row in shown]
@@ -104,9 +103,7 @@ def draw_parallel(
     ends = [_axis_of(goal, [row["values"][at] for row in rows]) for at, goal in enumerate(goals)]
     axes = [*(dims[at] for at in shown), *ends]
     lacks = any(row["cells"][at] is None for row in chosen for at in shown)
-    with _small():
-        from matplotlib import colormaps
-
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE + 0.7 * max(0, len(axes) - 4), _HIGH))
         for place, row in enumerate(chosen):
             cells = [*(row["cells"][at] for at in shown), *row["values"]]
@@ -115,7 +112,7 @@ def draw_parallel(
             is_best = row["trial"] in best
             axis.plot(
                 range(len(cells)), heights, alpha=0.75, zorder=3 if is_best else 2,
-                color=plotting.ORANGE if is_best else colormaps["viridis"](0.05 + 0.85 * share),
+                color=plotting.ORANGE if is_best else plotting.shade(share),
                 lw=1.8 if is_best else 0.8,
             )  # fmt: skip
         for place, dim in enumerate(axes):
@@ -139,7 +136,7 @@ def draw_slice(dims: Rows, at: int, rows: Rows, goals: Rows, which: int, path: P
     """One goal of each trial over one parameter; ``at`` and ``which`` are their places."""
     dim = dims[at]
     found = [row for row in rows if row["cells"][at] is not None]
-    with _small():
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, _HIGH))
         if dim["kind"] == "choice":
             names = dim["values"]
@@ -170,7 +167,7 @@ def draw_front(
 ) -> list[Path]:
     """Two goals of all trials, and a line through those that no other trial beats."""
     across, up = pair
-    with _small():
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, _HIGH))
         _points(axis, [(row["values"][across], row["values"][up], row["state"]) for row in rows])
         best = sorted((row["values"][across], row["values"][up]) for row in rows
@@ -195,7 +192,7 @@ def draw_fates(
     ``fates``: the state of each task, by its key; ``best``: the tasks of the best trial; ``steps``:
     those at which trials were compared.
     """
-    with _small():
+    with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, _HIGH))
         for step in steps:
             axis.axvline(step, color=plotting.GREY, lw=0.6, ls=":", zorder=1)
@@ -227,12 +224,6 @@ def draw_fates(
 # ---------------------------------------------------------------------- what they have in common
 
 _BELOW = -0.16
-
-
-def _small() -> Any:
-    import matplotlib
-
-    return matplotlib.rc_context(_FONT)
 
 
 def _saved(figure: Any, path: Path) -> list[Path]:
@@ -275,12 +266,6 @@ def _is_wide(values: Iterable[float]) -> bool:
 def _scale(axis: Any, which: str, values: Sequence[float]) -> None:
     if _is_wide(values):
         getattr(axis, f"set_{which}scale")("log")
-
-
-def _whole_numbers(axis: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _height(dim: Mapping[str, Any], cell: Any) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.content import count
 from muster.api.runs import Run, Status, find_runs, open_run
-from muster.api.search_state import read_search
+from muster.api.search_state import export_study, read_search
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.flags import Flag
@@ -50,7 +50,7 @@ class _Export(RunPlace):
     """Which run, and where its table goes."""
 
     to: Annotated[Path, Flag(metavar="FILE")]
-    """A .csv, .parquet or .jsonl file."""
+    """A .csv, .parquet or .jsonl file; of a search also a .db file, an Optuna study."""
 
 
 _LIST = """List the runs below a folder, the newest first.
@@ -77,8 +77,9 @@ Example:
 """
 _EXPORT = """Write the table of a run to a file: a row per task, or per recorded step of a training.
 
-Example:
+Examples:
   muster export runs/train-1a2b3c --to table.parquet
+  muster export runs/search --to optuna.db && optuna-dashboard sqlite:///optuna.db
 """
 _CANCEL = """Cancel what has not ended; what is finished is kept.
 
@@ -277,6 +278,9 @@ def export(argv: list[str]) -> int:
     flags = parse(_Export, argv, "export", _EXPORT)
     run = open_run(flags.run)
     stored = run.stored
+    if flags.to.suffix.lower() == ".db":
+        output.say(f"{count(export_study(run.folder, flags.to), 'trial')} in {flags.to}")
+        return 0
     if stored.is_map:
         raise UsageError(
             f"{run.path} is a map: its table is its output. {_output_of_map(run)}",
