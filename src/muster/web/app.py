@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.web import guard
+from muster.web.actions import Refused, act
 from muster.web.content.index import PAGES, TOP
 from muster.web.content.overview import head
 from muster.web.encoding import to_json
@@ -56,6 +57,7 @@ def make_app(board: Dashboard) -> ASGIApp:
         Route("/run/{run}/{page}", answers.page),
         Route("/api/run/{run}", answers.json),
         Route("/api/run/{run}/task/{task}", answers.json),
+        Route("/api/run/{run}/act", answers.act, methods=["POST"]),
         Route("/api/run/{run}/{page}", answers.json),
         Route("/api/stream", answers.stream),
         Route("/api/{page}", answers.top_json),
@@ -183,6 +185,16 @@ class _Answers:
             return _problem(error)
         return _json_answer(data)
 
+    async def act(self, request: Request) -> Response:
+        asked = await _object(request)
+        try:
+            folder = await run_in_threadpool(self._board.folders.find, request.path_params["run"])
+            return _json_answer(await run_in_threadpool(act, folder, asked))
+        except Refused as error:
+            return _problem(error, 409)
+        except MusterError as error:
+            return _problem(error)
+
     # ------------------------------------------------------------------ files
 
     async def static(self, request: Request) -> Response:
@@ -297,10 +309,10 @@ def _json_answer(
     return Response(to_json(data), status, dict(headers or {}), media_type="application/json")
 
 
-def _problem(error: MusterError) -> Response:
+def _problem(error: MusterError, status: int | None = None) -> Response:
     text, _, hint = str(error).partition("\nHint: ")
-    status = 400 if isinstance(error, BadQuery) else 404 if isinstance(error, UsageError) else 503
-    return _json_answer({"error": text, "hint": hint}, status)
+    known = 400 if isinstance(error, BadQuery) else 404 if isinstance(error, UsageError) else 503
+    return _json_answer({"error": text, "hint": hint}, status or known)
 
 
 def _problem_page(error: MusterError) -> Response:

@@ -18,7 +18,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-class Test(NamedTuple):
+class Word(NamedTuple):
     """One word. Without a ``column`` some cell has to hold ``text``."""
 
     column: str
@@ -26,12 +26,12 @@ class Test(NamedTuple):
     text: str
 
 
-def parse(text: str) -> list[Test]:
+def parse(text: str) -> list[Word]:
     """All of these have to hold.
 
     >>> parse('lr>=0.01 name="a b" "out of memory"')
-    [Test(column='lr', sign='>=', text='0.01'), Test(column='name', sign='=', text='a b'), \
-Test(column='', sign='~', text='out of memory')]
+    [Word(column='lr', sign='>=', text='0.01'), Word(column='name', sign='=', text='a b'), \
+Word(column='', sign='~', text='out of memory')]
     """
     if len(text) > _MOST_CHARS:
         raise BadQuery(f"The filter is longer than {_MOST_CHARS:,} characters.")
@@ -40,13 +40,13 @@ Test(column='', sign='~', text='out of memory')]
         quoted, word = found.groups()
         test = _TEST.fullmatch(word) if word is not None else None
         if test is not None:
-            tests.append(Test(test[1], test[2], _bare(test[3])))
+            tests.append(Word(test[1], test[2], _bare(test[3])))
         else:
-            tests.append(Test("", "~", _bare(word) if word is not None else _unescaped(quoted)))
+            tests.append(Word("", "~", _bare(word) if word is not None else _unescaped(quoted)))
     return tests
 
 
-def predicate(test: Test) -> Callable[[Any], bool]:
+def predicate(test: Word) -> Callable[[Any], bool]:
     """Whether a cell passes. Numbers are compared as numbers, anything else as text; a cell without
     a value passes only ``!=``.
     """

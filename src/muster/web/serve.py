@@ -83,6 +83,7 @@ def serve(
             board.ending.set()
 
         with handled(ENDING, end):
+            door.listen()  # who connects from now on waits until the server takes him in
             listening(Listening(address=address, port=port, token_file=token_file(), token=token))
             server.run(sockets=[door])
 

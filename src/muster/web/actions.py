@@ -1,0 +1,61 @@
+"""What the pages may change: by the commands that a user would type, each in its own process.
+
+So an action does what the command does, with its locks and its requests, and this process writes
+into no run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import IO, Any
+
+from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
+from muster.base.settings import child_environment
+from muster.web.folder import Folder
+
+_COMMANDS = {"cancel": ("cancel",), "retry": ("retry", "--quiet")}
+#: How long the answer waits: cancelling ends by itself; what tries again goes on for as long as the
+#: tasks do, and has ended by then where it is refused.
+_LIMITS_S = {"cancel": 60.0, "retry": 5.0}
+_MOST_SAID = 4000
+
+
+class Refused(SetupError):
+    """The command was refused; its message is the command's own."""
+
+
+def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
+    """Do it, or begin it. Raises UsageError for an unknown action, Refused where it cannot be."""
+    name = asked.get("action")
+    if not isinstance(name, str) or name not in _COMMANDS:
+        raise UsageError(
+            f"There is no action {str(name)[:40]!r}.", hint=f"known: {', '.join(_COMMANDS)}."
+        )
+    words = [sys.executable, "-m", "muster", *_COMMANDS[name], str(folder.run.path.absolute())]
+    # Files, not pipes: what it starts outlives the dashboard. A session of its own: Ctrl-C here is
+    # not for it.
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=said, stderr=complained,
+            start_new_session=True, env=child_environment({}),
+        )  # fmt: skip
+        try:
+            code = process.wait(_LIMITS_S[name])
+        except subprocess.TimeoutExpired:
+            # Somebody has to collect it when it ends.
+            threading.Thread(target=process.wait, daemon=True).start()
+            return {"said": f"`muster {name}` has begun."}
+        words_of = [_text(file) for file in (said, complained)]
+    if code not in (EXIT_OK, EXIT_SOME_FAILED):
+        text, _, hint = words_of[1].removeprefix("muster: ").partition("\nHint: ")
+        raise Refused(text or f"`muster {name}` ended with exit code {code}.", hint=hint or None)
+    return {"said": words_of[0] or f"`muster {name}` has ended."}
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_MOST_SAID).decode("utf-8", "replace").strip()
