@@ -19,16 +19,11 @@ import pytest
 from tests.web_server import WebServer, web_server
 
 WORK = """
-from pathlib import Path
-
-
-
-
-def square(x):
+def square(x, ctx):
     print("hello", x)
     if x == 3:
         raise ValueError("three <script>alert(1)</script> is bad")
-    Path(muster.context().folder, "out.html").write_text("<script>alert(2)</script>")
+    (ctx.folder / "out.html").write_text("<script>alert(2)</script>")
     return {"y": x * x, "huge": 2**60}
 """
 

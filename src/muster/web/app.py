@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from muster.web.content.index import PAGES, TOP
 from muster.web.content.overview import head
 from muster.web.encoding import to_json
 from muster.web.folder import Folders
+from muster.web.pages.bodies import BODIES
 from muster.web.pages.document import Shell, render
 from muster.web.query import BadQuery, Query
 from muster.web.stream import Watchers
@@ -147,15 +149,19 @@ class _Answers:
         folders, query = self._board.folders, _query(request)
         top = None if run is None else self._head(run, query)
         data = data_of(folders, name, run, query)
+        if name not in BODIES:
+            raise UsageError(f"There is no page {name[:40]!r}.")
         shell = Shell(actions=self._board.place.allows_actions)
-        return render(name, data, run=top, shell=shell)
+        with explained(run):
+            return render(name, data, run=top, shell=shell)
 
     def _head(self, run: str, query: Query) -> dict[str, Any]:
         """The head of a run, with the place in its stream from which the page goes on. That comes
         first: what happens while the page is made is then told twice, and never lost.
         """
-        watcher = self._watchers.of_run(self._board.folders.find(run))
-        return {"seq": watcher.position(), **data_of(self._board.folders, "head", run, query)}
+        with explained(run):
+            seq = self._watchers.of_run(self._board.folders.find(run)).position()
+        return {"seq": seq, **data_of(self._board.folders, "head", run, query)}
 
     async def stream(self, request: Request) -> Response:
         """Events of one run, or of all. ``after``: the last id seen; ``log``: whose log is read."""
@@ -244,10 +250,8 @@ class _Answers:
 
 
 def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[str, Any]:
-    """The data of a page. Raises MusterError for what is not there, or cannot be read: a run may
-    go, or be half written, at any moment.
-    """
-    try:
+    """The data of a page. Raises MusterError for what is not there, or cannot be read."""
+    with explained(run):
         if run is None:
             if name not in TOP:
                 raise UsageError(f"There is no page {name[:40]!r}.")
@@ -258,10 +262,21 @@ def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[
         if name not in PAGES:
             raise UsageError(f"A run has no page {name[:40]!r}.")
         return PAGES[name](folder, query)
+
+
+@contextmanager
+def explained(run: str | None) -> Iterator[None]:
+    """Whatever goes wrong with a page as MusterError: a run may go, or be half written, at any
+    moment; and what a run has recorded may be damaged in any way.
+    """
+    try:
+        yield
+    except MusterError:
+        raise
     except OSError as error:
-        raise SetupError(f"Cannot read {error.filename or run}: {error.strerror}.") from None
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        # A half-written or damaged file; a defect of ours would look the same to who reads it.
+        text = f"Cannot read {error.filename or run}: {error.strerror or error}."
+        raise SetupError(text) from error
+    except Exception as error:
         raise SetupError(
             f"This page cannot be made: what the run has recorded is damaged or not whole "
             f"({type(error).__name__}: {str(error)[:200]}).",
