@@ -56,6 +56,6 @@ if (Page) {
   content.textContent = "";
   render(html`${run && html`<${Head} here=${page} />`}<div id="body"><${Page} /></div><${Keys} />`, content);
   render(html`<${Live} />`, document.getElementById("live"));
-  if (shell.live) begin(run ? `/api/stream?run=${run.id}` : "/api/stream");
+  if (shell.live) begin(run ? `/api/stream?run=${run.id}` : "/api/stream", run?.seq);
   document.documentElement.dataset.ready = "1";
 }

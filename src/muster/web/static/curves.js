@@ -1,5 +1,5 @@
 // Curves: one card for each metric, one line for each task, drawn by uPlot.
-import { ask, colour, html, run, shell, useEffect, useRef, useSize, useState, useView } from "./lib.js";
+import { ask, atMost, colour, html, run, shell, useEffect, useRef, useSize, useState, useView } from "./lib.js";
 import { on } from "./live.js";
 import { Failure } from "./parts.js";
 import * as format from "./format.js";
@@ -90,14 +90,16 @@ function Card({ name, tasks, id }) {
       (found) => { setError(""); setSeries(picked(found.series, name, tasks)); },
       (failed) => { if (failed.name !== "AbortError") setError(failed.message); });
     load();
+    // A training tells that there is more, a task the points themselves.
+    const again = atMost(1000, load);
     const offs = [
-      on("stale", load),
+      on("stale", again),
       on("points", (news) => setSeries((was) => {
         const mine = news.series.filter((one) => one.name === name);
         return was && extend(was, mine) ? [...was] : was;
       })),
     ];
-    return () => { control.abort(); offs.forEach((off) => off()); };
+    return () => { control.abort(); again.stop(); offs.forEach((off) => off()); };
   }, [id, name, key, range, inSight, size.width > 0]);
   return html`<figure class="card"><figcaption>${name}</figcaption>
     <div class="plot" ref=${place}>${series && size.width > 0 && html`<${Plot} series=${series} width=${size.width} theme=${size.theme} name=${name} />`}</div>

@@ -10,7 +10,10 @@ export function number(value) {
 export function text(value) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value === "number") return number(value);
-  if (typeof value === "object") return JSON.stringify(value);
+  if (Array.isArray(value)) return `[${value.map(text).join(", ")}]`;
+  if (typeof value === "object") {
+    return Object.entries(value).filter(([, one]) => one !== null).map(([name, one]) => `${name} ${text(one)}`).join(", ") || "–";
+  }
   return String(value);
 }
 

@@ -3,7 +3,7 @@
 // A browser opens six connections to one server at most, so a tab that nobody sees lets its go.
 const kinds = ["counts", "rows", "stale", "points", "samples", "log", "end"];
 const listeners = new Map([...kinds, "status"].map((kind) => [kind, new Set()]));
-let source = null, address = "", last = "", broken = false;
+let source = null, address = "", last = "", log = "", broken = false;
 
 export function on(kind, hear) {
   listeners.get(kind).add(hear);
@@ -12,13 +12,22 @@ export function on(kind, hear) {
 
 const tell = (kind, value) => { for (const hear of [...listeners.get(kind)]) hear(value); };
 
-export function begin(path) {
+/** Listens to `path`, from what the page shows: `place` is its number in the stream. */
+export function begin(path, place) {
   address = path;
+  last = place === null || place === undefined ? "" : String(place);
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden && !source) open();
     else if (document.hidden && source) { close(); broken = true; }
   });
   if (!document.hidden) open();
+}
+
+/** The log that is looked at: only its lines are sent. */
+export function watchLog(task) {
+  if (log === String(task)) return;
+  log = String(task);
+  if (source) { close(); open(); }
 }
 
 function close() {
@@ -27,8 +36,8 @@ function close() {
 }
 
 function open() {
-  const join = address.includes("?") ? "&" : "?";
-  source = new EventSource(last ? `${address}${join}after=${encodeURIComponent(last)}` : address);
+  const asked = [log && `log=${encodeURIComponent(log)}`, last && `after=${encodeURIComponent(last)}`].filter(Boolean).join("&");
+  source = new EventSource(asked ? `${address}${address.includes("?") ? "&" : "?"}${asked}` : address);
   source.onopen = () => {
     tell("status", "live");
     if (broken) { broken = false; tell("stale", {}); }

@@ -1,7 +1,7 @@
 // What a task or a rank has printed: its end first, followed while it grows, with a search and links
 // to lines. Lines are numbered where all of the log is here.
 import { ask, html, run, shell, useEffect, useLayoutEffect, useMemo, useRef, useState, useView } from "./lib.js";
-import { on } from "./live.js";
+import { on, watchLog } from "./live.js";
 import { Failure } from "./parts.js";
 import * as format from "./format.js";
 
@@ -26,8 +26,9 @@ export function Log({ task }) {
       } catch (failed) { if (!over) setError(failed.message); }
     };
     begin();
+    if (shell.live) watchLog(task);
     const offs = [
-      on("stale", begin),
+      on("stale", ({ what }) => { if (!what) begin(); }),
       // Only what goes on exactly where the text here ends is added: nothing twice, nothing left out.
       on("log", (news) => {
         if (String(news.task) !== String(task)) return;

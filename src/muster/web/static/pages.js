@@ -1,7 +1,7 @@
 // The pages whose content is more than a table of tasks.
 import { first, html, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
 import { on } from "./live.js";
-import { Action, Bar, Copy, Facts, Failure, Records, Section, State, Table, Verdict, levelOf } from "./parts.js";
+import { Action, Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, levelOf } from "./parts.js";
 import { Chunks, Gantt, History, Strip } from "./charts.js";
 import { Curves } from "./curves.js";
 import { Log } from "./log.js";
@@ -68,16 +68,21 @@ export function Overview() {
       ["Left", format.interval(all.eta_s)], ["Rate", typeof all.rate === "number" ? `${format.number(all.rate)} / s` : null], [all.state === "running" ? "Since" : "Took", format.duration(all.seconds)],
       ["Best", best ? html`<span><b>${format.number(best.value)}</b> ${best.name} ${best.task !== undefined && best.task !== null ? html`<${TaskLink} task=${best.task}>see the task</${TaskLink}>` : null}</span>` : null], ["Folder", all.path],
     ]} />
-    ${all.counts?.total || !all.training ? null : html`<${Facts} pairs=${Object.entries(all.training)} />`}
+    ${(run.tabs || []).includes("training") ? html`<${FirstCurves} />` : null}
     ${slots.some((slot) => slot.bars.length) ? html`<${Section} title="Where and when" note="a line for each slot, a bar for each attempt"><${Gantt} slots=${slots} open=${(run.tabs || []).includes("tasks") ? toTask : null} /></${Section}>` : null}
     ${devices.length ? html`<${Section} title="Devices"><div class="cards small">${devices.map((one, n) => html`<figure class="card" key=${n}><figcaption>${one.label}<span class="note">${[typeof one.busy === "number" && `${Math.round(one.busy * 100)} % busy`, typeof one.memory_mib === "number" && `${format.mib(one.memory_mib)}${one.total_mib ? ` of ${format.mib(one.total_mib)}` : ""}`].filter(Boolean).join(", ")}</span></figcaption><${Strip} history=${one.history} label="How busy ${one.label} was" /></figure>`)}</div></${Section}>` : null}
-    ${recent?.length ? html`<${Section} title="Most recent"><${Recent} recent=${recent} columns=${all.recent_columns} /></${Section}>` : null}`;
+    ${recent?.length ? html`<${Section} title="Most recent"><${Recent} recent=${recent} /></${Section}>` : null}`;
 }
 
-function Recent({ recent, columns }) {
-  if (!recent[0].cells) return html`<${Records} name="Most recent" value=${recent} />`;
-  const names = (columns || []).map((one) => one.label ?? one);
-  return html`<${Table} name="Most recent" heads=${names.map((name) => [name])} rows=${recent.map((row) => row.cells.map((cell, n) => (n === 0 ? html`<${TaskLink} task=${row.key}>${format.text(cell)}</${TaskLink}>` : cell)))} />`;
+/** Of a training the first curves; its own page has them all. */
+function FirstCurves() {
+  const { value } = useAnswer(`run/${run.id}/training`, {}, null);
+  if (!value?.curves?.length) return null;
+  return html`<${Section} title="Curves" note=${html`<a href=${runLink(run.id, "training")}>all of them</a>`}><${Curves} names=${value.curves.slice(0, 4)} /></${Section}>`;
+}
+
+function Recent({ recent }) {
+  return html`<${Table} name="Most recent" heads=${[["Task"], ["State"], ["Took", true], ["Ended", true]]} rows=${recent.map((one) => [html`<${TaskLink} task=${one.key}>${one.name}</${TaskLink}>`, html`<${State} word=${one.state} />`, format.duration(one.seconds), html`<${Ago} when=${one.ended} />`])} />`;
 }
 
 export function Task() {
@@ -103,7 +108,10 @@ export function Search() {
   const { value, error } = useAnswer(`run/${run.id}/search`, {}, first);
   const [brush] = useView("brush");
   const [hovered, hover] = useState(null);
-  const { goals = [], history = [], importance, parallel, pareto, rungs = [], budget } = value;
+  const [weigh, setWeigh] = useView("importance");
+  const weighed = useAnswer(weigh ? `run/${run.id}/search` : "", { importance: 1 }, null);
+  const importance = weighed.value?.importance;
+  const { goals = [], history = [], parallel, pareto, rungs = [], budget } = value;
   const dims = parallel?.dims || [], front = new Set((pareto || []).map((one) => one?.task ?? one));
   const map = brushes(brush);
   const rows = (parallel?.rows || []).filter((row) => passes(row, dims, map));
@@ -116,7 +124,9 @@ export function Search() {
     ${ranked.length ? html`<${Section} title="Trials" note="the best ${Math.min(100, ranked.length)} of ${ranked.length}"><div onMouseLeave=${() => hover(null)} onMouseOver=${(event) => hover(ranked[event.target.closest("tbody tr")?.rowIndex - 1]?.task ?? null)}>
       <${Table} kind="trials" name="Trials" heads=${[["Trial"], ["State"], [goals[0]?.name || "value", true], ...dims.map((dim) => [dim.name, !dim.values])]}
         rows=${ranked.slice(0, 100).map((row) => [html`<span><${TaskLink} task=${row.task} />${front.has(row.task) ? html` <span class="kind">front</span>` : null}</span>`, html`<${State} word=${row.state} />`, format.number(row.value), ...row.cells])} /></div></${Section}>` : null}
-    ${importance?.length ? html`<${Section} title="Importance" note="the share of the differences that each parameter explains"><table class="weights"><caption class="sr">Importance</caption><thead class="sr"><tr><th scope="col">Parameter</th><th scope="col">Share</th><th scope="col">Percent</th></tr></thead><tbody>${importance.map((one) => html`<tr><th scope="row">${one.name}</th><td><svg class="bar" aria-hidden="true"><rect width="${100 * Math.max(0, one.value)}%" height="100%" class="f-running" /></svg></td><td class="num">${(100 * one.value).toFixed(1)} %</td></tr>`)}</tbody></table></${Section}>` : null}
+    ${!weigh && shell.live ? html`<${Section} title="Importance"><button type="button" onClick=${() => setWeigh("1")}>Work out which parameters matter</button> <span class="note">it takes some seconds</span></${Section}>` : null}
+    ${weigh && !importance?.length ? html`<${Section} title="Importance"><p class="note" role="status">${weighed.error || (weighed.value ? "Too few trials have ended to say." : "At it…")}</p></${Section}>` : null}
+    ${importance?.length ? html`<${Section} title="Importance" note="the share of the differences that each parameter explains"><table class="weights"><caption class="sr">Importance</caption><thead class="sr"><tr><th scope="col">Parameter</th><th scope="col">Share</th><th scope="col">Percent</th></tr></thead><tbody>${importance.map((one) => html`<tr><th scope="row">${one.name}</th><td><svg class="bar" aria-hidden="true"><rect width="${100 * Math.max(0, one.value ?? 0)}%" height="100%" class="f-running" /></svg></td><td class="num">${(100 * (one.value ?? 0)).toFixed(1)} %</td></tr>`)}</tbody></table></${Section}>` : null}
     ${rungs.length ? html`<${Section} title="Rungs" note="who was stopped where, and on what evidence">${rungs.map((one) => html`<details key=${one.step}><summary>Step ${one.step}: ${one.reached} reached it, ${one.stopped} stopped, ${one.promoted} went on</summary><${Records} name="Rung ${one.step}" value=${one.rows} /></details>`)}</${Section}>` : null}
     ${budget && Object.keys(budget).length ? html`<${Section} title="Budget"><${Records} name="Budget" value=${budget} /></${Section}>` : null}`;
 }
@@ -135,13 +145,15 @@ export function Training() {
   };
   return html`<${Failure} error=${error} />
     ${stall && html`<div class="error" role="alert"><p>${stall.text}</p>${stall.stacks && html`<details><summary>Where each rank stands</summary><${Records} name="Stacks" value=${stall.stacks} /></details>`}</div>`}
-    <${Facts} pairs=${figures.map((one) => [one.name, `${format.number(one.value)} ${one.unit || ""}`])} />
+    <${Facts} pairs=${figures.map((one) => [one.name, `${format.number(one.value)} ${(one.unit || "").replace("1/s", "/ s")}`])} />
     ${curves.length ? html`<${Section} title="Curves"><${Curves} names=${curves} /></${Section}>` : null}
     ${ranks.length ? html`<${Section} title="Ranks" note=${phases.length ? "how each spends its time" : ""}>
+      ${ranks.filter((one) => one.error).map((one) => html`<p class="failure">Rank ${one.rank}: ${one.error}</p>`)}
       ${phases.length ? html`<p class="legend">${phases.map((name) => html`<span><svg class="swatch" aria-hidden="true"><rect width="16" height="10" class=${line(name)} /></svg>${name}</span>`)}</p>` : null}
-      <${Table} name="Ranks" heads=${[["Rank", true], ["Host"], ["State"], ...(phases.length ? [["Time"]] : []), ...phases.map((name) => [name, true])]} rows=${ranks.map((one) => [one.rank, one.host, html`<${State} word=${one.state} />`, ...(phases.length ? [html`<span class="cell-bar">${strip(one.phases)}</span>`] : []), ...phases.map((name) => format.duration(one.phases?.[name]))])} /></${Section}>` : null}
+      <${Table} name="Ranks" heads=${[["Rank", true], ["Where"], ["State"], ...(phases.length ? [["Time"]] : []), ...phases.map((name) => [name, true])]} rows=${ranks.map((one) => [one.rank, one.host, html`<${State} word=${one.state} />`, ...(phases.length ? [html`<span class="cell-bar">${strip(one.phases)}</span>`] : []), ...phases.map((name) => format.duration(one.phases?.[name]))])} /></${Section}>` : null}
     ${evaluations.length ? html`<${Section} title="Evaluations"><${Records} name="Evaluations" value=${evaluations} /></${Section}>` : null}
-    ${checkpoints.length ? html`<${Section} title="Checkpoints"><${Table} name="Checkpoints" heads=${[["Step", true], ["Size", true], ["Saved"]]} rows=${checkpoints.map((one) => [one.step, format.bytes(one.bytes), format.moment(one.when)])} /></${Section}>` : null}
+    ${checkpoints.length ? html`<${Section} title="Checkpoints"><${Table} name="Checkpoints" heads=${[["Step", true], ["Size", true], ["Saved"], [""]]} rows=${checkpoints.map((one) => [one.step, format.bytes(one.bytes), format.moment(one.when), one.best ? "the best" : ""])} /></${Section}>` : null}
+    <${Blocks} blocks=${value.blocks} />
     ${ranks.length && shell.live ? html`<${Section} title="Log"><${RankLog} ranks=${ranks} /></${Section}>` : null}`;
 }
 
@@ -175,15 +187,21 @@ export function About() {
   const { value, error } = useAnswer(`run/${run.id}/about`, {}, first);
   return html`<${Failure} error=${error} />
     ${value.command && html`<${Section} title="Command"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}
+    <${Blocks} blocks=${value.blocks} />
     ${[["Options", "options"], ["Code", "code"], ["Environment", "environment"], ["Doctor", "doctor"], ["Plan", "plan"]].map(([title, key]) => value[key] && (typeof value[key] !== "object" || Object.keys(value[key]).length) ? html`<${Section} key=${key} title=${title}><${Records} name=${title} value=${value[key]} /></${Section}>` : null)}`;
 }
 
 export function Devices() {
-  const { value, error } = useAnswer("devices", {}, first);
+  const [turn, next] = useState(0);
+  const { value, error } = useAnswer("devices", { turn }, first);
+  useEffect(() => {
+    const timer = setInterval(() => { if (shell.live && !document.hidden) next((n) => n + 1); }, 3000);
+    return () => clearInterval(timer);
+  }, []);
   const all = value.devices || [];
   const share = (busy) => (typeof busy === "number" ? html`<span class="cell-bar"><svg class="bar" role="img" aria-label="${Math.round(busy * 100)} percent"><rect width="${busy * 100}%" height="100%" class="f-running" /><rect x="${busy * 100}%" width="${100 - busy * 100}%" height="100%" class="f-waiting" /></svg></span>` : "–");
   return html`<h1>Devices</h1><${Failure} error=${error} />
-    <${Table} name="Devices" empty="This machine has no GPU that can be asked." heads=${[["Device", true], ["Name"], ["Busy"], ["", true], ["Memory"], ["", true], ["°C", true], ["W", true], ["Held by"], ["Processes"]]}
+    <${Table} name="Devices" empty="This machine has no GPU that can be asked." heads=${[["Device"], ["Name"], ["Busy"], ["", true], ["Memory"], ["", true], ["°C", true], ["W", true], ["Held by"], ["Processes"]]}
       rows=${all.map((one) => [one.index, one.name, share(one.busy), typeof one.busy === "number" ? `${Math.round(one.busy * 100)} %` : "–", share(one.total_mib ? one.memory_mib / one.total_mib : null), one.total_mib ? `${format.mib(one.memory_mib)} / ${format.mib(one.total_mib)}` : "–", one.temperature, one.power_w, one.lease ?? "–",
         html`<span>${(one.processes || []).map((who) => html`<div>${who.user} <b>${who.pid}</b> ${who.command} ${typeof who.mib === "number" ? format.mib(who.mib) : ""}</div>`)}${(one.processes || []).length ? null : "–"}</span>`])} />`;
 }

@@ -6,7 +6,7 @@ import * as format from "./format.js";
 export const STATES = ["done", "failed", "stopped", "cancelled", "running", "waiting"];
 const SAME = {
   ready: "waiting", open: "waiting", queued: "waiting", claimed: "running", refused: "failed",
-  saved: "stopped", ok: "done", pruned: "stopped", rejected: "failed",
+  saved: "stopped", ok: "done", pruned: "stopped", paused: "stopped", rejected: "failed",
 };
 const MARKS = { done: "✓", failed: "✕", stopped: "◼", cancelled: "⊘", running: "▶", waiting: "○" };
 const LEVELS = { good: "✓", working: "▶", bad: "✕", paused: "‖" };
@@ -122,6 +122,17 @@ export function Records({ name, value, empty }) {
   const names = [...new Set(value.flatMap((one) => Object.keys(one || {})))];
   return html`<${Table} name=${name} heads=${names.map((key) => [key, typeof value[0][key] === "number"])}
     rows=${value.slice(0, 500).map((one) => names.map((key) => (typeof one[key] === "object" && one[key] ? format.text(one[key]) : one[key])))} />`;
+}
+
+/** What `muster report` shows too: tables, names with values, texts. */
+export function Blocks({ blocks }) {
+  return (blocks || []).map((one, n) => {
+    const title = one.caption || one.title || one.summary || "";
+    const inner = one.kind === "table" ? html`<${Table} name=${title} heads=${one.columns.map((name) => [name])} rows=${one.rows} />`
+      : one.kind === "facts" ? html`<${Facts} wide pairs=${one.pairs} />`
+        : one.text ? html`<pre tabindex="0">${one.text}</pre>` : null;
+    return inner && html`<${Section} key=${n} title=${title}>${inner}${one.note ? html`<p class="note">${one.note}</p>` : null}</${Section}>`;
+  });
 }
 
 export function Copy({ value, label = "Copy" }) {

@@ -1,7 +1,7 @@
 // The table of tasks: rows of one height, of which only those in sight are in the document.
-import { html, first, keepInUrl, link, questions, run, shell, taskLink, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { html, first, keepInUrl, link, questions, run, taskLink, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { on } from "./live.js";
-import { Failure, STATES, State } from "./parts.js";
+import { STATES, State } from "./parts.js";
 import { Rows } from "./rows.js";
 import * as format from "./format.js";
 
@@ -28,8 +28,8 @@ function shownColumns(columns, cols) {
   const found = (usual.length ? usual : indexed).slice().sort((a, b) => order(a) - order(b) || rank[a.group] - rank[b.group] || a.at - b.at);
   return found.slice(0, USUAL_COLUMNS);
 }
-const USUAL = new Set(["task", "state", "seconds", "duration_s", "attempts", "name"]);
-const order = ({ key, group }) => (key === "task" ? -2 : key === "state" ? -1 : group === "system" ? 9 : 0);
+const USUAL = new Set(["number", "state", "seconds", "attempts"]);
+const order = ({ key, group }) => (key === "number" ? -2 : key === "state" ? -1 : group === "system" ? 9 : 0);
 
 /** Widths in pixels from what the first rows hold, so that no column moves while one scrolls. */
 function widths(columns, rows) {
@@ -37,7 +37,7 @@ function widths(columns, rows) {
     let most = column.label.length + 3;
     for (let n = 0; n < 100; n += 1) {
       const row = rows.row(n);
-      if (row) most = Math.max(most, column.key === "state" ? 11 : format.text(row.cells[column.at]).length);
+      if (row) most = Math.max(most, column.key === "state" ? 11 : cellText(column, row.cells[column.at]).length);
     }
     return Math.min(320, Math.max(64, Math.round(most * 7.4) + 22));
   });
@@ -130,8 +130,7 @@ export function TaskTable() {
   for (let at = low; at < high; at += 1) shown.push(at);
   return html`<div class="tasks">
     <${Tools} view=${view} change=${change} rows=${rows} columns=${columns} chosen=${chosen} clear=${() => setChosen(new Set())} />
-    <${Failure} error=${rows.error} />
-    <div class="grid" ref=${place} onScroll=${scrolled}>
+    <div class="grid" ref=${place} onScroll=${scrolled} style=${{ maxHeight: `${Math.max(rows.total, 4) * HEIGHT + 52}px` }}>
       <table role="grid" tabindex="0" ref=${grid} aria-label="Tasks" aria-rowcount=${rows.total + 1} aria-colcount=${columns.length + 1}
         aria-activedescendant=${cursor >= low && cursor < high ? `row-${cursor}` : null} aria-busy=${rows.loading ? "true" : "false"}
         style=${{ width: `max(100%, ${wide.reduce((sum, one) => sum + one, 36)}px)` }}>
@@ -151,6 +150,8 @@ export function TaskTable() {
   </div>`;
 }
 
+const cellText = ({ key, group }, value) => (group === "system" && (key === "started" || key === "ended") ? format.moment(value) : format.text(value));
+
 function Row({ at, row, columns, isCursor, isChosen, choose, pick }) {
   if (!row) return html`<tr role="row" aria-rowindex=${at + 2} class="coming"><td colspan=${columns.length + 1} role="gridcell">…</td></tr>`;
   const label = format.text(row.cells[columns[0]?.at] ?? row.key);
@@ -158,7 +159,7 @@ function Row({ at, row, columns, isCursor, isChosen, choose, pick }) {
     <td role="gridcell"><input type="checkbox" tabindex="-1" checked=${isChosen} aria-label="Compare ${label}" onChange=${() => choose(row.key)} /></td>
     ${columns.map((column, n) => {
       const value = row.cells[column.at];
-      const shown = column.key === "state" ? html`<${State} word=${value} />` : format.text(value);
+      const shown = column.key === "state" ? html`<${State} word=${value} />` : cellText(column, value);
       return html`<td key=${column.key} role="gridcell" class=${column.numeric ? "num" : null} title=${typeof value === "string" && value.length > 24 ? value : null}>${n === 0 ? html`<a href=${taskLink(run.id, row.key)} tabindex="-1">${shown}</a>` : shown}</td>`;
     })}
   </tr>`;
@@ -172,7 +173,6 @@ function Tools({ view, change, rows, columns, chosen, clear }) {
     const now = rows.columns.map((column) => column.key).filter((one) => (one === key ? !shown.has(key) : shown.has(one)));
     change({ cols: now.map(encodeURIComponent).join(",") });
   };
-  const table = `/run/${run.id}/tasks.csv?${questions({ sort: view.sort, desc: view.desc, filter: view.filter, state: view.state })}`;
   return html`<div class="tools">
     <label class="search"><span class="sr">Filter the tasks</span>
       <input type="search" data-search placeholder='Filter: lr>0.01 state=failed "out of memory"' value=${view.filter} spellcheck="false"
@@ -187,9 +187,8 @@ function Tools({ view, change, rows, columns, chosen, clear }) {
       })}
       ${view.cols && html`<button type="button" onClick=${() => change({ cols: "" })}>The usual ones</button>`}
     </div></details>
-    <span class="total" role="status">${format.many(rows.total)} ${rows.total === 1 ? "task" : "tasks"}</span>
+    <span class="total" role="status">${rows.error ? html`<span class="failure">${rows.error}</span>` : `${format.many(rows.total)} ${rows.total === 1 ? "task" : "tasks"}`}</span>
     ${chosen.size > 0 && html`<span class="chosen"><a class="button" href=${link("compare") + "?" + questions({ run: run.id, task: [...chosen] })}>Compare ${chosen.size}</a> <button type="button" onClick=${clear}>Clear</button></span>`}
-    ${shell.live && html`<a class="export" href=${table} download>CSV</a>`}
   </div>`;
 }
 
