@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster.farm.canonical import payload_and_key
-from muster.farm.decisions import Decisions, Division, Policy, Send, Stopped
+from muster.farm.decisions import Decisions, Division, Policy, Send
 from muster.farm.device_health import Blame, DeviceHealth, blame, done_on
 from muster.farm.events import (
     Capacity,
@@ -30,7 +30,7 @@ from muster.farm.events import (
     WorkerLeaving,
     WorkerReady,
 )
-from muster.farm.halting import Halts, take_waiting
+from muster.farm.halting import Halts
 from muster.farm.hiring import hire
 from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
@@ -147,7 +147,8 @@ class Scheduler:
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
                 case StopTask():
-                    self._on_stop(event, now, out)
+                    queues = (self.queue, self.solo, self.wary)
+                    self._halts.stop(event, queues, self.delayed, now, out)
                 case Reopen():
                     self._on_reopen(event, out)
                 case Drain():
@@ -417,12 +418,6 @@ class Scheduler:
                 worker.killing = Outcome.TIMEOUT
                 worker.overdue = next(iter(worker.in_flight.values()))
                 out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
-
-    def _on_stop(self, event: StopTask, now: float, out: Decisions) -> None:
-        """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
-        if not self._halts.tell(event, now, out):
-            task = take_waiting(event.task_id, (self.queue, self.solo, self.wary), self.delayed)
-            out.stopped += [] if task is None else [Stopped(task, None)]
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
         """One that has not ended yet does so all the same, and is then tried again."""

@@ -41,7 +41,20 @@ class Halts:
     def __contains__(self, task: Task) -> bool:
         return task.task_id in self._told
 
-    def tell(self, event: StopTask, now: float, out: Decisions) -> bool:
+    def stop(
+        self,
+        event: StopTask,
+        queues: Iterable[deque[Task]],
+        delayed: list[tuple[float, int, Task]],
+        now: float,
+        out: Decisions,
+    ) -> None:
+        """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
+        if not self._tell(event, now, out):
+            task = take_waiting(event.task_id, queues, delayed)
+            out.stopped += [] if task is None else [Stopped(task, None)]
+
+    def _tell(self, event: StopTask, now: float, out: Decisions) -> bool:
         """Tell the worker that has the task; returns whether there is one."""
         for worker in self._roster.workers.values():
             if event.task_id in worker.in_flight and not worker.together:
