@@ -44,9 +44,12 @@ class Summary(NamedTuple):
 def series_of_tasks(folder: RunFolder, task_id: int | None = None) -> Iterator[Series]:
     """What one task has logged, or all of them, in the order of the plan."""
     with LedgerReader(folder.ledger) as ledger:
+        if task_id is not None:
+            yield from series_of(ledger, ledger.task(task_id))
+            return
         logged = ledger.tasks_with_metrics()
         for row in ledger.tasks():
-            if row.task_id in logged and task_id in (None, row.task_id):
+            if row.task_id in logged:
                 yield from series_of(ledger, row)
 
 

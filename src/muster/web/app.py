@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muster.base.errors import MusterError, SetupError, UsageError
+from muster.base.errors import MusterError, UsageError
 from muster.web import guard
 from muster.web.actions import Refused, act
-from muster.web.content.index import PAGES, TOP
-from muster.web.content.overview import head
+from muster.web.content.index import data_of, explained
 from muster.web.encoding import to_json
 from muster.web.folder import Folders
 from muster.web.pages.bodies import BODIES
@@ -247,41 +245,6 @@ class _Answers:
         found = report.get("csp-report", report)
         self._board.tell(f"A browser has refused a part of a page: {str(found)[:500]}")
         return Response(status_code=204)
-
-
-def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[str, Any]:
-    """The data of a page. Raises MusterError for what is not there, or cannot be read."""
-    with explained(run):
-        if run is None:
-            if name not in TOP:
-                raise UsageError(f"There is no page {name[:40]!r}.")
-            return TOP[name](folders, query)
-        folder = folders.find(run)
-        if name == "head":
-            return head(folder)
-        if name not in PAGES:
-            raise UsageError(f"A run has no page {name[:40]!r}.")
-        return PAGES[name](folder, query)
-
-
-@contextmanager
-def explained(run: str | None) -> Iterator[None]:
-    """Whatever goes wrong with a page as MusterError: a run may go, or be half written, at any
-    moment; and what a run has recorded may be damaged in any way.
-    """
-    try:
-        yield
-    except MusterError:
-        raise
-    except OSError as error:
-        text = f"Cannot read {error.filename or run}: {error.strerror or error}."
-        raise SetupError(text) from error
-    except Exception as error:
-        raise SetupError(
-            f"This page cannot be made: what the run has recorded is damaged or not whole "
-            f"({type(error).__name__}: {str(error)[:200]}).",
-            hint="the other pages of the run may still be read.",
-        ) from error
 
 
 def inside(root: Path, name: str) -> Path | None:

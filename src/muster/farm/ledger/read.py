@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from muster.farm.points import names_in
 from muster.farm.task import TaskState
 
 _FETCH = 2000
+_LONGEST_KEY = 64
 _ENDED = "CASE outcome WHEN 'ok' THEN 'done' WHEN 'stopped' THEN 'stopped' ELSE 'failed' END"
 _STATES = {state.value: state for state in TaskState}
 
@@ -271,8 +273,10 @@ class LedgerReader(LedgerQueries):
         if text.isdigit():
             found = self._all("SELECT task_id, key FROM tasks WHERE task_id = ?", int(text))
         if not found:
-            sql = "SELECT task_id, key FROM tasks WHERE hex(key) LIKE ? LIMIT 2"
-            found = self._all(sql, text.upper() + "%")
+            with suppress(ValueError):  # of digits in hexadecimal, whether of whole bytes or not
+                low, high = (bytes.fromhex(text + digit * (len(text) % 2)) for digit in "0f")
+                sql = "SELECT task_id, key FROM tasks WHERE key BETWEEN ? AND ? LIMIT 2"
+                found = self._all(sql, low, high + b"\xff" * _LONGEST_KEY)
         return found
 
     def log_parts(self, task_id: int) -> list[LogPart]:

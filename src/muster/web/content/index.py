@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from muster.base.errors import MusterError, SetupError, UsageError
 from muster.web.content import (
     about,
     compare,
@@ -43,3 +45,38 @@ TOP: dict[str, Callable[[Folders, Query], dict[str, Any]]] = {
     "devices": devices.content,
     "compare": compare.content,
 }
+
+
+def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[str, Any]:
+    """The data of a page. Raises MusterError for what is not there, or cannot be read."""
+    with explained(run):
+        if run is None:
+            if name not in TOP:
+                raise UsageError(f"There is no page {name[:40]!r}.")
+            return TOP[name](folders, query)
+        folder = folders.find(run)
+        if name == "head":
+            return overview.head(folder)
+        if name not in PAGES:
+            raise UsageError(f"A run has no page {name[:40]!r}.")
+        return PAGES[name](folder, query)
+
+
+@contextmanager
+def explained(run: str | None) -> Iterator[None]:
+    """Whatever goes wrong with a page as MusterError: a run may go, or be half written, at any
+    moment; and what a run has recorded may be damaged in any way.
+    """
+    try:
+        yield
+    except MusterError:
+        raise
+    except OSError as error:
+        text = f"Cannot read {error.filename or run}: {error.strerror or error}."
+        raise SetupError(text) from error
+    except Exception as error:
+        raise SetupError(
+            f"This page cannot be made: what the run has recorded is damaged or not whole "
+            f"({type(error).__name__}: {str(error)[:200]}).",
+            hint="the other pages of the run may still be read.",
+        ) from error

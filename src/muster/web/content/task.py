@@ -23,7 +23,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         row = ledger.task(run.task_number(ledger, query.text("task")))
         attempts = ledger.attempts(row.task_id)
         trace = ledger.trace_of(row.task_id)
-        has_metrics = row.task_id in ledger.tasks_with_metrics()
+        names = sorted(ledger.metric_names(row.task_id))
     key = row.key.hex()
     failed = [one for one in attempts if one.outcome not in ("ok", "stopped")]
     return {
@@ -43,8 +43,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "gpu_seconds": sum(one.seconds for one in attempts),
         "seconds": row.seconds,
         "command": f"muster logs {folder.path} {row.task_id}",
-        "metrics": sorted({one.name for one in run.series(str(row.task_id))})
-        if has_metrics else [],
+        "metrics": names,
     }  # fmt: skip
 
 
