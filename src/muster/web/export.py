@@ -223,17 +223,17 @@ def _linked(head: dict[str, Any]) -> Iterator[str]:
 
 
 def _problem(error: MusterError) -> dict[str, str]:
-    return {"title": "This cannot be read", "text": error.said, "hint": error.hint or ""}
+    text, _, hint = str(error).partition("\nHint: ")
+    return {"title": "This cannot be read", "text": text, "hint": hint}
 
 
 def packed(static: Path) -> str:
     """All modules as one script that needs no server: each becomes an address of its own."""
     modules = {}
     for path in sorted([*static.glob("*.js"), *static.glob("vendor/*.module.js")]):
-        folder = path.relative_to(static).parent
+        # Those that import anything lie in the upper folder.
         modules[path.relative_to(static).as_posix()] = _IMPORT.sub(
-            lambda found, at=folder: f'{found[1]}{found[2]}"muster/{(at / found[3]).as_posix()}"',
-            path.read_text("utf-8"),
+            r'\1\2"muster/\3"', path.read_text("utf-8")
         )
     return _COPY.replace("MODULES", json.dumps(modules))
 

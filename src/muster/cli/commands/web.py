@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.parse import parse
 
@@ -31,6 +32,8 @@ class _Web:
     """Also let the pages cancel and retry runs."""
     open: bool = False
     """Open the browser of this machine."""
+    export: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Write the pages into this folder instead, to be opened without a server."""
     i_know_this_is_public: Annotated[str | None, Flag(metavar="HOST")] = None
     """Listen at this address of the machine, which others can reach, without encryption."""
 
@@ -41,6 +44,7 @@ Examples:
   muster web
   muster web runs /scratch/runs --port 8765
   muster web --socket ~/.muster.sock
+  muster web runs --export pages
 """
 
 
@@ -56,6 +60,8 @@ def main(argv: list[str]) -> int:
             raise UsageError(
                 f"{root} is not a folder.", hint="name a folder of runs, or leave it out."
             )
+    if flags.export is not None:
+        return _export(roots, flags, flags.export)
     from muster.web.serve import WebOptions, serve
 
     options = WebOptions(
@@ -71,6 +77,25 @@ def main(argv: list[str]) -> int:
             output.say(line)
 
     serve(options, listening=listening, tell=output.remark)
+    return 0
+
+
+def _export(roots: Sequence[Path], flags: _Web, target: Path) -> int:
+    about_a_server = (flags.socket, flags.port, flags.i_know_this_is_public, flags.allow_actions,
+                      flags.open)  # fmt: skip
+    if any(about_a_server):
+        raise UsageError(
+            "--export starts no server.", hint="leave out what is said about one, such as --port."
+        )
+    from muster.web.export import export
+
+    made = export(roots, target)
+    output.say(f"{count(made.num_runs, 'run')}: open {target / 'index.html'}")
+    if made.num_left_out:
+        output.remark(
+            f"{count(made.num_left_out, 'task')} of large runs are not in the copy; `muster export "
+            "RUN --to results.csv` writes all of them."
+        )
     return 0
 
 
