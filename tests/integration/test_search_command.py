@@ -195,6 +195,31 @@ def test_a_goal_that_nobody_logs_ends_the_search_at_once(tmp_path: Path, muster_
     assert muster_main("sweep", "train.py:run", *again).returncode == 0
 
 
+def test_what_an_earlier_muster_kept_of_a_rule_that_is_gone_changes_nothing(
+    run: Path, muster_main: Main
+) -> None:
+    gone = {"population": 10, "quantile": 0.2}
+    record = json.loads((run / "run.json").read_text())
+    for part in (record["fixed"]["search"], record["spec"]["search"]):
+        part["stopping"] |= gone
+    (run / "run.json").write_text(json.dumps(record))
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as database:
+        [text] = database.execute("SELECT value FROM meta WHERE name = 'search'").fetchone()
+        known = json.loads(text)
+        known["stopping"] |= gone
+        database.execute("UPDATE meta SET value = ? WHERE name = 'search'", (json.dumps(known),))
+        for number, body in database.execute("SELECT id, body FROM search").fetchall():
+            old = {**json.loads(body), "parent": None, "source": None}
+            database.execute(
+                "UPDATE search SET body = ? WHERE id = ?", (json.dumps(old).encode(), number)
+            )
+        database.commit()
+    same = ["sweep", "train.py:run", *SEARCH, *ASHA, "--try", "lr=0.3", *FLAGS]
+    done = muster_main(*same, "--trials", "13")
+    assert done.returncode == 0, done
+    assert sum(counts(run).values()) == 13
+
+
 def test_a_function_that_never_asks_loses_its_worker(tmp_path: Path, muster_main: Main) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = muster_main(

@@ -106,6 +106,8 @@ def _grows(folder: RunFolder, stored: RunRecord, workload: Workload) -> bool:
     # A grid may be the start of a search, and a search that of a grid: tasks are known by content.
     if ("search" in workload.fixed) != ("search" in stored.fixed):
         return stored.fixed.get("target") == workload.fixed.get("target")
+    if workload.search is not None:
+        return not workload.difference(stored.fixed, workload.fixed)
     if space is None or stored.fixed.get("target") != workload.fixed["target"]:
         return False
     axes = {*_axes(stored.fixed), *_axes(workload.fixed)}

@@ -80,11 +80,6 @@ def spec_of(
             "The search has no end: its space has too many settings to try them all.",
             hint="add --trials 100, --search-time 2h or --gpu-hours 50.",
         )
-    if spec.stopping.rule == "pbt":
-        raise UsageError(
-            "--stop pbt is not built yet.",
-            hint="leave it out, or take another rule: asha, asha-stop, hyperband or median.",
-        )
     return spec
 
 
@@ -249,7 +244,8 @@ def _lines(fixed: Mapping[str, Any]) -> dict[str, str]:
         elif name == "objectives":
             lines["objectives"] = ", ".join(f"{one['direction']} {one['name']}" for one in value)
         elif name == "stopping":
-            lines |= {f"stop {key}": json.dumps(one) for key, one in value.items()}
+            known = (field.name for field in dataclasses.fields(Stopping))  # earlier ones had more
+            lines |= {f"stop {key}": json.dumps(value[key]) for key in known if key in value}
         else:
             lines[name] = json.dumps(value)
     return lines

@@ -31,7 +31,7 @@ def from_row(row: SearchRow) -> Record:
     body = canonical.decode(row.body)
     match row.kind:
         case "proposal":
-            names = ("trial", "seed", "params", "by", "parent")
+            names = ("trial", "seed", "params", "by")
             return Proposal(**{name: body[name] for name in names}, limit=body.get("limit"))
         case "heard":
             points = tuple(Point(*point) for point in body["points"])

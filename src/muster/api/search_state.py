@@ -75,7 +75,7 @@ class SearchState:
     @property
     def num_asked(self) -> int:
         """Trials that count against the budget."""
-        return sum(trial.by not in ("copy", "given") for trial in self.search.trials)
+        return sum(trial.by != "given" for trial in self.search.trials)
 
     def best(self, count: int = 1) -> list[Standing]:
         return self.search.best(count)

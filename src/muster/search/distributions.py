@@ -49,14 +49,6 @@ class Float:
             drawn = random.uniform(self.low, self.high)
         return min(self.high, max(self.low, drawn))
 
-    def moved(self, value: float, factor: float) -> float:
-        """``value`` times ``factor``, kept inside and on the steps."""
-        new = min(self.high, max(self.low, value * factor))
-        if self.step is None:
-            return new
-        count = min(_steps(self.low, self.high, self.step), round((new - self.low) / self.step))
-        return min(self.high, self.low + count * self.step)
-
     def holds(self, value: object) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
@@ -91,11 +83,6 @@ class Int:
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
             return min(self.high, max(self.low, round(math.exp(random.uniform(low, high)))))
         return self.low + self.step * random.randint(0, self.size - 1)
-
-    def moved(self, value: float, factor: float) -> int:
-        """The number nearest to ``value`` times ``factor``, kept inside and on the steps."""
-        steps = round((value * factor - self.low) / self.step)
-        return self.low + self.step * min(self.size - 1, max(0, steps))
 
     def holds(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and (

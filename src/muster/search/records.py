@@ -13,17 +13,15 @@ class Proposal:
     """A task to run: setting ``params`` of trial ``trial`` with one of its seeds.
 
     ``seed`` is None where the search has no seeds. ``by`` says where the setting comes from: a
-    sampler's name, ``try`` for a first guess, ``copy`` for one of PBT, ``given`` for a task that
-    was there before the search. ``parent`` is the trial whose newest checkpoint this one goes on
-    from, None for a start from nothing. ``limit``: how many trials the search was to choose in all
-    when it asked for this, None for any number; what was decided by it is decided so again.
+    sampler's name, ``try`` for a first guess, ``given`` for a task that was there before the
+    search. ``limit``: how many trials the search was to choose in all when it asked for this, None
+    for any number; what was decided by it is decided so again.
     """
 
     trial: int
     seed: int | None
     params: Mapping[str, Any]
     by: str = "random"
-    parent: int | None = None
     limit: int | None = None
 
     @property
@@ -53,7 +51,7 @@ class Ending:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-DecisionKind = Literal["stop", "pause", "promote", "copy"]
+DecisionKind = Literal["stop", "pause", "promote"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Decision:
     stop      end it for good; its last metrics are its result
     pause     end it at its next checkpoint; it may be promoted later
     promote   it goes on: a paused task is opened again, one that still runs is left alone
-    copy      end it for good; a proposal follows that goes on from ``source``'s checkpoint
     ========  ==============================================================================
 
     ``rung`` is the step at which it was decided; ``evidence`` holds the numbers that decided.
@@ -74,7 +71,6 @@ class Decision:
     trial: int
     seed: int | None = None
     rung: float | None = None
-    source: int | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -50,7 +50,6 @@ class Search:
         self._rule: Rule = make_rule(spec)
         self._sampler: Sampler = make_sampler(spec)
         self._queue: deque[Proposal] = deque()
-        self._copies: deque[Decision] = deque()
         self._known: dict[str, int] = {}
         self._asked = 0  # trials that count against the budget
         self._given = 0  # and those from before the search
@@ -100,7 +99,7 @@ class Search:
         """Whether `ask` would give nothing any more, unless a report changes that."""
         if self.is_spent(spent):
             return True
-        if self._queue or self._copies:
+        if self._queue:
             return False
         return self._is_full() or self._is_space_used()
 
@@ -217,24 +216,13 @@ class Search:
                 continue
             trial.state = "waiting" if decision.kind == "pause" else "stopped"
             self._sampler.tell(trial)
-            if decision.kind == "copy":
-                self._copies.append(decision)
         return decisions + following
 
     # --- trials ---------------------------------------------------------------------------------
 
     def _begin_next(self) -> bool:
-        """Begin the next trial: a copy, a first guess, or what the sampler says."""
+        """Begin the next trial: a first guess, or what the sampler says."""
         number = len(self.trials)
-        if self._copies:
-            copy = self._copies.popleft()
-            changed: dict[str, Any] | None = copy.evidence["params"]
-            if changed is not None and self._is_known(changed):
-                changed = self._unused(number)
-            if changed is None:
-                return self._begin_next()  # each setting is there once, and none is left
-            self._begin(changed, "copy", copy.source, self._limit())
-            return True
         if self._is_full():
             return False
         if self._asked < len(self.spec.tries):
@@ -242,7 +230,7 @@ class Search:
             drawn = self.spec.space.draw(random_for(self.spec.seed, "try", number), guess)
             if not self._is_known(drawn):
                 self._sampler.fix(number, drawn)
-                self._begin(drawn, "try", None, self._limit())
+                self._begin(drawn, "try", self._limit())
                 return True
         params = self._sampler.pick(number)
         if self._is_known(params):
@@ -251,31 +239,25 @@ class Search:
                 return False
             params = other
             self._sampler.fix(number, params)
-        self._begin(params, self.spec.sampler, None, self._limit())
+        self._begin(params, self.spec.sampler, self._limit())
         return True
 
-    def _begin(
-        self, params: Mapping[str, Any], by: str, parent: int | None, limit: int | None
-    ) -> None:
+    def _begin(self, params: Mapping[str, Any], by: str, limit: int | None) -> None:
         seeds: tuple[int | None, ...] = self.spec.seeds or (None,)
         tasks = {seed: TaskTrace() for seed in seeds}
-        trial = Trial(len(self.trials), params, by, parent, tasks, limit)
+        trial = Trial(len(self.trials), params, by, tasks, limit)
         self.trials.append(trial)
         self._known.setdefault(_identity(params), trial.number)
-        self._asked += by not in ("copy", "given")
+        self._asked += by != "given"
         self._given += by == "given"
         self._rule.begun(trial)
-        self._queue += (Proposal(trial.number, seed, params, by, parent, limit) for seed in seeds)
+        self._queue += (Proposal(trial.number, seed, params, by, limit) for seed in seeds)
 
     def _recall(self, proposal: Proposal) -> None:
         """Make a recorded proposal again."""
         if proposal.trial == len(self.trials):
-            if proposal.by == "copy":
-                if self._copies:
-                    self._copies.popleft()
-            else:
-                self._sampler.recall(proposal.trial, proposal.params, proposal.by)
-            self._begin(proposal.params, proposal.by, proposal.parent, proposal.limit)
+            self._sampler.recall(proposal.trial, proposal.params, proposal.by)
+            self._begin(proposal.params, proposal.by, proposal.limit)
         # By its name, not by its parameters: a tuple comes back from the ledger as a list.
         self._queue = deque(
             p for p in self._queue if (p.trial, p.seed) != (proposal.trial, proposal.seed)
@@ -285,12 +267,12 @@ class Search:
         """How many trials the search chooses, None for any number."""
         size = self.spec.space.size
         own = None if size is None else size - self._given
-        limits = (self.spec.budget.trials, self._rule.max_trials, own)
+        limits = (self.spec.budget.trials, own)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _is_full(self) -> bool:
-        limits = (self.spec.budget.trials, self._rule.max_trials)
-        return any(limit is not None and self._asked >= limit for limit in limits)
+        limit = self.spec.budget.trials
+        return limit is not None and self._asked >= limit
 
     def _is_known(self, params: Mapping[str, Any]) -> bool:
         return _identity(params) in self._known

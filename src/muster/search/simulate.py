@@ -80,8 +80,6 @@ def simulate(
                 for proposal in search.ask(1):
                     records.append(proposal)
                     task = _Task(proposal, curve(proposal.params, proposal.seed))
-                    if proposal.parent is not None:
-                        task.step = tasks[proposal.parent, proposal.seed].step
                     tasks[proposal.trial, proposal.seed] = task
                     ready.append(task)
             if not ready:

@@ -17,7 +17,7 @@ from muster.search.space import Space
 
 Direction = Literal["minimize", "maximize"]
 SamplerName = Literal["random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
-StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median", "pbt"]
+StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median"]
 
 
 @dataclass(frozen=True)
@@ -75,27 +75,22 @@ class Stopping:
     ``asha-stop``  ends a trial for good that is not among the best of its rung when it comes
     ``hyperband``  brackets of successive halving; a rung is decided when all of it is there
     ``median``     ends a trial whose best is worse than the median of the others' means
-    ``pbt``        a bad member of the population goes on from a good one, a little changed
     =============  =========================================================================
     """
 
     rule: StopRule = "none"
     min_step: float = 1
-    """The first rung; for ``median`` and ``pbt`` the first step at which it is asked."""
+    """The first rung; for ``median`` the first step at which it is asked."""
     max_step: float | None = None
     """The last rung, where a trial is whole; None for rungs without end. A trial that logs
     beyond it is stopped."""
     eta: int = 3
     """Of each rung one in ``eta`` goes on, and the next rung is ``eta`` times as far."""
     every: float | None = None
-    """``median`` and ``pbt``: it is asked every so many steps. None: ``median`` at ``min_step``,
-    twice that, four times that and so on, ``pbt`` every ``min_step``."""
+    """``median``: it is asked every so many steps. None: at ``min_step``, twice that, four times
+    that and so on."""
     startup_trials: int = 5
     """``median``: so many trials must have finished before one is stopped."""
-    population: int = 10
-    """``pbt``: so many trials live together."""
-    quantile: float = 0.2
-    """``pbt``: this share of the population is replaced, by this share at the top."""
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(StopRule):
@@ -117,10 +112,6 @@ class Stopping:
             raise UsageError(f"eta must be 2 or more, not {self.eta}.")
         if self.every is not None and not 0 < self.every < math.inf:
             raise UsageError(f"every must be above 0 and finite, not {self.every}.")
-        if self.rule == "pbt" and self.population < 2:
-            raise UsageError(f"The population must be 2 or more, not {self.population}.")
-        if not 0 < self.quantile <= 0.5:
-            raise UsageError(f"quantile must be above 0 and at most 0.5, not {self.quantile}.")
 
     def rungs(self) -> tuple[float, ...]:
         """The steps at which a trial may be ended, as far as they are known before it begins."""
@@ -154,9 +145,9 @@ class Stopping:
                 word.strip(), word.strip()
             )
             if name == "rule" or name not in {f.name for f in dataclasses.fields(cls)}:
-                known = ("min", "max", "eta", "every", "startup", "population", "quantile")
+                known = ("min", "max", "eta", "every", "startup")
                 raise UnknownNameError(f"option of {rule}", word.strip(), known)
-            whole = name in ("eta", "startup_trials", "population")
+            whole = name in ("eta", "startup_trials")
             try:
                 options[name] = int(value) if whole else float(value)
             except ValueError:

@@ -76,7 +76,6 @@ class Trial:
     number: int
     params: Mapping[str, Any]
     by: str
-    parent: int | None
     tasks: dict[int | None, TaskTrace]
     limit: int | None = None
     """How many trials there were to be when it began; None: any number."""

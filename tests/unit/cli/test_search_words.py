@@ -38,7 +38,7 @@ REFUSED = {
     "unknown name": (["f.py:f", "--space", "q=int(1,3)", *GOAL], "Unknown parameter 'q'"),
     "missing name": (["f.py:f", "--space", "n=int(1,3)", *GOAL], "lr"),
     "batched": (["f.py:many", "--space", "n=int(1,3)", *GOAL], "is batched"),
-    "pbt": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "pbt"], "pbt is not built"),
+    "pbt": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "pbt"], "nknown early stopping"),
     "inline": (
         ["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "asha", "--on", "inline"],
         "--stop has no effect with --on inline",

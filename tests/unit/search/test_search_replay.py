@@ -30,8 +30,7 @@ SPACE = Space.from_texts(
     ["lr=log(1e-5,1e-1)", "width=int(8,64,step=8)", "opt=choice(adam,sgd)",
      "momentum=uniform(0,0.99) if opt=sgd"]
 )  # fmt: skip
-RULES = ["none", "asha:max=27", "asha-stop:max=27", "hyperband:max=9", "median:startup=2",
-         "pbt:population=6,min=3"]  # fmt: skip
+RULES = ["none", "asha:max=27", "asha-stop:max=27", "hyperband:max=9", "median:startup=2"]
 SAMPLERS = [pytest.param("qmc", marks=pytest.mark.thorough), "tpe", "cmaes", "nsga2"]
 
 

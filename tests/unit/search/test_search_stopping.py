@@ -244,24 +244,6 @@ def test_the_median_rule_by_hand() -> None:
     assert search.best(1)[0].trial == 0
 
 
-def test_pbt_copies_a_good_member_over_a_bad_one() -> None:
-    space = Space.from_texts(["lr=log(1e-4,1)", "layers=int(1,64)", "opt=choice(a,b)"])
-    search = Search(spec_of("pbt:min=10,population=5", 99, space=space, maximize=True))
-    assert len(search.ask(9)) == 5
-    assert search.ask(9) == []
-    for number in range(4):
-        assert search.heard(number, None, [Point("v", 10, float(number))]) in ([],)
-    [copy] = search.heard(4, None, [Point("v", 10, -1.0)])
-    assert (copy.kind, copy.trial, copy.source, copy.rung) == ("copy", 4, 3, 10)
-    [child] = search.ask(9)
-    assert (child.trial, child.by, child.parent) == (5, "copy", 3)
-    assert child.params == copy.evidence["params"]
-    assert child.params != search.trials[3].params
-    # It goes on from step 10 and is asked again at 20, not at each mark before.
-    assert search.heard(5, None, [Point("v", 11, -9.0)]) == []
-    assert told(search.heard(5, None, [Point("v", 20, -9.0)])) == [("copy", 5)]
-
-
 class SlowAsha:
     """Algorithm 2 of the paper, with the list of a rung sorted each time it is asked."""
 

@@ -39,7 +39,6 @@ class Asha:
     """Pauses each trial at each rung and promotes the best."""
 
     pauses = True
-    max_trials: int | None = None
 
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         self._rungs = Rungs(spec, goal)
@@ -82,7 +81,6 @@ class AshaStop:
     """
 
     pauses = False
-    max_trials: int | None = None
 
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         self._rungs = Rungs(spec, goal, at_least=1)

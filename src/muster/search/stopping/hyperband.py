@@ -64,7 +64,6 @@ class Hyperband:
     from before the search are in none."""
 
     pauses = True
-    max_trials: int | None = None
 
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         assert spec.max_step is not None

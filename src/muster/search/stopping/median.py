@@ -17,7 +17,6 @@ from muster.search.trials import Report, Trial
 
 class Median:
     pauses = False
-    max_trials: int | None = None
 
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         self._spec, self._goal = spec, goal

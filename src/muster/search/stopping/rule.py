@@ -16,11 +16,6 @@ class Rule(Protocol):
         """Whether a trial rests at each mark until it is promoted."""
         ...
 
-    @property
-    def max_trials(self) -> int | None:
-        """So many trials are begun at most, None for any number."""
-        ...
-
     def begun(self, trial: Trial) -> None:
         """There is this new trial."""
         ...
@@ -46,7 +41,6 @@ class NoRule:
     """Every trial runs to its end."""
 
     pauses = False
-    max_trials: int | None = None
 
     def begun(self, trial: Trial) -> None: ...
 

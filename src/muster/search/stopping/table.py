@@ -6,7 +6,6 @@ from muster.search.spec import SearchSpec
 from muster.search.stopping.asha import Asha, AshaStop
 from muster.search.stopping.hyperband import Hyperband
 from muster.search.stopping.median import Median
-from muster.search.stopping.pbt import Pbt
 from muster.search.stopping.rule import NoRule, Rule
 
 
@@ -22,6 +21,4 @@ def make_rule(spec: SearchSpec) -> Rule:
             return Hyperband(stopping, goal)
         case "median":
             return Median(stopping, goal)
-        case "pbt":
-            return Pbt(stopping, goal, spec.space, spec.seed)
     return NoRule()
