@@ -13,7 +13,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from muster.farm.collect import (
     last_words,
 )
 from muster.farm.ledger.away import open_ledger
-from muster.farm.ledger.store import NewTask
+from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.lock import is_held
@@ -188,6 +188,7 @@ def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Seque
     folder, text = plan.folder, script_of(plan, options)
     records = (folder.run_json, folder.elements_json)
     before = {path: path.read_bytes() if path.exists() else None for path in records}
+    listed = None if options.restart or not folder.ledger.exists() else _listed(folder)
     aside = make_ready(plan, workload, options, argv)
     try:
         job_id = submit_array(text, folder)
@@ -195,14 +196,35 @@ def send(plan: ArrayPlan, workload: Workload, options: SweepOptions, argv: Seque
         if aside is not None:
             put_back(aside, folder)
         else:
-            _take_back(folder, before)
+            _take_back(folder, before, listed)
         raise
     _write_record(plan, argv, job_id)
     return job_id
 
 
-def _take_back(folder: RunFolder, before: Mapping[Path, bytes | None]) -> None:
-    """Make the records what they were; if there was no run, its ledger is removed as well."""
+def _listed(folder: RunFolder) -> tuple[int, str | None]:
+    """The last task of the ledger, and of which plan all tasks are listed."""
+    with _ledger_of(folder) as ledger:
+        return ledger.last_task(), ledger.meta("enqueued")
+
+
+@contextmanager
+def _ledger_of(folder: RunFolder) -> Iterator[Ledger]:
+    ledger = open_ledger(folder, read_settings())
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def _take_back(
+    folder: RunFolder,
+    before: Mapping[Path, bytes | None],
+    listed: tuple[int, str | None] | None,
+) -> None:
+    """Make the records and the list of tasks what they were; if there was no run, its ledger is
+    removed.
+    """
     for path, content in before.items():
         if content is None:
             path.unlink(missing_ok=True)
@@ -211,6 +233,16 @@ def _take_back(folder: RunFolder, before: Mapping[Path, bytes | None]) -> None:
     if before[folder.run_json] is None:
         for path in folder.path.glob(f"{folder.ledger.name}*"):
             path.unlink(missing_ok=True)
+    elif listed is not None:
+        last, plan_id = listed
+        with _ledger_of(folder) as ledger:
+            ledger.begin()
+            ledger.drop_tasks_after(last)
+            if plan_id is None:
+                ledger.drop_meta("enqueued")
+            else:
+                ledger.set_meta("enqueued", plan_id)
+            ledger.commit()
 
 
 def make_ready(
@@ -230,15 +262,12 @@ def make_ready(
         return renewal(workload, options, folder, argv)(before)
 
     with open_run(folder, renew):
-        ledger = open_ledger(folder, read_settings())
-        try:
+        with _ledger_of(folder) as ledger:
             ledger.begin()
             numbers = {spec.name: ledger.target_id(spec.name) for spec in workload.targets}
             ledger.add_tasks(workload.feed(numbers))
             ledger.set_meta("enqueued", workload.plan_id)
             ledger.commit()
-        finally:
-            ledger.close()
         folder.elements.mkdir(exist_ok=True)
         folder.job_files.mkdir(parents=True, exist_ok=True)
         _write_record(plan, argv, None)
@@ -260,19 +289,15 @@ def collect(path: Path) -> tuple[Run, Collected]:
     numbers = element_numbers(folder, record.elements)
     run, counts = Run(path), Collected()
     alive = {number for number, item in _found(folder) if item.is_alive}
-    with open_run(folder):
-        ledger = open_ledger(folder, read_settings())
-        try:
-            for number in numbers:
-                has_ended = collect_element(folder, ledger, number, counts)
-                if number in alive or is_held(folder.element(number)):
-                    continue
-                # One that did all it knew of may have been refused more: it says so itself.
-                words = last_words(folder, number, only_ours=has_ended)
-                if words is not None:
-                    counts.ended[number] = words
-        finally:
-            ledger.close()
+    with open_run(folder), _ledger_of(folder) as ledger:
+        for number in numbers:
+            has_ended = collect_element(folder, ledger, number, counts)
+            if number in alive or is_held(folder.element(number)):
+                continue
+            # One that did all it knew of may have been refused more: it says so itself.
+            words = last_words(folder, number, only_ours=has_ended)
+            if words is not None:
+                counts.ended[number] = words
     refresh_export(folder)
     return run, counts
 

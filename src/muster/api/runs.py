@@ -116,11 +116,13 @@ class Run:
 
     def has_results(self) -> bool:
         """Whether any task has handed over a value."""
+        self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return ledger.has_values()
 
     def has_metrics(self) -> bool:
         """Whether any task has logged a number."""
+        self.expect_tasks()
         with LedgerReader(self.folder.ledger) as ledger:
             return bool(ledger.tasks_with_metrics())
 

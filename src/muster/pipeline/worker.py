@@ -189,18 +189,24 @@ def _log_to_stderr() -> None:
 
 
 _worker: Worker | None = None
+_made_for: tuple[Path, bytes] | None = None
 
 
 def worker_of(ctx: TaskContext) -> Worker:
-    """This process's worker; it is made at its first chunk."""
-    global _worker
+    """This process's worker; it is made at its first chunk.
+
+    A program that maps in its own process may change its folder, or begin a run anew, between two
+    maps: the same path may then mean another run.
+    """
+    global _worker, _made_for
     folder = RunFolder(ctx.run_path)
-    if _worker is None or _worker.folder != folder:
+    wanted = (folder.path.absolute(), folder.map_json.read_bytes())
+    if _worker is None or _made_for != wanted:
         if _worker is not None:
             _worker.close()
         else:
             atexit.register(_close)
-        _worker = Worker(folder, read_plan(folder.map_json), ctx.device)
+        _worker, _made_for = Worker(folder, read_plan(folder.map_json), ctx.device), wanted
     return _worker
 
 

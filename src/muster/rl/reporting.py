@@ -18,6 +18,7 @@ from muster.rl.environment import Split
 from muster.rl.evaluation import Episodes, play
 from muster.rl.losses import explained_variance
 from muster.rl.setup import AgentRun, place_of
+from muster.rl.task import make_environments
 from muster.rl.update import Learned
 
 _PHASES = ("acting", "stepping", "learning")
@@ -107,7 +108,7 @@ def evaluate(run: AgentRun, split: Split) -> dict[str, float]:
     place = place_of(run.config, gang, split, per_rank)
     found: dict[str, list[float]] = {}
     if own > 0:
-        env = run.task.environments(split, place)
+        env = make_environments(run.task, split, place)
         try:
             episodes = play(
                 run.policy,

@@ -132,21 +132,23 @@ def _request() -> bytes:
 
 
 def _busy(folder: RunFolder) -> SetupError:
+    holder = _holder(folder)
+    who = f"process {holder}" if holder else "another process"
     return SetupError(
-        f"{folder.path} is being worked on by process {_holder(folder)}.",
+        f"{folder.path} is being worked on by {who}.",
         hint=f"watch it with `muster status {folder.path}`, or end it with "
         f"`muster cancel {folder.path}`.",
     )
 
 
 def _holder(folder: RunFolder) -> str:
-    """The holder's process id, with its host if that is another one."""
+    """The holder's process id, with its host if that is another one; "" where it is not known."""
     try:
         pid, _, host = folder.lock.with_suffix(".pid").read_text().partition(" ")
     except OSError:
-        return "unknown"
+        return ""
     elsewhere = f" on {host}" if host and host != socket.gethostname() else ""
-    return f"{pid}{elsewhere}" if pid else "unknown"
+    return f"{pid}{elsewhere}" if pid else ""
 
 
 def _is_alive_here(folder: RunFolder) -> bool:

@@ -51,7 +51,8 @@ def submit(script: Path, cwd: Path) -> str:
 def submit_array(text: str, folder: RunFolder) -> int:
     """Send an array's script and keep it beside the outputs; returns the array's id.
 
-    Raises RefusedError with sbatch's own words, and SetupError where SLURM does not answer.
+    Raises RefusedError with sbatch's own words, and SetupError where SLURM does not answer: the
+    array may have been taken all the same, so its script stays.
     """
     folder = RunFolder(folder.path.absolute())
     folder.job_files.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def submit_array(text: str, folder: RunFolder) -> int:
     try:
         with outside_of_jobs(), kept_environment(cluster):
             job_id = submit(path, Path.cwd())
-    except SetupError:
+    except RefusedError:
         path.unlink()
         raise
     path.rename(folder.job_files / f"{job_id}_submission.sh")

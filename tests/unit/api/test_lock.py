@@ -154,3 +154,11 @@ def _as_nobody(folder: RunFolder) -> bool:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (3, 4)
     return code == 4
+
+
+def test_a_holder_that_has_not_said_its_number_is_another_process(folder: RunFolder) -> None:
+    """It said: by process unknown."""
+    with hold(folder):
+        folder.lock.with_suffix(".pid").unlink()
+        with pytest.raises(SetupError, match="is being worked on by another process"), hold(folder):
+            pass

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import muster
 from muster.api.launch import Audience
 from muster.api.map import run_map
 from muster.api.map_job import MapJob
@@ -20,6 +21,10 @@ from muster.run.lock import is_held
 
 def same(record: dict[str, Any]) -> dict[str, Any]:
     return record
+
+
+def twice(record: dict[str, Any]) -> dict[str, Any]:
+    return {"n": 2 * record["n"]}
 
 
 @pytest.mark.parametrize("unordered", [False, True])
@@ -47,3 +52,22 @@ def test_nobody_else_gets_the_folder_before_the_output_is_written(
     assert not is_held(folder)
     events = [line["event"] for line in read_journal(folder.events)]
     assert (events.count("start"), events.count("end")) == (1, 1)
+
+
+def test_a_relative_folder_means_another_run_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two maps of one process: the second one went through the stages of the first one."""
+    for name, stage in (("a", same), ("b", twice)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Path("in.jsonl").write_text('{"n": 1}\n')
+        muster.map(
+            stage, "in.jsonl", "out.jsonl", run_dir="run", executor="inline", monitor_interval_s=0
+        )
+    assert Path("out.jsonl").read_text() == '{"id":0,"n":2}\n'
+    muster.map(
+        same, "in.jsonl", "out.jsonl", run_dir="run", executor="inline", monitor_interval_s=0,
+        restart=True,
+    )  # fmt: skip
+    assert Path("out.jsonl").read_text() == '{"id":0,"n":1}\n'

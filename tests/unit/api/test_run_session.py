@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.api.gangs import GangOptions
+from muster.api.runs import Run
 from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.journal import read_journal
 from muster.run.folder import RunFolder
@@ -35,6 +36,14 @@ def test_inside_the_folder_is_held_and_has_its_record(folder: RunFolder) -> None
             pass
     assert not is_held(folder)
     assert not folder.events.exists()  # nothing has begun
+
+
+def test_a_run_of_ranks_is_asked_for_no_results_of_tasks(folder: RunFolder) -> None:
+    """It said that the ledger cannot be read."""
+    with open_run(folder, lambda before: renew_in(folder)):
+        for ask in (Run(folder.path).has_results, Run(folder.path).has_metrics):
+            with pytest.raises(UsageError, match="it has ranks, and no tasks"):
+                ask()
 
 
 def test_what_is_said_for_one_start_is_not_kept(folder: RunFolder) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import MusterCli
 
-from muster.api.array import make_ready, part_of, plan_array
+from muster.api.array import make_ready, part_of, plan_array, send
 from muster.api.earlier_work import move_aside
 from muster.api.options import SweepOptions
 from muster.api.plans import renewal
@@ -344,6 +344,40 @@ def test_elements_of_an_array_have_the_code_that_it_was_sent_with(here: Path) ->
 
 
 # ---------------------------------------------------------------------- beginning anew
+
+
+def test_a_refused_growth_of_an_array_adds_no_task(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed in the ledger: ``collect`` waited for tasks that no element had."""
+    sbatch = here / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    options = SweepOptions(run_dir=here / "run")
+
+    def sent(answer: str, seeds: int) -> None:
+        sbatch.write_text(f"#!/bin/sh\n{answer}\n")
+        sbatch.chmod(0o755)
+        work = workload(grid={"x": [1, 2]}, seeds=seeds)
+        send(plan_array(work, options, seeds, 0), work, options, [])
+
+    def listed() -> tuple[int, list[object]]:
+        with LedgerReader(here / "run" / "ledger.sqlite") as ledger:
+            count = sum(ledger.counts().values())
+        database = sqlite3.connect(here / "run" / "ledger.sqlite")
+        try:
+            return count, database.execute("SELECT * FROM meta ORDER BY name").fetchall()
+        finally:
+            database.close()
+
+    sent("echo 7", 2)
+    before = listed()
+    assert before[0] == 4
+    with pytest.raises(SetupError, match="has refused the job"):
+        sent("echo 'invalid partition specified: gpu' >&2; exit 1", 3)
+    assert listed() == before
+    sent("echo 8", 3)
+    assert listed()[0] == 6
 
 
 def test_restart_keeps_the_old_run_under_another_name(here: Path) -> None:

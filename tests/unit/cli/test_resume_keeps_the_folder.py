@@ -61,3 +61,16 @@ def test_a_choice_of_devices_replaces_any_other(begun: str, now: str) -> None:
     assert begun in " ".join(before.argv()).replace(" cpu", "=cpu").replace(" 2", "=2")
     again = " ".join(_merged(Path("r"), before, typed).argv())
     assert now.partition("=")[0] in again and begun.partition("=")[0] not in again
+
+
+def test_a_flag_of_retry_is_no_flag_of_a_map_that_goes_on(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    """It was taken and had no effect."""
+    (tmp_path / "t.py").write_text("def up(record):\n    return record\n")
+    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
+    words = ("--input", "in.jsonl", "--output", "out.jsonl", "--run-dir", "a", "--on", "inline")
+    assert muster_main("map", "t.py:up", *words, "--quiet").returncode == 0
+    done = muster_main("resume", "a", "--cancelled")
+    assert done.returncode == 2
+    assert "--cancelled" in done.stderr and "Traceback" not in done.stderr

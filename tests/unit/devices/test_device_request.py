@@ -93,3 +93,9 @@ def test_what_is_no_choice_of_devices_says_what_to_write(text: str, message: str
 def test_gpu_ids_takes_nothing_but_ids(text: str) -> None:
     with pytest.raises(UsageError, match="is neither a GPU number nor a UUID"):
         parse_gpu_ids(text)
+
+
+def test_more_workers_than_any_machine_has_cores_are_refused() -> None:
+    assert parse_devices("cpu:4096").count == 4096
+    with pytest.raises(UsageError, match="asks for more CPU workers than 4,096"):
+        parse_devices("cpu:99999")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import SetupError
-from muster.slurm.commands import elements_of, job_status, submit
+from muster.run.folder import RunFolder
+from muster.slurm.commands import RefusedError, elements_of, job_status, submit, submit_array
 
 #: As commands of SLURM 20 to 24 print it.
 AWAY = [
@@ -77,3 +78,18 @@ def test_what_sbatch_refuses_comes_with_what_to_do(
         submit(tmp_path / "script", tmp_path)
     assert f"SLURM has refused the job: {words}" in str(caught.value)
     assert hint in str(caught.value)
+
+
+def test_the_script_of_an_array_stays_where_nobody_knows_whether_it_was_taken(
+    programs: Programs, tmp_path: Path
+) -> None:
+    """SLURM may have taken it before it fell silent."""
+    folder = RunFolder(tmp_path / "run")
+    programs.say("sbatch", err=AWAY[0], code=1)
+    with pytest.raises(SetupError):
+        submit_array("#!/bin/sh\n", folder)
+    assert [path.read_text() for path in folder.job_files.iterdir()] == ["#!/bin/sh\n"]
+    programs.say("sbatch", err="invalid partition specified: gpu", code=1)
+    with pytest.raises(RefusedError):
+        submit_array("#!/bin/sh\n", folder)
+    assert not list(folder.job_files.iterdir())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from muster.api.array import read_array
@@ -212,7 +213,8 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     stored, path = run.stored, run.folder.whole.absolute()
     go_to(stored.cwd)
     if stored.argv:
-        before, typed, _ = _both(stored, extra)
+        retried = {"again": _RetryFlags} if command == "retry" else {}
+        before, typed, _ = _both(stored, extra, retried)
         again = _merged(path, before, typed, ONE_TIME)
         return sweep.start(again, again.argv(), reopens)
     run = Run(path)  # which was named from where the user is
@@ -281,12 +283,14 @@ def _nothing_to_retry(run: Run, counts: Mapping[TaskState, int]) -> int:
     return 0
 
 
-def _both(stored: RunRecord, extra: list[str]) -> tuple[Parsed, Parsed, _JobFlags]:
+def _both(
+    stored: RunRecord, extra: list[str], more: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Parsed, Parsed, _JobFlags]:
     """What the stored command says, what is typed now, and what a job says."""
     from muster.cli.main import read_command
 
     before = read_command(with_seeds_as_stored(stored.spec.get("config") or {}, list(stored.argv)))
-    again = {"again": _RetryFlags, "job": Part(of=_JobFlags, only=("of_script",))}
+    again = {"job": Part(of=_JobFlags, only=("of_script",))} | dict(more)
     both = parse_groups({**before.groups, **again}, extra, before.command, "")
     typed = dataclasses.replace(
         both, said=tuple(one for one in both.said if one.option.group in before.groups)

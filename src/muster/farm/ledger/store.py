@@ -152,6 +152,17 @@ class Ledger(LedgerQueries):
             )
             return self._db.total_changes - before
 
+    def last_task(self) -> int:
+        """The highest number of a task; 0 where there is none."""
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT COALESCE(MAX(task_id), 0) FROM tasks").fetchone()
+            return int(row[0])
+
+    def drop_tasks_after(self, task_id: int) -> None:
+        """Take back tasks that were added and of which nobody has heard."""
+        with explained(self.path, "write"):
+            self._db.execute("DELETE FROM tasks WHERE task_id > ?", (task_id,))
+
     def divide(self, task: Task, payload: bytes, given: Sequence[tuple[bytes, bytes]]) -> int:
         """Make a running task smaller and insert the rest of it as new tasks.
 
