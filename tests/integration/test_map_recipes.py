@@ -66,7 +66,7 @@ def test_the_examples_with_other_words_for_limit_and_skip(place: Path) -> None:
 def test_the_number_of_workers_changes_no_byte(place: Path) -> None:
     for devices, name in (("cpu:1", "a"), ("cpu:2", "b")):
         words = ("--devices", devices, "--difficulty", "5", "--output", f"{name}.jsonl")
-        done = run("reasoning", "--dataset", "arith", "--limit", "30", *words, "--batch-size", "7")
+        done = run("reasoning", "--dataset", "arith", "--limit", "12", *words, "--batch-size", "3")
         assert done.returncode == 0, done.stderr
     assert (place / "a.jsonl").read_bytes() == (place / "b.jsonl").read_bytes()
     versions = [len(row["versions"]) for row in rows(place / "a.jsonl")]

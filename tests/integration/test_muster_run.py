@@ -123,7 +123,8 @@ if dist.get_rank() == 1:
 dist.barrier()
 """,
     )
-    done = muster_cli("run", "--devices", "cpu:3", "--all-ranks", "--run-dir", "out", "train.py")
+    flags = ["--devices", "cpu:3", "--start", "fork", "--all-ranks", "--run-dir", "out"]
+    done = muster_cli("run", *flags, "train.py")
     assert done.returncode == 1
     assert "Traceback" not in done.stdout
     lines = done.stderr.splitlines()
@@ -204,7 +205,8 @@ for step in range(10000):
     time.sleep(0.05)
 """,
     )
-    flags = ["--devices", "cpu:3", "--stall-timeout", "3", "--run-dir", "out"]
+    start = "exec" if writer == "faulthandler" else "fork"
+    flags = ["--devices", "cpu:3", "--start", start, "--stall-timeout", "3", "--run-dir", "out"]
     with started(tmp_path, *flags, "train.py") as launcher:
         until(lambda: len(pids_in(tmp_path, "rank-*")) == 3)
         time.sleep(2.5)  # the first beats
@@ -245,7 +247,9 @@ for batch in DataLoader(Data(), batch_size=1):
     optimizer.step()
 """,
     )
-    done = muster_cli("run", "--devices", "cpu:2", "--stall-timeout", "3", "train.py")
+    done = muster_cli(
+        "run", "--devices", "cpu:2", "--start", "fork", "--stall-timeout", "3", "train.py"
+    )
     assert done.returncode == 1
     text = "rank 1 is in the data loader at step 4; rank 0 waits in "
     assert text in done.stderr
@@ -347,8 +351,8 @@ print("total", total.item())
 """,
     )
     with (
-        started(tmp_path, "--devices", "cpu:2", "train.py", "1") as one,
-        started(tmp_path, "--devices", "cpu:2", "train.py", "10") as two,
+        started(tmp_path, "--devices", "cpu:2", "--start", "fork", "train.py", "1") as one,
+        started(tmp_path, "--devices", "cpu:2", "--start", "fork", "train.py", "10") as two,
     ):
         out_one, words_one = one.communicate(timeout=300)
         out_two, words_two = two.communicate(timeout=300)

@@ -15,7 +15,7 @@ NEEDS = {"accelerate": "accelerate", "lightning": "lightning", "transformers": "
 @pytest.mark.parametrize(
     ("script", "name", "start"),
     [
-        ("plain_script.py", "plain", "exec"),
+        # As exec: test_a_plain_ddp_script_runs_unchanged.
         ("plain_script.py", "plain", "fork"),
         ("accelerate_script.py", "accelerate", "exec"),
         ("lightning_script.py", "lightning", "exec"),
