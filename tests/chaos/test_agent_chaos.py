@@ -51,12 +51,14 @@ def check_chaos(folder: Path, undisturbed: Training, seed: int) -> None:
     print(f"seed {seed}: {dict(training.kills)}")
 
 
+@pytest.mark.slow  # the few kills below are looked at in the same way
 def test_killed_at_random_it_draws_the_same_curve(tmp_path: Path, undisturbed: Training) -> None:
     check_chaos(tmp_path, undisturbed, 1)
 
 
 def check_campaign(folder: Path, undisturbed: Training, seed: int, num_kills: int) -> None:
     def updates(training: Training) -> list[int]:
+        assert lines(training) == lines(undisturbed)
         return [line["update"] for line in lines(training) if line["kind"] == "update"]
 
     damage = campaign(folder, seed, undisturbed, updates, num_kills=num_kills)
