@@ -48,6 +48,9 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
     ("muster.cli.commands.sweep.TargetPlace", "target"): (
         "muster.cli.commands.sweep", "target, words = split_target(",
     ),
+    ("muster.cli.flags.SpaceFlags", "from_wandb"): (
+        "muster.cli.wandb_file", 'word.partition("=")[0] == _FLAG',
+    ),
     ("muster.cli.map_flags.StagesPlace", "pipeline"): (
         "muster.cli.map_flags", "name, words = split_target(",
     ),

@@ -33,6 +33,9 @@ class SpaceFlags:
     """How many (100), which (3,5,8; one: 3,) or from:to (10:20); each setting once per seed."""
     seed_offset: int = 0
     """Added to every seed."""
+    from_wandb: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """A sweep file of W&B: its parameters, metric, method, early_terminate, run_cap and, where no
+    target is given, its program become a search. Flags that are given as well go before it."""
 
     def space(self) -> Space:
         return Space.from_texts(

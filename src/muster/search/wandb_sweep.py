@@ -1,13 +1,14 @@
 """The sweep file of Weights & Biases as a space and a specification.
 
-What a file says and this search cannot do is refused by name; what names only W&B's own world
-(``project``, ``entity`` and the like) is left out and named in the remarks.
+What a file says and this search cannot do is refused by name. What matters to W&B alone
+(``project``, ``entity`` and the like) is left out, and the remarks name it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ from muster.search.distributions import Choice, Distribution, Float, Int
 from muster.search.space import Axis, Space
 from muster.search.spec import Budget, Direction, Objective, SamplerName, SearchSpec, Stopping
 
-_OWN_WORLD = ("name", "description", "project", "entity", "program", "command", "job", "controller")
-_KNOWN = ("method", "metric", "parameters", "early_terminate", "run_cap", *_OWN_WORLD)
+_OWN_WORLD = ("name", "description", "project", "entity", "job", "controller")
+_KNOWN = ("method", "metric", "parameters", "early_terminate", "run_cap", "program", "command",
+          *_OWN_WORLD)  # fmt: skip
 _ONE_PARAMETER = ("value", "values", "min", "max", "q", "mu", "sigma", "distribution",
                   "probabilities", "parameters")  # fmt: skip
 
@@ -44,7 +46,7 @@ def import_sweep(sweep: Mapping[str, Any]) -> Imported:
         if key not in _KNOWN:
             raise UnknownNameError("key of the sweep file", key, _KNOWN)
     remarks: list[str] = []
-    left_out = [key for key in _OWN_WORLD if key in sweep and key != "program"]
+    left_out = [key for key in _OWN_WORLD if key in sweep]
     if left_out:
         remarks.append(f"Left out: {', '.join(left_out)}.")
     axes, fixed = _parameters(sweep.get("parameters"))
@@ -57,7 +59,7 @@ def import_sweep(sweep: Mapping[str, Any]) -> Imported:
         trials = space.size if trials is None else min(trials, space.size or trials)
     spec = SearchSpec(
         space=space,
-        objectives=(_metric(sweep.get("metric")),),
+        objectives=(_metric(sweep.get("metric"), remarks),),
         sampler=sampler,
         budget=Budget(trials=trials),
         stopping=_early(sweep.get("early_terminate"), remarks),
@@ -84,15 +86,19 @@ def _method(method: Any, axes: list[Axis], remarks: list[str]) -> SamplerName:
     raise UnknownNameError("method of the sweep file", str(method), ("bayes", "grid", "random"))
 
 
-def _metric(metric: Any) -> Objective:
+def _metric(metric: Any, remarks: list[str]) -> Objective:
     if not isinstance(metric, Mapping) or "name" not in metric:
         raise UsageError(
             "The sweep file has no metric with a name, so there is no goal.",
             hint="metric: {name: loss, goal: minimize}",
         )
-    unknown = [key for key in metric if key not in ("name", "goal", "target")]
-    if unknown or "target" in metric:
-        raise UsageError(f"metric: {(unknown or ['target'])[0]} is not known here.")
+    for key in metric:
+        if key not in ("name", "goal", "target"):
+            raise UnknownNameError("key of the metric", str(key), ("name", "goal", "target"))
+    if "target" in metric:
+        remarks.append(
+            f"metric: target {metric['target']} is left out; the search goes on beyond it."
+        )
     goal: Direction = metric.get("goal", "minimize")
     if goal not in ("minimize", "maximize"):
         raise UnknownNameError("goal of the metric", str(goal), ("minimize", "maximize"))
@@ -109,17 +115,19 @@ def _early(early: Any, remarks: list[str]) -> Stopping:
             raise UnknownNameError("key of early_terminate", key, known)
     if early.get("type") != "hyperband":
         raise UnknownNameError("type of early_terminate", str(early.get("type")), ("hyperband",))
-    eta = int(early.get("eta", 3))
+    eta = int(_number("early_terminate", "eta", early.get("eta", 3)))
     if "min_iter" in early:
-        first, last = float(early["min_iter"]), None
+        first, last = _number("early_terminate", "min_iter", early["min_iter"]), None
     elif "max_iter" in early:
-        last = float(early["max_iter"])
+        last = _number("early_terminate", "max_iter", early["max_iter"])
         first = last / eta ** int(early.get("s", 1))
     else:
         raise UsageError(
             "early_terminate names neither min_iter nor max_iter.",
             hint="min_iter is the step of the first rung.",
         )
+    if "strict" in early:
+        remarks.append("early_terminate: strict is left out; one in eta goes on here.")
     remarks.append(
         "early_terminate: hyperband is --stop asha-stop here; steps are those that are logged, "
         "where W&B counts the calls of log."
@@ -168,13 +176,13 @@ def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:
                 hint="give it min and max, and uniform or log_uniform_values.",
             )
         raise UsageError(f"Parameter {name} has neither value, values, nor min and max.")
-    low, high = given["min"], given["max"]
+    low, high = (_number(name, end, given[end]) for end in ("min", "max"))
     if form is None:
         form = "int_uniform" if isinstance(low, int) and isinstance(high, int) else "uniform"
-    step = given.get("q", 1 if form.startswith("q_") else None)
+    step = _number(name, "q", given.get("q", 1))
     match form:
         case "int_uniform":
-            return Int(low, high)
+            return Int(int(low), int(high))
         case "uniform":
             return Float(float(low), float(high))
         case "q_uniform":
@@ -195,3 +203,13 @@ def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:
     known = ("int_uniform", "uniform", "q_uniform", "log_uniform_values", "log_uniform",
              "constant", "categorical")  # fmt: skip
     raise UnknownNameError(f"distribution of {name}", str(form), known)
+
+
+def _number(name: str, key: str, value: Any) -> int | float:
+    """``value`` as a number: YAML reads 1e-5, which has no point, as a text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{key} of {name} is {value!r}, which is no number.")
+    return value

@@ -92,7 +92,10 @@ _FIRST = (
 
 
 def main(argv: list[str]) -> int:
-    return start(flags_of_sweep(argv), ("muster", "sweep", *argv))
+    words, remarks = _without_sweep_file(argv)
+    for line in remarks:
+        output.remark(line)
+    return start(flags_of_sweep(words), ("muster", "sweep", *words))
 
 
 def start(parsed: Parsed, typed: Sequence[str], reopens: tuple[TaskState, ...] = ()) -> int:
@@ -130,7 +133,7 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
     """The flags alone; nothing of what they name is looked at. ``more``: groups of the command
     that this one is said to.
     """
-    words, program = split_command(argv)
+    words, program = split_command(_without_sweep_file(argv)[0])
     target, words = split_target(words, is_target)
     recipe = sweep_recipe(target) if target and not program else None
     if recipe is not None:
@@ -154,6 +157,16 @@ def flags_of_sweep(argv: Sequence[str], more: Mapping[str, Any] = MappingProxyTy
     if re.fullmatch(r"[\w-]+", target):  # before its flags, which would be called unknown
         raise UnknownNameError("recipe", target, names_of(Recipe))
     return parse_groups({**more, **_ALL}, words, f"sweep {target}", _help(), common=_FIRST)
+
+
+def _without_sweep_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is typed, with the words that a W&B sweep file means, and sentences about them."""
+    if not any(word.partition("=")[0] == "--from-wandb" for word in argv):
+        return list(argv), []
+    from muster.cli.wandb_file import without_sweep_file
+
+    target, _ = split_target(split_command(argv)[0], is_target)
+    return without_sweep_file(argv, has_target=bool(target))
 
 
 def _of_recipe(config: type) -> Part:
