@@ -1,0 +1,285 @@
+"""What the pages hold, of every kind of run: whole, damaged, or with texts that mean harm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fixtures.old_runs.old_runs import unpack
+from tests.hostile_texts import HOSTILE, orders_in
+from tests.made_runs import made_sweep
+from tests.tracked import add_lines, gang_folder
+
+from muster.base.errors import MusterError, UsageError
+from muster.farm import canonical
+from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.store import Ledger
+from muster.run.folder import RunFolder
+from muster.web.content import about, compare, errors, map, overview, slots, training
+from muster.web.content.index import PAGES, data_of
+from muster.web.folder import Folder, Folders, id_of
+from muster.web.query import Query
+
+OLD = Path(__file__).parents[2] / "fixtures/old_runs"
+RUNS = sorted(OLD.glob("*/*.tar.xz"))
+
+
+def kind(archive: Path) -> str:
+    return archive.name.removesuffix(".tar.xz")
+
+
+def opened(name: str, place: Path) -> Folder:
+    [archive] = [path for path in RUNS if kind(path) == name]
+    unpack(archive, place)
+    return Folder(next(path.parent for path in sorted(place.rglob("run.json"))))
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield str(name)
+            yield from texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)
+
+
+@pytest.mark.parametrize("archive", RUNS, ids=kind)
+def test_every_page_of_every_kind_is_json_or_a_sentence(archive: Path, tmp_path: Path) -> None:
+    unpack(archive, tmp_path)
+    for path in sorted(tmp_path.rglob("run.json")):
+        folder = Folder(path.parent)
+        shown = set()
+        for name, page in PAGES.items():
+            try:
+                json.dumps(page(folder, Query()), allow_nan=False)
+                shown.add(name)
+            except UsageError as error:
+                assert str(error).endswith((".", "?")) or "\nHint: " in str(error)
+        stored = folder.run.stored
+        assert shown >= {"overview", "errors", "about", "curves"}
+        assert ("training" in shown) == stored.is_gang
+        assert ("map" in shown) == stored.is_map
+        json.dumps(overview.head(folder), allow_nan=False)
+
+
+#: A kind of run, a file of it, and the pages that can still be read when it holds nonsense.
+DAMAGED = [
+    ("sweep-failed", "events.jsonl", ("overview", "tasks", "errors", "about")),
+    ("sweep-failed", "monitor.csv", ("overview", "errors")),
+    ("sweep-failed", "status.json", ("overview", "tasks")),
+    ("map-done", "errors.jsonl", ("overview", "map", "errors")),
+    ("map-done", "events.jsonl", ("overview", "map", "about")),
+    ("train-done", "metrics.jsonl", ("overview", "training", "curves")),
+    ("train-done", "training_results.json", ("overview", "training", "about")),
+    ("train-done", "checkpoints/best.json", ("training",)),
+    ("train-done", "plan_error.json", ("about",)),
+    ("train-done", "verify.json", ("about",)),
+    ("agent-done", "metrics.jsonl", ("training", "overview")),
+    ("run-failed", "logs/rank-1.error.json", ("training", "errors")),
+    ("run-failed", "events.jsonl", ("overview", "training", "errors", "about")),
+]  # fmt: skip
+NONSENSE = {
+    "empty": b"",
+    "torn": b'{"event": "end", "stall": {"a": [1, 2',
+    "another type": b'[1, {"event": 5, "lines": 7}]\n',
+    "other fields": b'{"event": "start", "ranks": 5, "lines": [5, {}], "step": "x"}\n',
+    "bytes": bytes(range(256)) * 40,
+}  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "file", "pages"), DAMAGED)
+def test_a_damaged_file_costs_no_page_that_can_do_without_it(
+    name: str, file: str, pages: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = opened(name, tmp_path)
+    path = folder.path / file
+    path.parent.mkdir(exist_ok=True)
+    for content in NONSENSE.values():
+        path.write_bytes(content)
+        for page in pages:
+            json.dumps(PAGES[page](folder, Query()), allow_nan=False)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["sweep-failed", "map-done", "train-done", "run-failed"])
+def test_a_folder_that_loses_its_files_is_told_in_sentences(name: str, tmp_path: Path) -> None:
+    folder = opened(name, tmp_path)
+    folders = Folders([folder.path.parent])
+    for path in sorted(folder.path.iterdir(), key=lambda path: path.name == "run.json"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        for page in PAGES:
+            try:
+                json.dumps(data_of(folders, page, folder.id, Query()), allow_nan=False)
+            except MusterError as error:
+                assert "cannot be made" not in str(error), (path.name, page)
+
+
+def hostile_sweep(path: Path) -> RunFolder:
+    """A sweep whose settings, results and failures hold every hostile text."""
+    run = made_sweep(path, 1)
+    said = [*HOSTILE.values()]
+    with closing(Ledger(run.ledger)) as ledger:
+        ledger.begin()
+        db = ledger._db
+        payload = canonical.encode({f"p{n}": text for n, text in enumerate(said)})
+        db.execute("UPDATE tasks SET payload = ?", (payload,))
+        db.execute("UPDATE results SET value = ?", (payload,))
+        for n, text in enumerate(said):
+            db.execute(
+                "INSERT INTO failures VALUES (?, ?, 'exception', ?, ?)",
+                (n + 1, str(n), *[text.encode("utf-8", "replace").decode()] * 2),
+            )
+            row = (1, n + 5, 1, 1.0, 1.0, "exception", None, 1.0, 0, 0, n + 1, None)
+            db.execute(f"INSERT INTO attempts VALUES ({','.join('?' * len(row))})", row)
+        ledger.commit()
+    return run
+
+
+def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
+    run = hostile_sweep(tmp_path / "run")
+    folder = Folder(run.path)
+    folders = Folders([tmp_path])
+    made = [
+        errors.content(folder, Query()),
+        about.content(folder, Query()),
+        overview.content(folder, Query()),
+        compare.content(folders, Query([("run", id_of(run.path)), ("task", "1")])),
+    ]
+    assert len(made[0]["groups"]) == len(HOSTILE)
+    for one in made:
+        assert len(json.dumps(one, allow_nan=False)) < 100_000
+        found = [order for text in texts(one) for order in orders_in(text.replace("\t", ""))]
+        assert [order for order in found if order != "\n"] == []
+
+
+def test_hostile_texts_of_ranks_are_cleaned_and_cut(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "evaluation", "step": at, text: 0.5, "loss": float("nan")}
+        for at, text in enumerate(HOSTILE.values())
+    ]
+    folder = gang_folder(tmp_path / "run", lines)
+    events = [{"event": "start", "ranks": list(HOSTILE.values())},
+              {"event": "end", "exit_code": 1, "stall": HOSTILE["html"] + HOSTILE["bidi"],
+               "report": list(HOSTILE.values())}]  # fmt: skip
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    results = {"best": {"metric": HOSTILE["cursor"], "value": 1},
+               "metrics": {HOSTILE["title"]: {"a": 1}}}  # fmt: skip
+    folder.training_results.write_text(json.dumps(results))
+    for page in ("overview", "training", "errors", "about"):
+        one = PAGES[page](Folder(folder.path), Query())
+        assert len(json.dumps(one, allow_nan=False)) < 300_000
+        found = [order for text in texts(one) for order in orders_in(text.replace("\t", ""))]
+        assert [order for order in found if order != "\n"] == [], page
+
+
+def test_what_is_not_finite_is_a_gap_in_a_curve_and_a_word_in_a_table(tmp_path: Path) -> None:
+    folder = gang_folder(tmp_path / "run")
+    values = (0.5, float("nan"), float("inf"), 0.25)
+    add_lines(folder, [{"kind": "train", "step": n, "loss": v} for n, v in enumerate(values)])
+    [series] = PAGES["curves"](Folder(folder.path), Query.of(name="train/loss"))["series"]
+    assert (series["y"], series["not_finite"]) == ([0.5, None, None, 0.25], 2)
+
+
+def test_a_hundred_attempts_or_thousands_are_a_bounded_number_of_bars(tmp_path: Path) -> None:
+    for name, num in (("few", 60), ("many", 6000)):
+        run = made_sweep(tmp_path / name, num)
+        with LedgerReader(run.ledger) as ledger:
+            spans = ledger.work_spans(slots.MOST_BARS)
+            rows = slots.slots(ledger, {}, 0.0)
+        assert sum(span.num for span in spans) == num
+        bars = [bar for row in rows for bar in row["bars"]]
+        assert len(rows) == 8 and len(bars) <= slots.MOST_BARS
+        assert {bar[2] for bar in bars} == {"done", "failed"}
+        assert min(bar[0] for bar in bars) == min(span.begin_s for span in spans)
+        assert max(bar[1] for bar in bars) == max(span.end_s for span in spans)
+        if name == "few":
+            assert all(bar[3] for bar in bars), "each bar leads to its task"
+
+
+def test_a_task_that_runs_has_a_bar_that_ends_now(tmp_path: Path) -> None:
+    run = made_sweep(tmp_path / "run", 4)
+    workers = [{"slot": "cpu:1", "state": "running", "task": "9", "elapsed_s": 5.0},
+               {"slot": "cpu:99", "state": "idle", "task": "", "elapsed_s": None}]  # fmt: skip
+    with LedgerReader(run.ledger) as ledger:
+        rows = slots.slots(ledger, {"workers": workers}, 1000.0)
+    [row] = [row for row in rows if row["label"] == "cpu:1"]
+    assert row["bars"][-1] == [995.0, 1000.0, "running", ""]
+
+
+def test_causes_say_how_often_and_from_when_to_when(tmp_path: Path) -> None:
+    found = errors.content(Folder(made_sweep(tmp_path / "run", 400).path), Query())
+    assert [(one["text"], one["count"], one["failed"]) for one in found["groups"]] == [
+        ("KeyError: 'x'", 4, 4), ("ValueError: the loss is not finite", 4, 4),
+    ]  # fmt: skip
+    assert all(1_790_000_000 < one["first"] < one["last"] for one in found["groups"])
+    assert all(len(key) == 12 for one in found["groups"] for key in one["tasks"])
+
+
+def test_options_say_where_they_come_from(tmp_path: Path) -> None:
+    run = made_sweep(tmp_path / "run", 1)
+    record = json.loads(run.run_json.read_bytes())
+    record["argv"] += ["--retries", "1", "--timeout=5m"]
+    record["options"] |= {"timeout_s": 300.0, "keep_going": True, "api_key": "secret-value"}
+    run.run_json.write_text(json.dumps(record))
+    found = {one["name"]: one for one in about.content(Folder(run.path), Query())["options"]}
+    assert found["retries"]["origin"] == found["timeout_s"]["origin"] == "command line"
+    assert found["keep_going"]["origin"] == "call or recipe"
+    assert found["per_gpu"]["origin"] == "default"
+    assert "secret-value" not in json.dumps(found)
+
+
+def test_tasks_and_runs_are_compared_and_what_differs_is_first(tmp_path: Path) -> None:
+    one, two = (made_sweep(tmp_path / name, 20, num_curves=3) for name in ("one", "two"))
+    folders = Folders([tmp_path])
+    ids = [("run", id_of(run.path)) for run in (one, two)]
+
+    found = compare.content(folders, Query([ids[0], ("task", "1"), ("task", "2")]))
+    assert [row["name"] for row in found["settings"] if row["differs"]] == ["opt"]
+    assert found["settings"][0]["values"] == ["adam", "sgd"]
+    assert found["metrics"] == ["loss", "score"]
+    across = compare.content(folders, Query([*ids, ("task", "1"), ("task", "3")]))
+    assert [column["run"] for column in across["columns"]] == ["one", "two"]
+    runs = compare.content(folders, Query(ids))
+    assert "run_dir" in [row["name"] for row in runs["settings"] if row["differs"]]
+    assert compare.content(folders, Query())["columns"] == []
+    with pytest.raises(UsageError):
+        compare.content(folders, Query([*ids, ("task", "1"), ("task", "2"), ("task", "3")]))
+
+
+def test_records_of_a_map_add_up(tmp_path: Path) -> None:
+    found = map.content(opened("map-done", tmp_path), Query())
+    [stage] = found["stages"]
+    parts = ("out", "rejected", "dropped", "lost", "waiting")
+    assert stage["in"] == sum(stage[name] for name in parts)
+    assert sum(chunk["count"] for chunk in found["chunks"]) == len(found["chunks"])
+    assert {chunk["state"] for chunk in found["chunks"]} == {"done"}
+    assert sum(one["count"] for one in found["rejects"]) == stage["rejected"]
+
+
+def test_a_training_shows_its_ranks_figures_checkpoints_and_evaluations(tmp_path: Path) -> None:
+    found = training.content(opened("train-done", tmp_path), Query())
+    assert found["ranks"][0]["rank"] == 0 and found["ranks"][0]["state"] == "done"
+    assert all(seconds >= 0 for seconds in found["ranks"][0]["phases"].values())
+    assert found["curves"][0] == "train/loss"
+    steps = [one["step"] for one in found["checkpoints"]]
+    assert steps == sorted(steps) and sum(one["best"] for one in found["checkpoints"]) <= 1
+    assert found["evaluations"] and "loss" in found["evaluations"][0]
+    assert {"best loss", "loss at the end"} <= {one["name"] for one in found["figures"]}
+
+
+def test_a_rank_that_failed_says_why(tmp_path: Path) -> None:
+    found = training.content(opened("run-failed", tmp_path), Query())
+    assert [one["state"] for one in found["ranks"]].count("failed") >= 1
+    assert any(one["error"] for one in found["ranks"])
