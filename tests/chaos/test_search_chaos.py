@@ -101,6 +101,7 @@ class Hand:
         story = [(kind, json.loads(body)) for kind, body in rows]
         for _, body in story:
             body.pop("spent_s", None)
+            body.pop("time_s", None)
         return [story, tasks]
 
 
