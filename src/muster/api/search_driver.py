@@ -73,6 +73,7 @@ class SearchDriver:
         self._of_task: dict[int, Proposal] = {}
         self._task_of: dict[tuple[int, int | None], int] = {}
         self._ended: set[int] = set()
+        self._failed: set[int] = set()  # of those
         self._told: dict[int, str] = {}  # tasks that are to end, or have ended so: stop or pause
         self._heard: dict[int, float] = {}  # the last step of the objective, by task
         self._last: dict[int, dict[str, float]] = {}
@@ -152,10 +153,12 @@ class SearchDriver:
         """Hear what a pilot has brought in while there was no coordinator, and what was logged
         last; open again what was promoted in the last turn of one that died."""
         orders: list[Event] = []
-        for task_id in [task for task in self._of_task if task not in self._ended]:
+        for task_id in [t for t in self._of_task if t not in self._ended or t in self._failed]:
+            key, state, value = ledger.state_of(task_id)
+            if task_id in self._failed and state is not TaskState.DONE:
+                continue  # one that was retried may be done now
             for token, body in ledger.metrics_of(task_id):
                 orders += self.heard(Logged(0, task_id, token, 0, body))
-            key, state, value = ledger.state_of(task_id)
             if state is TaskState.STOPPED and task_id not in self._told:
                 orders.append(Reopen(task_id))
             elif state.is_final:
@@ -165,6 +168,7 @@ class SearchDriver:
 
     def _note_end(self, task_id: int, how: EndState) -> None:
         self._ended.add(task_id)
+        (self._failed.add if how in ("failed", "cancelled") else self._failed.discard)(task_id)
         if how not in ("paused", "stopped"):
             self._told.pop(task_id, None)  # it ended by itself, so a promotion opens nothing
 

@@ -240,6 +240,26 @@ def test_the_time_of_the_last_tasks_stays_spent(tmp_path: Path) -> None:
     bench.ledger.close()
 
 
+def test_a_retried_trial_that_a_pilot_brought_in_counts(tmp_path: Path) -> None:
+    """It failed, `muster retry` has opened it, and it was done while there was no coordinator."""
+    bench = Bench(tmp_path)
+    task_id, _ = bench.ask()
+    bench.end(task_id, TaskState.FAILED)
+    assert bench.reborn() == []
+    bench.ledger.begin()
+    [task] = bench.ledger.claim(1)
+    bench.ledger.record_done([record(task)], [(b'{"y":0.5}', None)])
+    bench.ledger.commit()
+    for _ in range(2):
+        assert bench.reborn() == []
+        bench.record()
+        [best] = bench.driver._search.best()
+        assert (best.state, best.values) == ("done", (0.5,))
+    ends = [row for row in bench.ledger.search_rows() if row.kind == "ended"]
+    assert len(ends) == 2, "once failed, once done"
+    bench.ledger.close()
+
+
 @pytest.mark.parametrize(
     ("value", "is_in_vain"),
     [(b'{"y":1}', False), (b'{"y":{"$float":"nan"}}', False), (b'{"other":1}', True)],
