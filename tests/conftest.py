@@ -28,6 +28,13 @@ settings.load_profile("fixed")
 # for as soon as anything else runs: a training on one device then takes ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# What a suite in the background ignores (nohup, a shell's &) would be ignored by all that it starts
+# as well. A handler that does nothing ignores it here alone: it does not outlive an exec.
+for _name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    _number = getattr(signal, _name, None)  # Windows has no SIGHUP
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
+
 #: Set by pytest itself or by libraries on import, and no test's doing.
 _FOREIGN = (
     "PYTEST_",

@@ -82,10 +82,6 @@ class Case:
         (folder / "in.jsonl").write_text("".join(lines))
 
     def start(self, words: str) -> subprocess.Popen[bytes]:
-        def restore() -> None:  # a suite in the background would hand "ignored" down
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-
         with self.errors.open("ab") as errors:
             return subprocess.Popen(
                 [sys.executable, "-m", "muster", *words.split()],
@@ -94,7 +90,6 @@ class Case:
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                preexec_fn=restore,
             )
 
     def until(self, process: subprocess.Popen[bytes], found: Callable[[], bool]) -> None:
