@@ -13,14 +13,19 @@ import torch
 # The processes that inductor keeps for compiling would outlive their test.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 _HERE = Path(__file__).parent
-#: torch 2.9 to 2.11 ask for an interface that older ones do not have.
-_WARNING = "ignore:Please use the new API settings to control TF32"
+_WARNINGS = (
+    # torch 2.9 to 2.11 ask for an interface that older ones do not have.
+    "ignore:Please use the new API settings to control TF32",
+    # Said by the first call of set_sync_debug_mode in a process, also of ("default").
+    "ignore:Synchronization debug mode is a prototype",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(_WARNING))
+            for warning in _WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 @pytest.fixture(autouse=True)

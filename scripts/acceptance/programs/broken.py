@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-import torch
+if os.environ.get("HOW") != "raise":  # a rehearsal needs no torch
+    import torch
 
 
 def adds(i: int) -> dict[str, float]:

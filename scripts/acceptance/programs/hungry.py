@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from muster import batched
 
 _IS_CARD = os.environ["DEVICE"] == "cuda"
+if _IS_CARD:  # a rehearsal needs no torch
+    import torch
 _TOTAL = int(os.environ["TOTAL_MIB"])
 _HELD = [0]
 
