@@ -45,7 +45,12 @@ def lower(record):
     return {"text": record["text"].lower()}
 STAGES = [upper, lower]
 """
-SCRIPT = "print('hello <u>from</u> a rank')\n"
+SCRIPT = """\
+import muster
+for step in range(3):
+    muster.log(step, loss=1 / (step + 1))
+print('hello <u>from</u> a rank')
+"""
 FAILING = """\
 import os
 if os.environ["RANK"] == "1":
@@ -262,6 +267,7 @@ def test_a_run_of_a_program(place: Path) -> None:
     assert "hello <u>from</u> a rank" in page.text
     row = next(row for row in page.rows if "cpu:0, cpu:1" in row)
     assert row[-2:] == ["0", "0"]  # exit code and restarts
+    assert "loss over steps" in page.alts, "what it logged is drawn"
 
 
 def test_a_run_that_failed_says_so_first(place: Path) -> None:

@@ -81,12 +81,11 @@ def draw_curves(chosen: Mapping[str, Sequence[Series]], path: Path, title: str) 
             x, y = _thin(series.curve.step.tolist(), series.curve.value.tolist())
             few = len(lines) <= len(plotting.COLOURS)
             colour = plotting.COLOURS[number] if few else plotting.BLUE
-            label = f"task {series.label.split()[0]}" if few else None
+            label = f"task {series.label.split()[0]}" if few and series.label else None
             mark = "." if len(x) == 1 else ""
             axis.plot(x, y, lw=1.1, marker=mark, alpha=1 if few else 0.4, color=colour, label=label)
         plotting.dress(axis, title=safe(name), x="step")
-        if lines and len(lines) <= len(plotting.COLOURS):
-            axis.legend(fontsize=7, frameon=False)
+        plotting.legend(axis, fontsize=7)
     figure.suptitle(safe(title), fontsize=10)
     return plotting.save(figure, *plotting.png_and_pdf(path))
 

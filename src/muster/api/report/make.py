@@ -84,7 +84,7 @@ def _content(run: Run, maker: SweepMaker | MapMaker | None, place: RunFolder) ->
 def _gang_content(run: Run, place: RunFolder) -> Content:
     """Raises SetupError where a record holds something else than a training writes."""
     try:
-        return script_content(run) if run.stored.is_program else training_content(run, place)
+        return script_content(run, place) if run.stored.is_program else training_content(run, place)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise SetupError(
             f"Cannot make the report: a record in {run.path} is damaged "

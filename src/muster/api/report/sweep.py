@@ -179,21 +179,27 @@ def _picture(run: Run, found: Groups, place: RunFolder) -> tuple[list[Path], lis
     return paths, [*pictures_of(paths, "the sweep", f"{what} over {over}; {bars}"), *remarks]
 
 
-def _curves(run: Run, place: RunFolder) -> tuple[list[Path], list[Block]]:
-    """What tasks have logged over time: a picture of at most ``_MOST_CURVES`` of each metric."""
-    if not run.folder.ledger.exists():
-        return [], []
+def drawn_curves(
+    run: Run, place: RunFolder, who: str, which: str = ""
+) -> tuple[list[Path], list[Block]]:
+    """What ``who`` have logged over time: a picture of at most ``_MOST_CURVES`` of each metric."""
     chosen = curves_to_show(run.series)
     if not chosen:
         return [], []
     place.figures.mkdir(exist_ok=True)
+    title = f"{run.folder.name}: what {who} logged{which}"
+    paths, remarks = drawn(lambda: draw_curves(chosen, place.figures / "curves", title))
+    alt = f"{', '.join(chosen)} over steps{which}"
+    return paths, [*pictures_of(paths, "the run", alt), *remarks]
+
+
+def _curves(run: Run, place: RunFolder) -> tuple[list[Path], list[Block]]:
+    if not run.folder.ledger.exists():
+        return [], []
     with LedgerReader(run.folder.ledger) as ledger:
         has_more = len(ledger.tasks_with_metrics()) > _MOST_CURVES
     which = f", the {_MOST_CURVES} that end lowest and highest" if has_more else ""
-    title = f"{run.folder.name}: what tasks have logged{which}"
-    paths, remarks = drawn(lambda: draw_curves(chosen, place.figures / "curves", title))
-    alt = f"{', '.join(chosen)} over steps, a line per task{which}"
-    return paths, [*pictures_of(paths, "the sweep", alt), *remarks]
+    return drawn_curves(run, place, "tasks have", f", a line per task{which}")
 
 
 def curves_to_show(

@@ -12,7 +12,7 @@ from typing import Any
 from muster.api.report.about import gang_failures, gang_state, log_blocks
 from muster.api.report.content import Block, Table, Text, count, facts_of, flat, table_of
 from muster.api.report.figures import COUNTERS, draw_confusion, draw_measured, drawn
-from muster.api.report.sweep import Content, pictures_of
+from muster.api.report.sweep import Content, drawn_curves, pictures_of
 from muster.api.runs import Run
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
@@ -56,20 +56,26 @@ def training_content(run: Run, place: RunFolder) -> Content:
     )
 
 
-def script_content(run: Run) -> Content:
-    """What is known of a program that somebody else wrote: its ranks, starts and ends."""
+def script_content(run: Run, place: RunFolder) -> Content:
+    """What is known of a program that somebody else wrote: its ranks, starts and ends, what it has
+    logged, and the figures that it left.
+    """
     folder, stored = run.folder, run.stored
     state, mood = gang_state(folder, run.status())
     program = stored.spec["program"]
     starts, table = _starts(folder)
-    pictures = pictures_of(sorted(folder.figures.glob("*.png")), f"the run {folder.name}")
+    own = [path for path in sorted(folder.figures.glob("*.png")) if path.stem != "curves"]
+    files, pictures = drawn_curves(run, place, "the program has")
+    pictures += pictures_of(own, f"the run {folder.name}")
     ranks = f" on {count(starts, 'rank')}" if starts else ""
     return Content(
         lead=f"A run of {program.get('path') or program.get('target')}{ranks}.",
         state=state,
         mood=mood,
         failures=gang_failures(folder),
-        figures=pictures or [Text("The program has left no figures in the run folder.")],
+        figures=pictures
+        or [Text("The program has logged no numbers and left no figures in the run folder.")],
+        files=files,
         results=[table, *log_blocks(folder)],
         settings={"What was run": program, "How it was run": stored.options},
     )
