@@ -220,6 +220,24 @@ def test_what_an_earlier_muster_kept_of_a_rule_that_is_gone_changes_nothing(
     assert sum(counts(run).values()) == 13
 
 
+def test_a_grid_finishes_what_a_search_has_stopped(run: Path, muster_main: Main) -> None:
+    rows = muster.Run(run).results().to_pylist()
+    stopped = [row for row in rows if row["state"] == "stopped"]
+    lr, attempts = stopped[0]["lr"], stopped[0]["attempts"]
+    before = counts(run)
+    done = muster_main("sweep", "train.py:run", "--grid", f"lr={lr!r}", *FLAGS)
+    assert done.returncode == 0, done
+    [row] = [r for r in muster.Run(run).results().to_pylist() if r["lr"] == lr]
+    assert (row["state"], row["attempts"]) == ("done", attempts + 1)
+    assert counts(run) == {**before, 2: before[2] + 1, 5: before[5] - 1}
+    steps = [p["step"] for p in muster.Run(run).metrics().to_pylist() if p["task"] == row["task"]]
+    assert steps == list(range(1, 10)), "it went on from its checkpoint"
+    same = ["sweep", "train.py:run", *SEARCH, *ASHA, "--try", "lr=0.3", *FLAGS]
+    assert muster_main(*same, "--trials", "13").returncode == 0
+    ranked = json.loads(muster_main("best", "runs/it", "-n", "20", "--json").stdout)
+    assert [one["state"] for one in ranked if one["params"]["lr"] == lr] == ["done"]
+
+
 def test_a_function_that_never_asks_loses_its_worker(tmp_path: Path, muster_main: Main) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = muster_main(

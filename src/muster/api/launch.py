@@ -181,6 +181,7 @@ def _coordinate(
     numbers = _number_targets(ledger, workload)
     targets = {numbers[spec.name]: spec for spec in workload.targets}
     left, num_again = _settle(folder, ledger, workload, options, targets)
+    num_again += _open_stopped(ledger, workload, numbers)
     if num_again and not workload.is_map:
         audience.say(f"{num_again:,} task{'s' if num_again > 1 else ''} will run again")
     assignment = Assignment(
@@ -266,6 +267,18 @@ def _settle(
     if request is None:
         dismiss(folder)
     return left, num_again
+
+
+def _open_stopped(ledger: Ledger, workload: Workload, numbers: Mapping[str, int]) -> int:
+    """Tasks that a search has ended early and that a grid names are done after all; how many."""
+    stopped = {} if workload.drive is not None else ledger.stopped()
+    if not stopped:
+        return 0
+    named = [stopped[task.key] for task in workload.feed(numbers) if task.key in stopped]
+    ledger.begin()
+    ledger.reopen_stopped(named)
+    ledger.commit()
+    return len(named)
 
 
 def _check_balance(folder: RunFolder, ending: Ending) -> None:

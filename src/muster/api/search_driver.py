@@ -114,7 +114,9 @@ class SearchDriver:
                     self._note_time(row)
                 case Decision():
                     self._orders(record)
-        given = self._given(ledger, 1 + max((p.trial for p in self._of_task.values()), default=-1))
+        given, since = self._given(
+            ledger, 1 + max((p.trial for p in self._of_task.values()), default=-1)
+        )
         self._search = Search.replay(
             self._spec, [*records, *(proposal for proposal, _, _ in given)]
         )
@@ -124,16 +126,21 @@ class SearchDriver:
         for task_id, how in self._told.items():
             if task_id not in self._ended:
                 orders.append(StopTask(task_id, how == "pause"))
-        for _, task_id, value in given:
+        for task_id, value in [*((task_id, value) for _, task_id, value in given), *since]:
             if value is not None:
                 orders += self.ended(task_id, TaskState.DONE, value)
         return orders + self._catch_up(ledger)
 
-    def _given(self, ledger: Ledger, number: int) -> list[tuple[Proposal, int, bytes | None]]:
-        """Tasks that are there without the search, as those of a grid: its first trials."""
+    def _given(
+        self, ledger: Ledger, number: int
+    ) -> tuple[list[tuple[Proposal, int, bytes | None]], list[tuple[int, bytes]]]:
+        """Tasks that are there without the search, as those of a grid: its first trials. And those
+        that it had ended early and that a grid has finished since."""
         trials: dict[bytes, int] = {}
-        found = []
+        found, since = [], []
         for task_id, key, payload, state, value in ledger.tasks_of(self._target_id):
+            if state is TaskState.DONE and task_id in self._told and task_id in self._ended:
+                since.append((task_id, whole_value(self._folder, key.hex(), state, value)))
             if task_id in self._of_task or state not in (TaskState.READY, TaskState.DONE):
                 continue
             params = dict(canonical.decode(payload))
@@ -147,7 +154,7 @@ class SearchDriver:
             proposal = Proposal(trials[mark], seed, setting, "given")
             value = whole_value(self._folder, key.hex(), state, value)
             found.append((proposal, task_id, value if state is TaskState.DONE else None))
-        return sorted(found, key=lambda one: one[0].trial)
+        return sorted(found, key=lambda one: one[0].trial), since
 
     def _catch_up(self, ledger: Ledger) -> list[Event]:
         """Hear what a pilot has brought in while there was no coordinator, and what was logged

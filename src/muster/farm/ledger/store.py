@@ -349,6 +349,13 @@ class Ledger(LedgerQueries):
         self.record_stopped([Stopped(task, None)], [value], has_files=has_files(task))
         return task
 
+    def stopped(self) -> dict[bytes, int]:
+        """The number of each stopped task, by its key."""
+        with explained(self.path, "read"):
+            return dict(
+                self._db.execute("SELECT key, task_id FROM tasks WHERE state = ?", (STOPPED,))
+            )
+
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         """Make stopped tasks ready again: they go on from their checkpoints."""
         with explained(self.path, "write"):
