@@ -62,10 +62,11 @@ servers:
 test: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu"
 
+# Three at a time on two cores: many of these tests wait for processes that they have started.
 # Property tests draw random examples here, and fixed ones in make test. AFTER=test, as CI says it,
 # leaves out what make test has just run and would run here in the same way.
 test-all: $(STAMP) servers
-	$(PYTEST) --hypothesis-profile=random -n 2 --dist loadfile \
+	$(PYTEST) --hypothesis-profile=random -n 3 --dist loadfile \
 	    -m "not slow and not gpu and not alone$(if $(filter test,$(AFTER)), and (thorough or property))"
 	$(PYTEST) -m "alone and not slow and not gpu" tests/integration
 

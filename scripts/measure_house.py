@@ -121,7 +121,7 @@ def option_classes(house: House) -> list[str]:
     flags = house_flags(house)[1]
     found = []
     for name, node in house.definitions.items():
-        if not isinstance(node, ast.ClassDef):
+        if not isinstance(node, ast.ClassDef) or not node.decorator_list:  # a dataclass has one
             continue
         fields = [s.target.id for s in node.body if _is_field(s)]  # type: ignore[union-attr]
         words = {field.lstrip("_").removesuffix("_s").replace("_", "-") for field in fields}

@@ -100,6 +100,8 @@ _LOOKING = {"list", "status", "best", "logs", "errors", "metrics", "plan", "devi
 
 #: What goes on when the same command is given again.
 _GOES_ON = ("sweep", "map", "train", "resume", "retry")
+#: What ends its work in order when it is asked to by a signal.
+_LISTENS = (*_GOES_ON, "run")
 
 _USAGE = """\
 Usage: muster COMMAND [OPTIONS]
@@ -128,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     only_looks = not words or words[0] not in COMMANDS or _only_looks(words)
     with steady(is_vital=only_looks):
         try:
-            if not words or words[0] not in (*_GOES_ON, "run"):
+            if not words or words[0] not in _LISTENS:
                 return _obey(words)
             with listening(may_wait=False):
                 return _obey(words)
