@@ -210,7 +210,7 @@ def _conversions(spec: SearchSpec, signature: Signature | None) -> tuple[Stored,
 
     def setting(params: Mapping[str, Any]) -> dict[str, Any] | None:
         if params.keys() - set(names):
-            return None  # a task with another parameter is no trial of this space
+            return None  # a task with another parameter is not a trial of this space
         if signature is None:
             params = {name: read_value(str(value)) for name, value in params.items()}
         try:

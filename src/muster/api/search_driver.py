@@ -1,7 +1,7 @@
 """Joins a search to a farm: proposals become tasks, and decisions become what the scheduler does.
 
-All that a search is told and says goes into the ledger in this order, and it is made again from
-there: there is no other state.
+All that a search hears and answers goes into the ledger in this order, and the search is rebuilt
+from there: it has no other state.
 """
 
 from __future__ import annotations

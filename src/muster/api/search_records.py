@@ -11,7 +11,7 @@ from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposa
 
 
 def to_row(record: Record, task_id: int | None, **more: Any) -> SearchRow:
-    """``more`` stands in the row and is no part of the record."""
+    """``more`` goes into the row and is not part of the record."""
     match record:
         case Proposal():
             kind, body = "proposal", asdict(record)

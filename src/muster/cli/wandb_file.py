@@ -62,7 +62,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"Cannot read the sweep file {path}: {reason}.") from None
     if not isinstance(found, Mapping):
         raise UsageError(
-            f"{path} is no sweep file: it holds no keys such as method, metric and parameters."
+            f"{path} is not a sweep file: it has no keys such as method, metric and parameters."
         )
     return found
 

@@ -164,7 +164,7 @@ def read_distribution(name: str, text: str) -> Distribution:
     form = form.strip()
     if not opening or not rest.endswith(")"):
         raise UsageError(
-            f"The space {name}={text} is no distribution.",
+            f"The space {name}={text} is not a distribution.",
             hint=f"write one of log(1e-5,1e-1), uniform(0,1), int(1,8), logint(1,1024) and "
             f"choice(a,b), as in {name}=log(1e-5,1e-1); one fixed value is choice({text}).",
         )
@@ -213,8 +213,8 @@ def split_commas(text: str) -> list[str]:
 def _named(name: str, text: str, part: str) -> tuple[str, str]:
     key, _, value = part.partition("=")
     if key.strip() != "step":
-        raise UsageError(f"The space {name}={text} has the unknown word {key.strip()!r}.",
-                         hint="only step= has a name: int(16,256,step=16).")  # fmt: skip
+        raise UsageError(f"The space {name}={text} has an unknown option {key.strip()!r}.",
+                         hint="the only option is step=: int(16,256,step=16).")  # fmt: skip
     return key.strip(), value.strip()
 
 
@@ -222,14 +222,14 @@ def _number(name: str, text: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise UsageError(f"The space {name}={text} has {word!r}, which is no number.") from None
+        raise UsageError(f"The space {name}={text} has {word!r}, which is not a number.") from None
 
 
 def _whole(name: str, text: str, word: str) -> int:
     number = _number(name, text, word)
     if not number.is_integer():
         raise UsageError(
-            f"The space {name}={text} has {word!r}, which is no whole number.",
+            f"The space {name}={text} has {word!r}, which is not a whole number.",
             hint=f"uniform and log are for floats: {name}=uniform({word},…).",
         )
     return int(number)

@@ -232,7 +232,7 @@ def _values(distribution: Distribution) -> Iterable[Any]:
 
 def _read_axis(name: str, text: str) -> Axis:
     if not name.isidentifier():
-        raise UsageError(f"The space names {name!r}, which is no name of a parameter.")
+        raise UsageError(f"The space names {name!r}, which cannot be the name of a parameter.")
     first, *conditions = text.split(_IF)
     return Axis(
         name, read_distribution(name, first), tuple(_read_when(name, c) for c in conditions)
@@ -252,7 +252,7 @@ def _read_when(name: str, text: str) -> When:
 def _checked(name: str, value: object) -> Distribution:
     if not isinstance(value, Distribution):
         raise UsageError(
-            f"The space gives {name} {value!r}, which is no distribution.",
+            f"The space gives {name} {value!r}, which is not a distribution.",
             hint="Space.log(1e-5, 1e-1), Space.uniform(0, 1), Space.int(1, 8), "
             "Space.choice('a', 'b')",
         )

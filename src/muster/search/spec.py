@@ -152,7 +152,7 @@ class Stopping:
                 options[name] = int(value) if whole else float(value)
             except ValueError:
                 raise UsageError(
-                    f"--stop {text}: {word.strip()} is {value!r}, which is no "
+                    f"--stop {text}: {word.strip()} is {value!r}, which is not a "
                     f"{'whole ' if whole else ''}number."
                 ) from None
         return cls(**options)
@@ -160,7 +160,7 @@ class Stopping:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When nothing new is begun any more; None is no limit. More of it later continues."""
+    """Limits beyond which nothing new is begun; None is no limit. A larger one later goes on."""
 
     trials: int | None = None
     seconds: float | None = None

@@ -30,10 +30,10 @@ class Imported:
 
     spec: SearchSpec
     fixed: Mapping[str, Any]
-    """Parameters with one value; they are no part of the space."""
+    """Parameters with one value; they are not part of the space."""
     program: str | None
     remarks: tuple[str, ...]
-    """What is otherwise here than there, a sentence each."""
+    """What differs from W&B, a sentence for each difference."""
 
 
 def import_sweep(sweep: Mapping[str, Any]) -> Imported:
@@ -211,5 +211,5 @@ def _number(name: str, key: str, value: Any) -> int | float:
         with suppress(ValueError):
             return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{key} of {name} is {value!r}, which is no number.")
+        raise UsageError(f"{key} of {name} is {value!r}, which is not a number.")
     return value

@@ -108,10 +108,10 @@ def test_a_grid_is_whole_and_its_command_is_kept(tmp_path: Path) -> None:
     [
         (GRID.replace("${args_no_hyphens}", "${args_json}"), r"\$\{args_json\}, which cannot be"),
         (GRID.replace("program: main.py", ""), "names no program"),
-        ("- a\n- b\n", "is no sweep file"),
+        ("- a\n- b\n", "is not a sweep file"),
         ("a: [", "Cannot read the sweep file"),
         (GRID + "imput: 1\n", "Unknown key of the sweep file 'imput'"),
-        (BAYES.replace("1e-5", "small"), "min of learning_rate is 'small', which is no number"),
+        (BAYES.replace("1e-5", "small"), "min of learning_rate is 'small', which is not a number"),
         (GRID.replace("goal:", "gaol:"), "Unknown key of the metric 'gaol'"),
     ],
 )

@@ -37,7 +37,7 @@ class Source(Protocol):
     def ends(
         self, known: Collection[tuple[int, int]], *, is_over: bool
     ) -> list[tuple[tuple[int, int], Ended]]:
-        """What has ended, but for the ``known``: task and attempt, and how. Not all at once.
+        """What has ended, except for the ``known``: task and attempt, and how. Not all at once.
 
         ``is_over``: nobody works on the run any more."""
 
@@ -48,8 +48,8 @@ class Source(Protocol):
 def feed(
     source: Source, tracker: Tracker, position: Position, wait: Callable[[float], bool]
 ) -> None:
-    """Send what there is and what comes, until ``wait`` says that the run is over and all of it was
-    sent. ``wait`` pauses; it is told how many seconds it took to look for ends."""
+    """Send what there is and what comes, until ``wait`` says that the run is over and everything
+    was sent. ``wait`` pauses; it is told how many seconds it took to look for ends."""
     runs = _Runs(source, tracker, position)
     is_over = False
     while True:

@@ -162,7 +162,7 @@ class Keeper(threading.Thread):
                 return
             if number == 1:
                 why = self._last_line or f"exit code {code}"
-                self._warn(f"{self.tracker}: {why}; it is tried again, and the run goes on")
+                self._warn(f"{self.tracker}: {why}; it will be tried again, and the run goes on")
             if time.monotonic() - begun > LONGEST_PAUSE_S:
                 pause_s = first_s  # it had worked
             is_awaited = self._pause(pause_s, ends_when_over=not was_over)
@@ -184,7 +184,7 @@ class Keeper(threading.Thread):
     def what_is_left(self) -> str:
         from muster.api.trackers.sources import source_of
 
-        what = "not everything is sent"
+        what = "not everything has been sent"
         with suppress(MusterError, OSError):
             path = self._folder.tracker_position(self.tracker)
             mark = read_position(path, self._run_id)[0]
