@@ -96,7 +96,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	for file in farm_overhead startup chaos makespan ssm_sampler ddp_throughput launch \
 	    checkpoint_stall resume faults scaling map_overhead map_memory llm_server generate rl_throughput \
-	    ssvae_ensemble; do \
+	    ssvae_ensemble dashboard; do \
 	    $(BIN)/python benchmarks/$$file.py --quick || exit 1; done
 
 clean:

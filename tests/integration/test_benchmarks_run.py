@@ -14,9 +14,9 @@ NO_BENCHMARKS = {"measuring", "record_digits_grid"}  # a library; what made a fi
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in NO_BENCHMARKS)
 #: More than ten seconds each: for `make test-slow`.
 LONG = {
-    "chaos", "cluster_overhead", "ddp_throughput", "faults", "generate", "house_overhead", "launch",
-    "map_overhead", "plan_error", "ray_overhead", "resume", "rl_throughput", "scaling", "search",
-    "search_stop", "ssvae_ensemble",
+    "chaos", "cluster_overhead", "dashboard", "ddp_throughput", "faults", "generate",
+    "house_overhead", "launch", "map_overhead", "plan_error", "ray_overhead", "resume",
+    "rl_throughput", "scaling", "search", "search_stop", "ssvae_ensemble",
 }  # fmt: skip
 CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in NAMES]
 
