@@ -122,6 +122,8 @@ class Search:
         passed over: a resumed attempt may log them again."""
         found = self.trials[trial]
         task = found.tasks[seed]
+        if task.state == "done":
+            return []  # its result is its value; what comes late changes nothing
         goal = self.spec.objectives[0]
         decisions: list[Decision] = []
         for point in points:
@@ -136,7 +138,7 @@ class Search:
     def ended(self, trial: int, seed: int | None, ending: Ending) -> list[Decision]:
         """What to do after a task ended. A task that was run again ends again."""
         found = self.trials[trial]
-        found.tasks[seed].end(ending)
+        found.tasks[seed].end(ending, self.spec.objectives[0].name)
         states = {task.state for task in found.tasks.values()}
         if ending.state in ("failed", "cancelled"):
             # A mean over the seeds that did not fail would flatter the setting.

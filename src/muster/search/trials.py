@@ -64,9 +64,13 @@ class TaskTrace:
         found = self.result.get(name, self.last.get(name))
         return math.nan if found is None else float(found)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: Ending, goal: str) -> None:
         self.state = ending.state
         self.result = dict(ending.values)
+        if ending.state == "done" and not self.reports:
+            # It ended before the first mark, where the other seeds of its trial would wait for it.
+            value = self.value_of(goal)
+            self.reports.append(Report(self.step or 0.0, value, value, value))
 
 
 @dataclass
