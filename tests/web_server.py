@@ -100,6 +100,9 @@ class Stream:
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self._answer = answer
 
+    def lines(self, count: int) -> list[str]:
+        return [self._answer.readline().decode().rstrip("\n") for _ in range(count)]
+
     def events(self) -> Iterator[Event]:
         """Event by event, until the server ends it."""
         found: dict[str, str] = {}
