@@ -46,6 +46,7 @@ demo: $(STAMP)
 	@echo "The same command again finds everything done; look around with:"
 	@echo "  $(BIN)/muster status runs/demo"
 	@echo "  open runs/demo/figures/ssm.png and runs/demo/table.csv, and runs/demo-digits/curves.png"
+	@echo "See them in a browser, live: $(BIN)/muster web"
 	@echo "To type just muster: source $(BIN)/activate"
 
 # SLURM and a browser, from Debian's packages, where this is Debian and we may; without them, the

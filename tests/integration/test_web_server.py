@@ -11,8 +11,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
@@ -252,6 +254,26 @@ def test_a_request_to_end_is_a_good_ending_also_while_somebody_looks(
         assert list(stream.events()) == []
         assert server.process.wait(60) == 0
         assert "Traceback" not in server.output.read_text()
+
+
+def test_a_browser_is_opened_without_the_token_among_its_words(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody on the machine sees the words of a process."""
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf "%s" "$*" > {tmp_path}/words\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    with web_server(place, "--open") as server:
+        deadline = time.monotonic() + 60
+        while not (
+            words := (tmp_path / "words").read_text() if (tmp_path / "words").exists() else ""
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        page = Path(unquote(urlsplit(words).path))
+        assert server.token not in words and server.token in page.read_text()
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
 def test_a_socket_is_for_its_owner_alone(place: Path, tmp_path: Path) -> None:

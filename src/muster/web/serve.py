@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import socket
 import stat
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +50,20 @@ class Listening:
 
 def token_file() -> Path:
     return read_settings().state_folder / "muster" / "web-token"
+
+
+def open_browser(found: Listening) -> None:
+    """By way of a file that only this user can read: the words of a process are seen by everybody,
+    so the address with its token must not be among them.
+    """
+    page = found.token_file.with_name("web-open.html")
+    address = html.escape(found.address or "")
+    with contextlib.suppress(OSError):
+        page.unlink(missing_ok=True)
+        made = os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(made, "w") as file:
+            file.write(f'<meta http-equiv="refresh" content="0;url={address}">')
+        webbrowser.open(page.as_uri())
 
 
 def serve(

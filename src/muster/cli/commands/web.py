@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
             )
     if flags.export is not None:
         return _export(roots, flags, flags.export)
-    from muster.web.serve import WebOptions, serve
+    from muster.web.serve import WebOptions, open_browser, serve
 
     options = WebOptions(
         roots=roots,
@@ -75,6 +75,8 @@ def main(argv: list[str]) -> int:
     def listening(found: Listening) -> None:
         for line in _lines(found, options.roots, flags.socket):
             output.say(line)
+        if flags.open:
+            open_browser(found)
 
     serve(options, listening=listening, tell=output.remark)
     return 0
