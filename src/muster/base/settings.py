@@ -107,6 +107,18 @@ def usable_cpu_count() -> int:
     return os.cpu_count() or 1
 
 
+def waiting_threads(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """How OpenMP's threads wait for each other in what is started: they look for some microseconds,
+    and then sleep. Nothing where the user has said how.
+
+    GNU's own default is to spin for many milliseconds, which on a core that others want as well
+    makes a step ten times as long (docs/decisions/0024-threads-wait-briefly.md).
+    """
+    env = os.environ if environment is None else environment
+    is_said = "OMP_WAIT_POLICY" in env or "GOMP_SPINCOUNT" in env
+    return {} if is_said else {"GOMP_SPINCOUNT": "500"}
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with ``extra`` on top, for a process about to be started."""
     return {**os.environ, **extra}

@@ -36,7 +36,7 @@ from muster.base.errors import (
 )
 from muster.base.journal import EVENTS
 from muster.base.reaper import Reaper
-from muster.base.settings import RUN_MARKER, child_environment
+from muster.base.settings import RUN_MARKER, child_environment, waiting_threads
 from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.base.tail import Tail, last_lines
 from muster.gang.blame import (
@@ -87,7 +87,7 @@ class SupervisorHandle:
         self._reaper = Reaper(self.mark)
         self._reaper.start()
         # Its own BLAS has one thread, or it could not be forked; ranks get their share.
-        environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1"}
+        environment = {RUN_MARKER: self.mark, "OPENBLAS_NUM_THREADS": "1", **waiting_threads()}
         command = [sys.executable, "-u", "-P", "-m", "muster.supervisor.main", str(os.getpid())]
         self.process = subprocess.Popen(
             [*command, *(["fork"] if forks else [])],

@@ -17,7 +17,12 @@ from typing import Any
 
 from muster.base import processes
 from muster.base.reaper import Reaper
-from muster.base.settings import RUN_MARKER, WORKERS_PER_GPU, child_environment
+from muster.base.settings import (
+    RUN_MARKER,
+    WORKERS_PER_GPU,
+    child_environment,
+    waiting_threads,
+)
 from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
@@ -277,6 +282,7 @@ class LocalExecutor:
             "MKL_NUM_THREADS": threads,
             "OPENBLAS_NUM_THREADS": threads,
             "NUMEXPR_NUM_THREADS": threads,
+            **waiting_threads(),
         }
         if slot.visible_devices is not None:
             values["CUDA_VISIBLE_DEVICES"] = slot.visible_devices
