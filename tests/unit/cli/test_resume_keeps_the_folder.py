@@ -74,3 +74,18 @@ def test_a_flag_of_retry_is_no_flag_of_a_map_that_goes_on(
     done = muster_main("resume", "a", "--cancelled")
     assert done.returncode == 2
     assert "--cancelled" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_array_goes_on_elsewhere_by_its_elements(tmp_path: Path, muster_main: MusterCli) -> None:
+    """It said that --array has no effect, which nobody had typed."""
+    (tmp_path / "t.py").write_text("def f(x: int):\n    return {'y': x}\n")
+    words = ("sweep", "t.py:f", "--grid", "x=1,2,3", "--run-dir", "a", "--array", "2")
+    assert muster_main("slurm-script", *words, "--output", "job.sh").returncode == 0
+    done = muster_main("resume", "a", "--on", "local")
+    assert done.returncode == 2
+    assert "a is an array: it has no coordinator that could go on --on local." in done.stderr
+    for number in ("0", "1"):
+        words = ("resume", "a", "--element", number, "--on", "inline", "--quiet")
+        assert muster_main(*words).returncode == 0
+    collected = muster_main("collect", "a")
+    assert "3 new results; 3 done" in collected.stdout, collected.stderr

@@ -195,7 +195,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     run = open_run(parsed.place.run)
     element = None if command == "retry" else _element(run, parsed)
     if element is None:
-        _refuse_array(run, command)
+        _refuse_array(run, command, parsed.given("options").get("executor", "slurm"))
     if parsed.options.restart and (command == "retry" or not run.stored.argv):
         raise UsageError(
             f"--restart begins anew, and `muster {command}` goes on with {run.path}.",
@@ -231,8 +231,10 @@ def _element(run: Run, parsed: Parsed) -> tuple[RunFolder, int] | None:
     return (main, int(name)) if main and name.isdigit() and not run.stored.argv else None
 
 
-def _refuse_array(run: Run, command: str) -> None:
-    """UsageError for an array that would be sent a second time, or whose elements are retried."""
+def _refuse_array(run: Run, command: str, engine: str) -> None:
+    """UsageError for an array that would be sent a second time or done elsewhere, or whose elements
+    are retried.
+    """
     words, _ = split_command(run.stored.argv)
     if not any(word.partition("=")[0] == "--array" for word in words):
         return
@@ -240,6 +242,12 @@ def _refuse_array(run: Run, command: str) -> None:
         raise UsageError(
             f"{run.path} is an array: each of its elements is retried by itself.",
             hint=f"muster retry {run.path}/elements/N, then: muster collect {run.path}",
+        )
+    if engine != "slurm":
+        raise UsageError(
+            f"{run.path} is an array: it has no coordinator that could go on --on {engine}.",
+            hint=f"its elements run here one by one: muster resume {run.path} --element 0, and so "
+            f"on, then: muster collect {run.path}",
         )
     jobs: set[int] = set()
     with suppress(SetupError):  # no SLURM here
