@@ -16,6 +16,8 @@ _SAME = {
     "ready": "waiting", "open": "waiting", "queued": "waiting", "claimed": "running",
     "refused": "failed", "saved": "stopped", "ok": "done",
 }  # fmt: skip
+#: What the ledger calls otherwise than a reader would.
+_PLAIN = {"ready": "waiting", "claimed": "running"}
 #: A shape for each state, because colours alone do not tell it.
 _MARKS = {
     "done": "✓", "failed": "✕", "stopped": "◼", "cancelled": "⊘", "running": "▶", "waiting": "○",
@@ -33,7 +35,7 @@ def state(word: Any) -> Html:
     kind = _SAME.get(text, text)
     known = kind if kind in _MARKS else "waiting"
     mark = tag("span", _MARKS[known], class_="mark", aria_hidden="true")
-    return tag("span", mark, " ", text, class_=f"state s-{known}")
+    return tag("span", mark, " ", _PLAIN.get(text, text), class_=f"state s-{known}")
 
 
 def level(verdict: Any, word: Any = "") -> str:

@@ -160,7 +160,7 @@ export function Plot({ series, width, theme, name, xLabel = "step" }) {
   useEffect(() => { plot.current?.setSize({ width, height: HEIGHT }); }, [width]);
   const at = hover === null ? null : plot.current?.data[0][hover];
   const last = (one) => one.y[one.y.length - 1];
-  return html`<div><div ref=${place} role="img" aria-label=${worded(name, series)}></div>
+  return html`<div><div ref=${place} role="img" data-points=${series.map((one) => one.x.length).join(" ")} aria-label=${worded(name, series)}></div>
     <p class="legend"><span class="at">${at === null || at === undefined ? "last" : `${xLabel} ${format.number(at)}`}</span>
     ${series.slice(0, MOST_IN_LEGEND).map((one, n) => html`<span key=${n}><svg class="swatch" aria-hidden="true"><line x1="0" y1="5" x2="16" y2="5" class="l-${(n % 8) + 1} d-${Math.floor(n / 8) % 4}" /></svg>${lines > 1 ? `${one.label || one.task} ` : ""}<b>${format.number(hover === null ? last(one) : plot.current?.data[n + 1]?.[hover])}</b></span>`)}
     ${lines > MOST_IN_LEGEND ? html`<span>and ${lines - MOST_IN_LEGEND} more</span>` : null}</p></div>`;

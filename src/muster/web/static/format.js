@@ -23,6 +23,7 @@ const two = (value) => String(value).padStart(2, "0");
 
 export function duration(seconds) {
   if (typeof seconds !== "number") return "–";
+  if (seconds > 0 && seconds < 1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
   if (seconds < 60) return `${seconds < 10 ? Math.max(0, seconds).toFixed(1) : Math.round(seconds)} s`;
   const whole = Math.round(seconds);
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;

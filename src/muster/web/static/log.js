@@ -17,13 +17,18 @@ export function Log({ task }) {
   const box = useRef(null), follow = useRef(!mark);
   const load = (offset, limit) => ask(shell.live ? `run/${run.id}/log` : `run/${run.id}/log/${task}`, { task, offset, limit });
   useEffect(() => {
-    let over = false;
+    let over = false, timer = 0;
     const begin = async () => {
       try {
         const tail = await load(-PART, PART);
         const whole = tail.offset > 0 && tail.total <= WHOLE ? await load(0, WHOLE) : tail;
         if (!over) { setLog(whole); setError(""); }
-      } catch (failed) { if (!over) setError(failed.message); }
+      } catch (failed) {
+        if (over) return;
+        setError(failed.message); // of what has just begun there is no log yet
+        clearTimeout(timer);
+        if (shell.live) timer = setTimeout(begin, 2000);
+      }
     };
     begin();
     if (shell.live) watchLog(task);
@@ -40,7 +45,7 @@ export function Log({ task }) {
         });
       }),
     ];
-    return () => { over = true; offs.forEach((off) => off()); };
+    return () => { over = true; clearTimeout(timer); offs.forEach((off) => off()); };
   }, [task]);
   const earlier = async () => {
     const from = Math.max(0, log.offset - PART);
@@ -70,7 +75,7 @@ export function Log({ task }) {
     history.replaceState(null, "", `${location.pathname}${location.search}#L${n}`);
     setMark(n);
   };
-  if (!log) return error ? html`<${Failure} error=${error} />` : html`<p class="empty">Reading the log…</p>`;
+  if (!log) return error ? html`<p class="empty">${error}</p>` : html`<p class="empty">Reading the log…</p>`;
   const isNumbered = log.offset === 0;
   const hit = new Set(hits);
   return html`<div class="log-box">

@@ -88,6 +88,10 @@ function Recent({ recent }) {
 export function Task() {
   const { value, error } = useAnswer(`run/${run.id}/task/${encodeURIComponent(first.key)}`, {}, first);
   const { settings = {}, result = {}, attempts = [], files = [], metrics = [] } = value;
+  const [news, setNews] = useState([]);
+  // A metric that a running task logs for the first time while somebody looks.
+  useEffect(() => on("points", ({ series }) => setNews((was) => [...new Set([...was, ...series.filter((one) => String(one.task) === String(first.key)).map((one) => one.name)])])), []);
+  const names = [...new Set([...metrics, ...news])];
   const fields = [...new Set(attempts.flatMap(Object.keys))];
   const shown = (name, cell) => (name === "outcome" || name === "state" ? html`<${State} word=${cell} />` : name === "started" || name === "ended" ? format.moment(cell) : name === "seconds" ? format.duration(cell) : cell);
   return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} />
@@ -97,7 +101,7 @@ export function Task() {
     <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["GPU time", format.duration(value.gpu_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Energy", typeof value.wh === "number" ? `${format.number(value.wh)} Wh` : null], ["Key", html`<code>${value.key}</code>`]]} />
     <div class="two"><${Section} title="Settings"><${Facts} wide pairs=${Object.entries(settings)} /></${Section}>
     ${Object.keys(result || {}).length ? html`<${Section} title="Result"><${Facts} wide pairs=${Object.entries(result)} /></${Section}>` : null}</div>
-    ${metrics.length ? html`<${Section} title="Curves"><${Curves} names=${metrics} tasks=${[String(value.key)]} /></${Section}>` : null}
+    ${names.length ? html`<${Section} title="Curves"><${Curves} names=${names} tasks=${[String(value.key)]} /></${Section}>` : null}
     <${Section} title="Log"><${Log} task=${value.key} /></${Section}>
     ${attempts.length ? html`<${Section} title="Attempts"><${Table} name="Attempts" heads=${fields.map((name) => [name, typeof attempts[0][name] === "number"])} rows=${attempts.map((one) => fields.map((name) => shown(name, one[name])))} /></${Section}>` : null}
     ${files.length ? html`<${Section} title="Files"><${Table} name="Files" heads=${[["File"], ["Size", true]]} rows=${files.map((one) => [html`<a href=${one.href} download>${one.name}</a>`, format.bytes(one.bytes)])} /></${Section}>` : null}

@@ -8,6 +8,8 @@ const SAME = {
   ready: "waiting", open: "waiting", queued: "waiting", claimed: "running", refused: "failed",
   saved: "stopped", ok: "done", pruned: "stopped", paused: "stopped", rejected: "failed",
 };
+/** What the ledger calls otherwise than a reader would. */
+const PLAIN = { ready: "waiting", claimed: "running" };
 const MARKS = { done: "✓", failed: "✕", stopped: "◼", cancelled: "⊘", running: "▶", waiting: "○" };
 const LEVELS = { good: "✓", working: "▶", bad: "✕", paused: "‖" };
 const TABS = {
@@ -25,7 +27,7 @@ export function stateKind(word) {
 
 export function State({ word }) {
   const kind = stateKind(word);
-  return html`<span class="state s-${kind}"><span class="mark" aria-hidden="true">${MARKS[kind]}</span> ${format.text(word)}</span>`;
+  return html`<span class="state s-${kind}"><span class="mark" aria-hidden="true">${MARKS[kind]}</span> ${word in PLAIN ? PLAIN[word] : format.text(word)}</span>`;
 }
 
 export function Bar({ counts, small }) {
