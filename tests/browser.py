@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _AXE = Path(__file__).parent / "fixtures" / "axe" / "axe-4.14.1.min.js.gz"
 #: A busy machine is no defect of a page.
 PATIENCE_MS = 90_000
-#: What Chromium says of a server that is not there, which some tests bring about.
-AWAY = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET",
+#: What Chromium notes of a server that is not there, which some tests bring about.
+_NOTED = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET",
         "ERR_EMPTY_RESPONSE")  # fmt: skip
 
 
@@ -50,13 +50,17 @@ class Look:
         self.page: Page = self.context.new_page()
         self.wrong: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda said: self._heard(said.type, said.text))
+        self.page.on(
+            "console",
+            # That there is no log yet is an answer; the page says it, and Chromium notes it.
+            lambda said: "/log?" in said.location["url"] or self._heard(said.type, said.text),
+        )
         self.page.on("pageerror", lambda error: self.wrong.append(f"{error} {error.stack}"))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("dialog", lambda dialog: self.wrong.append(f"dialog {dialog.message}"))
 
     def _heard(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning") and not any(word in text for word in AWAY):
+        if kind in ("error", "warning") and not any(word in text for word in _NOTED):
             self.wrong.append(text)
 
     def log_in(self) -> None:
@@ -107,9 +111,10 @@ def look(browser: Browser, server: WebServer, **options: Any) -> Iterator[Look]:
     try:
         found.log_in()
         yield found
-        assert found.wrong == []
+        assert not found.wrong, found.wrong
         ours = (f"http://{server.host}/", "data:")
         assert [url for url in found.asked if not url.startswith(ours)] == []
-        assert "refused a part" not in server.output.read_text()
+        told = server.output.read_text()
+        assert "refused a part" not in told, told
     finally:
         found.context.close()
