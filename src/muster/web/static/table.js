@@ -1,5 +1,5 @@
 // The table of tasks: rows of one height, of which only those in sight are in the document.
-import { html, first, keepInUrl, link, questions, run, taskLink, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { html, first, keepInUrl, link, questions, run, shell, taskLink, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { on } from "./live.js";
 import { STATES, State } from "./parts.js";
 import { Rows } from "./rows.js";
@@ -188,7 +188,7 @@ function Tools({ view, change, rows, columns, chosen, clear }) {
       ${view.cols && html`<button type="button" onClick=${() => change({ cols: "" })}>The usual ones</button>`}
     </div></details>
     <span class="total" role="status">${rows.error ? html`<span class="failure">${rows.error}</span>` : `${format.many(rows.total)} ${rows.total === 1 ? "task" : "tasks"}`}</span>
-    ${chosen.size > 0 && html`<span class="chosen"><a class="button" href=${link("compare") + "?" + questions({ run: run.id, task: [...chosen] })}>Compare ${chosen.size}</a> <button type="button" onClick=${clear}>Clear</button></span>`}
+    ${shell.live && chosen.size > 0 && html`<span class="chosen"><a class="button" href=${link("compare") + "?" + questions({ run: run.id, task: [...chosen] })}>Compare ${chosen.size}</a> <button type="button" onClick=${clear}>Clear</button></span>`}
   </div>`;
 }
 
