@@ -105,10 +105,10 @@ def log_ticks(axis: Any, values: Sequence[float], texts: Sequence[str]) -> None:
 
 
 def whole_numbers(axis: Any) -> None:
-    """An x axis that counts: no mark between two whole numbers."""
+    """An axis (``axes.xaxis``) that counts: it has no mark between two whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def note_counts(

@@ -131,7 +131,9 @@ def test_the_best_is_run_again_by_its_command(run: Path, muster_main: Main) -> N
     [row] = muster.Run("runs/again").results().to_pylist()
     assert row["accuracy"] == 1.0
     assert "trial 0: accuracy 1\n" in muster_main("best", "runs/it").stdout
-    assert "is no search" in muster_main("best", "runs/again").stderr
+    assert "is not a search" in muster_main("best", "runs/again").stderr
+    done = muster_main("export", "runs/again", "--to", "study.db")
+    assert done.returncode == 2 and "is not a search" in done.stderr
 
 
 def test_the_report_of_a_search_shows_it(run: Path, muster_main: Main) -> None:

@@ -150,7 +150,7 @@ def export_study(folder: RunFolder, target: Path) -> int:
     state = None if read_run(folder).is_gang else read_search(folder)
     if state is None:
         raise UsageError(
-            f"{folder.path} is no search, so there are no trials for an Optuna study.",
+            f"{folder.path} is not a search, so there are no trials for an Optuna study.",
             hint="a search is begun with `muster sweep … --space … --maximize METRIC`; a table of "
             "any sweep ends in .csv, .parquet or .jsonl.",
         )

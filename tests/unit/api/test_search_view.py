@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +190,34 @@ def test_the_budget_says_what_is_spent_and_left() -> None:
 def test_no_optuna_is_no_importance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert importance(asha()) is None
+
+
+@pytest.mark.thorough
+def test_many_rungs_and_hostile_names_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from muster.api.report import search_figures as draw
+
+    spec = SearchSpec(
+        space=Space.from_values({"a": Space.choice("$x^", "<b>", "x" * 300), "n": Space.int(1, 9)}),
+        objectives=objectives(minimize=["$loss$ {"]), budget=Budget(trials=20),
+        stopping=Stopping.from_text("median:min=1,every=1,startup=2"),
+    )  # fmt: skip
+
+    def flat(params: Mapping[str, Any], seed: int | None) -> list[float]:
+        return [params["n"] + 1 / (step + 1) for step in range(60)]
+
+    found = view(state_after(spec, simulate(spec, flat, workers=4).records))
+    values = {row["trial"]: row["values"] for row in found["history"]}
+    rows = [row | {"values": values[row["trial"]]} for row in found["parallel"]["rows"]]
+    dims, goals = found["parallel"]["dims"], found["goals"]
+    assert len(found["rungs"]) > 20
+    made = [
+        *draw.draw_rungs(found["rungs"], tmp_path / "rungs"),
+        *draw.draw_history(found["history"], goals, 0, tmp_path / "history"),
+        *draw.draw_parallel(dims, rows, goals, tmp_path / "parallel", [0]),
+        *draw.draw_slice(dims, 0, rows, goals, 0, tmp_path / "slice"),
+    ]
+    assert all(path.stat().st_size > 5000 for path in made)
 
 
 @pytest.mark.thorough

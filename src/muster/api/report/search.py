@@ -36,8 +36,11 @@ def search_blocks(
     place.figures.mkdir(exist_ok=True)
     files: list[Path] = []
     pictures: list[Block] = []
+    taken: dict[str, int] = {}
     for name, caption, draw in _figures(run, state, found, weights):
-        path = place.figures / name
+        number = taken.setdefault(name, 0)
+        taken[name] += 1  # two metrics may differ in what no file name can hold
+        path = place.figures / (f"{name}-{number + 1}" if number else name)
         made, remarks = drawn(partial(draw, path=path))
         if remarks:  # matplotlib is missing: this is said once
             return remarks, _tables(run, state, found), []

@@ -18,6 +18,8 @@ from muster.plotting import safe, ticks
 _WIDE, _HIGH = 3.8, 2.9
 _MOST_LINES = 300
 _MOST_SHOWN = 8
+#: Of more rungs than this not each has its number.
+_MOST_NAMED = 10
 #: What is said of a trial: colour, mark, and word.
 _FATES = {
     "done": (plotting.BLUE, "o", "finished"),
@@ -40,7 +42,7 @@ def draw_history(rows: Rows, goals: Rows, at: int, path: Path) -> list[Path]:
             axis.step(*zip(*best, strict=True), where="post", color=plotting.ORANGE, lw=1.6,
                       label="best so far")  # fmt: skip
         _scale(axis, "y", [row["values"][at] for row in rows])
-        plotting.whole_numbers(axis)
+        plotting.whole_numbers(axis.xaxis)
         plotting.dress(axis, x="trials, in the order of their ends", y=_goal(goals[at]))
         _legend_above(axis)
         return _saved(figure, path)
@@ -56,11 +58,13 @@ def draw_rungs(rungs: Rows, path: Path) -> list[Path]:
         axis.bar(places, went, color=plotting.BLUE, label="went on", width=0.7)
         axis.bar(places, stayed, bottom=went, color="#d9d9d9", edgecolor=plotting.GREY,
                  hatch="///", lw=0.5, label="ended there", width=0.7)  # fmt: skip
-        for place, rung in zip(places, rungs, strict=True):
+        for place, rung in zip(places, rungs, strict=True) if len(rungs) <= _MOST_NAMED else ():
             text, top = f"{rung['promoted']} of {rung['reached']}", (place, rung["reached"])
             axis.annotate(text, top, textcoords="offset points", xytext=(0, 2), ha="center")
-        axis.set_xticks(places, [f"{rung['step']:g}" for rung in rungs])
+        every = math.ceil(len(rungs) / _MOST_NAMED)
+        axis.set_xticks(places[::every], [f"{rung['step']:g}" for rung in rungs[::every]])
         axis.margins(y=0.12)
+        plotting.whole_numbers(axis.yaxis)
         plotting.dress(axis, x="step", y="trials", lines="y")
         _legend_above(axis)
         return _saved(figure, path)
@@ -194,7 +198,7 @@ def draw_fates(
     """
     with plotting.small_letters():
         figure, (axis,) = plotting.panels(1, 1, (_WIDE, _HIGH))
-        for step in steps:
+        for step in steps if len(steps) <= _MOST_NAMED else ():
             axis.axvline(step, color=plotting.GREY, lw=0.6, ls=":", zorder=1)
         seen: set[str] = set()
         for one in series:
@@ -213,7 +217,8 @@ def draw_fates(
             seen.add(word)
         _scale(axis, "y", [value for one in series for value in one.curve.value.tolist()])
         plotting.dress(axis, x="step", y=safe(series[0].name))
-        if steps and min(steps) > 0 and max(steps) / min(steps) >= 9:  # rungs at equal distances
+        is_few = 0 < len(steps) <= _MOST_NAMED
+        if is_few and min(steps) > 0 and max(steps) / min(steps) >= 9:  # rungs at equal distances
             ends = max(float(one.curve.step[-1]) for one in series)
             marks = [*steps, ends] if ends > 1.5 * max(steps) else list(steps)
             plotting.log_ticks(axis, marks, [f"{mark:g}" for mark in marks])

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     state = None if run.stored.is_gang else read_search(run.folder)
     if state is None:
         raise UsageError(
-            f"{run.path} is no search: there is no best of it.",
+            f"{run.path} is not a search, so it has no best trial.",
             hint="a search is begun with `muster sweep … --space … --maximize METRIC`.",
         )
     spec = state.spec
