@@ -230,10 +230,15 @@ def _budget(budget: Mapping[str, Any]) -> Facts:
         "trials": lambda value: f"{value:,}",
         "seconds": human_duration,
         "gpu_hours": lambda value: f"{value:.3g}",
+        "cost": lambda value: f"{value:.2f}",
     }
-    words = {"trials": "trials", "seconds": "time", "gpu_hours": "hours of all workers"}
+    words = {
+        "trials": "trials", "seconds": "time", "gpu_hours": "hours of all workers", "cost": "cost",
+    }  # fmt: skip
     pairs = []
     for name, part in budget.items():
+        if name == "cost" and part["limit"] is None:
+            continue  # the search has no price
         text = shown[name](part["spent"])
         if part["limit"] is not None:
             text = f"{text} of {shown[name](part['limit'])}, {shown[name](part['left'])} left"
