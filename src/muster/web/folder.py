@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -84,12 +85,16 @@ class Folders:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
         self._known: dict[str, Folder] = {}
+        self._lock = threading.Lock()
 
     def all(self) -> list[Folder]:
         """Those that are there now, the one that worked last first."""
         found = {id_of(path): path for root in self.roots for path in _runs_in(root)}
-        self._known = {name: self._known.get(name) or Folder(path) for name, path in found.items()}
-        return sorted(self._known.values(), key=Folder.changed_s, reverse=True)
+        with self._lock:  # a run has one Folder, whoever asks first
+            self._known = known = {
+                name: self._known.get(name) or Folder(path) for name, path in found.items()
+            }
+        return sorted(known.values(), key=Folder.changed_s, reverse=True)
 
     def find(self, name: str) -> Folder:
         """Raises UsageError where there is no such run."""

@@ -32,6 +32,8 @@ from muster.web.query import BadQuery
 _CHUNK = 2000
 #: A look at all states may take this part of the time.
 _DUTY = 0.05
+#: What takes no longer is done whenever somebody asks.
+_SHORT_S = 0.05
 _REMEMBERED = 8
 _GROUPS = {"param": "setting", "metric": "result", "system": "system"}
 _SYSTEM = ("number", "task", "state", "target", *list(SYSTEM)[3:])
@@ -62,7 +64,7 @@ class TaskTable:
         self._version = 0
         self._read_at: NDArray[np.int64] = np.zeros(0, np.int64)  # the version of each row
         self._signature: Signature | None = None
-        self._due_s = 0.0
+        self._due_s = self._cost_s = 0.0
         self._remembered: dict[Any, Any] = {}
 
     # ------------------------------------------------------------------ following the ledger
@@ -74,7 +76,8 @@ class TaskTable:
         for path in (ledger, f"{ledger}-wal", ledger.with_suffix(".segment")):
             with suppress(OSError):
                 stat = Path(path).stat()
-                found.append((stat.st_mtime_ns, stat.st_size))
+                if stat.st_size:  # an empty log comes and goes with whoever only looks
+                    found.append((stat.st_mtime_ns, stat.st_size))
         return tuple(found)
 
     @property
@@ -97,7 +100,8 @@ class TaskTable:
             self._read_changed()
             self._signature = signature
             self._remembered.clear()
-            self._due_s = time.monotonic() + (time.monotonic() - begin_s) / _DUTY
+            self._cost_s = time.monotonic() - begin_s
+            self._due_s = time.monotonic() + self._cost_s / _DUTY
             return True
 
     def changed_since(self, version: int) -> tuple[list[str], int]:
@@ -157,7 +161,7 @@ class TaskTable:
         """Some rows, and how many there are. Raises BadQuery for a column that there is not."""
         if not self.is_ready and not (sort or text or state):
             return self._first_look(offset, limit)
-        self.refresh(at_once=not self.is_ready)
+        self.refresh(at_once=not self.is_ready or self._cost_s < _SHORT_S)
         with self._lock:
             places = self._chosen(sort, descending, text, state)
             shown = places[offset : offset + limit]

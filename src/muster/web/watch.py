@@ -205,5 +205,6 @@ class RunsLook:
 def _stamp(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
         found = path.stat()
-        return found.st_mtime_ns, found.st_size
+        if found.st_size:  # an empty log comes and goes with whoever only looks
+            return found.st_mtime_ns, found.st_size
     return None

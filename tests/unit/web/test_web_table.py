@@ -1,0 +1,95 @@
+"""The tasks of a run as columns: they follow the ledger, and say which rows have changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.farm.canonical import payload_and_key
+from muster.farm.ledger.connect import remove
+from muster.farm.ledger.store import Ledger, NewTask
+from muster.run.folder import RunFolder
+from muster.web.query import BadQuery
+from muster.web.table import TaskTable
+
+
+def add(folder: RunFolder, params: list[dict[str, Any]]) -> None:
+    make = payload_and_key("work.py:f")
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    target = ledger.target_id("work.py:f")
+    made = (make(one) for one in params)
+    ledger.add_tasks(NewTask(key, target, payload) for payload, key in made)
+    ledger.commit()
+    ledger.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    found = RunFolder(tmp_path)
+    add(found, [{"x": x, "api_key": "abcdefgh", "name": f"n{x % 3}"} for x in range(300)])
+    return found
+
+
+def cells(page: dict[str, Any], name: str) -> list[Any]:
+    at = [column["key"] for column in page["columns"]].index(name)
+    return [row["cells"][at] for row in page["rows"]]
+
+
+def test_the_first_page_is_there_before_all_tasks_were_read(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    page = table.page(offset=100, limit=5)
+    assert not table.is_ready and page["total"] == 300
+    assert cells(page, "x") == [100, 101, 102, 103, 104]
+    assert set(cells(page, "api_key")) == {"…"}
+    table.refresh()
+    assert table.page(offset=100, limit=5) == page
+
+
+def test_only_what_has_changed_is_read_again(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    table.refresh()
+    keys, version = table.changed_since(0)
+    assert len(keys) == 300
+    assert table.refresh() and table.changed_since(version) == ([], version)
+    add(folder, [{"x": 1000, "new": 1.5}])
+    table.refresh()
+    changed, later = table.changed_since(version)
+    assert len(changed) == 1 and cells(table.rows(changed), "x") == [1000]
+    assert cells(table.page(sort="new", limit=2), "new") == [1.5, None]
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    ledger.cancel_open()
+    ledger.commit()
+    ledger.close()
+    table.refresh()
+    assert len(table.changed_since(later)[0]) == 301
+    assert table.page(state="cancelled")["total"] == 301 and not table.page(state="done")["total"]
+
+
+def test_another_ledger_in_its_place_is_read_from_the_beginning(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    table.refresh()
+    remove(folder.ledger)
+    add(folder, [{"other": name} for name in "ab"])
+    table.refresh()
+    page = table.page(sort="other", descending=True)
+    assert page["total"] == 2 and cells(page, "other") == ["b", "a"]
+    assert "x" not in [column["key"] for column in page["columns"]]
+
+
+def test_rows_are_sorted_filtered_and_found(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    assert cells(table.page(sort="x", descending=True, limit=3), "x") == [299, 298, 297]
+    assert cells(table.page(sort="name", limit=1), "name") == ["n0"]
+    assert table.page(text="name=n1 x<30")["total"] == 10
+    assert table.page(text="n1 x>=30")["total"] == 90
+    assert table.page(text="state=waiting")["total"] == 300
+    assert table.page(sort="state", text="state!=waiting")["total"] == 0
+    for wrong in ("nothing>1", "nothing~x"):
+        with pytest.raises(BadQuery, match="no column"):
+            table.page(text=wrong)
+    with pytest.raises(BadQuery, match="no column"):
+        table.page(sort="nothing")
