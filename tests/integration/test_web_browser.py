@@ -262,3 +262,15 @@ def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -
             tab.until("document.querySelector('.log').innerText.includes('word 3')")
             lines = tab.text(".log")
             assert [lines.count(f"word {n}") for n in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_actions_are_offered_only_where_they_are_allowed(
+    browser: Any, server: WebServer, place: Path
+) -> None:
+    run = run_id(server, "big")
+    with look(browser, server) as tab:
+        tab.go(f"/run/{run}")
+        assert "Retry what failed" not in tab.text()
+    with web_server(place, "--allow-actions") as other, look(browser, other) as tab:
+        tab.go(f"/run/{run}")
+        assert "Retry what failed" in tab.text()

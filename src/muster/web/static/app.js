@@ -42,11 +42,12 @@ function step(by) {
   rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + by))]?.focus();
 }
 
-const WORDS = { live: "live", waiting: "reconnecting…", lost: "connection lost", copy: "a copy", over: "" };
+const WORDS = { live: "live", gone: "the run is gone", waiting: "reconnecting…", lost: "connection lost", copy: "a copy", over: "" };
 
 function Live() {
   const [status, set] = useState(shell.live ? "waiting" : "copy");
   useEffect(() => on("status", set), []);
+  useEffect(() => on("stale", ({ what }) => { if (what === "gone") set("gone"); }), []);
   return html`<span class="dot d-${status}" aria-hidden="true"></span>${WORDS[status]}`;
 }
 

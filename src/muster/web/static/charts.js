@@ -37,13 +37,14 @@ export function Gantt({ slots, open }) {
   const draw = (pen, width) => {
     const each = scale(width);
     pen.textBaseline = "middle";
-    for (let n = 0; n <= 5; n += 1) {
-      const x = left + ((width - left - 8) * n) / 5;
+    const ticks = width < 520 ? 2 : 5;
+    for (let n = 0; n <= ticks; n += 1) {
+      const x = left + ((width - left - 8) * n) / ticks;
       pen.fillStyle = colour("line");
       pen.fillRect(Math.round(x), 0, 1, slots.length * line);
       pen.fillStyle = colour("faint");
-      pen.textAlign = n === 5 ? "right" : n ? "center" : "left";
-      pen.fillText(format.duration(((high - low) * n) / 5), n === 5 ? x + 6 : x, slots.length * line + 12);
+      pen.textAlign = n === ticks ? "right" : n ? "center" : "left";
+      pen.fillText(format.duration(((high - low) * n) / ticks), n === ticks ? x + 6 : x, slots.length * line + 12);
     }
     pen.textAlign = "left";
     slots.forEach((slot, row) => {

@@ -59,11 +59,11 @@ export async function ask(path, params, signal) {
 }
 
 /** Asks for a change of the run, where the server was started with --allow-actions. */
-export async function act(id, action, task) {
+export async function act(id, action) {
   const answer = await fetch(`/api/run/${id}/act`, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Muster": "1" },
-    body: JSON.stringify({ action, task }),
+    body: JSON.stringify({ action }),
   });
   const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || `The server answered ${answer.status}.`);

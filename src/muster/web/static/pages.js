@@ -1,7 +1,7 @@
 // The pages whose content is more than a table of tasks.
 import { first, html, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
 import { on } from "./live.js";
-import { Action, Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, levelOf } from "./parts.js";
+import { Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, levelOf } from "./parts.js";
 import { Chunks, Gantt, History, Strip } from "./charts.js";
 import { Curves } from "./curves.js";
 import { Log } from "./log.js";
@@ -20,9 +20,10 @@ export function Runs() {
   const counts = {};
   for (const one of all) counts[one.state] = (counts[one.state] || 0) + 1;
   const failed = all.filter((one) => levelOf(one) === "bad").length, going = all.filter((one) => one.state === "running").length;
-  const words = `${[going && `${going} at work`, failed && `${failed} with failures`].filter(Boolean).join(", ") || "none with failures"} of ${all.length}`;
+  const told = [going && `${format.many(going)} at work`, failed && `${format.many(failed)} with failures`].filter(Boolean).join(", ");
+  const words = `Of ${format.many(all.length)} ${all.length === 1 ? "run" : "runs"}: ${told || "none at work, none with failures"}.`;
   return html`<h1>Runs</h1>
-    ${all.length ? html`<${Verdict} level=${failed ? "bad" : going ? "working" : "good"}>${words[0].toUpperCase() + words.slice(1)} ${all.length === 1 ? "run" : "runs"}.</${Verdict}>` : null}
+    ${all.length ? html`<${Verdict} level=${failed ? "bad" : going ? "working" : "good"}>${words}</${Verdict}>` : null}
     <div class="tools"><label class="search"><span class="sr">Filter the runs</span><input type="search" data-search placeholder="Filter by name, kind or folder" value=${word} onInput=${(event) => setWord(event.target.value)} /></label>
       <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
     <${Failure} error=${error} />
@@ -94,8 +95,7 @@ export function Task() {
   const names = [...new Set([...metrics, ...news])];
   const fields = [...new Set(attempts.flatMap(Object.keys))];
   const shown = (name, cell) => (name === "outcome" || name === "state" ? html`<${State} word=${cell} />` : name === "started" || name === "ended" ? format.moment(cell) : name === "seconds" ? format.duration(cell) : cell);
-  return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} />
-      ${shell.actions && html`<${Action} label="Run it again" action="retry" task=${value.key} ask="Run this task again?" /><${Action} label="Stop it" action="stop" task=${value.key} ask="Stop this task? What it has reached is kept." />`}</h2>
+  return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} /></h2>
     <${Failure} error=${error} />
     ${value.error && html`<div class="error"><p>${value.error.text}</p>${value.error.trace && html`<details open><summary>Traceback</summary><pre tabindex="0">${value.error.trace}</pre></details>`}</div>`}
     <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["GPU time", format.duration(value.gpu_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Energy", typeof value.wh === "number" ? `${format.number(value.wh)} Wh` : null], ["Key", html`<code>${value.key}</code>`]]} />
@@ -171,7 +171,7 @@ export function MapPage() {
   const { stages = [], chunks = [], rejects = [] } = value;
   const counts = {};
   for (const one of chunks) counts[one.state] = (counts[one.state] || 0) + 1;
-  const named = [["in", "In"], ["out", "Out"], ["rejected", "Rejected"], ["lost", "Lost"], ["rows_s", "Rows / s"], ["tokens_s", "Tokens / s"]].filter(([key]) => stages.some((one) => one[key] !== null && one[key] !== undefined));
+  const named = [["in", "In"], ["out", "Out"], ["rejected", "Rejected"], ["dropped", "Dropped"], ["waiting", "Waiting"], ["lost", "Lost"], ["rows_s", "Rows / s"], ["tokens_s", "Tokens / s"]].filter(([key]) => stages.some((one) => one[key] !== null && one[key] !== undefined));
   return html`<${Failure} error=${error} />
     <${Section} title="Stages"><${Table} name="Stages" heads=${[["Stage"], ...named.map(([, label]) => [label, true])]} rows=${stages.map((one) => [one.name, ...named.map(([key]) => (typeof one[key] === "number" && Number.isInteger(one[key]) ? format.many(one[key]) : one[key]))])} empty="Nothing has been read yet." /></${Section}>
     ${chunks.length ? html`<${Section} title="Chunks" note="each a square"><p class="legend">${Object.entries(counts).map(([name, number]) => html`<span><${State} word=${name} /> <b>${format.many(number)}</b></span>`)}</p><${Chunks} chunks=${chunks} /></${Section}>` : null}
@@ -183,7 +183,7 @@ export function Errors() {
   const groups = value.groups || [];
   return html`<${Failure} error=${error} />
     ${groups.length ? groups.map((one, n) => html`<section class="group" key=${n}><h2><span class="times">${format.many(one.count)} ×</span> ${one.text}</h2>
-      <p class="note">${typeof one.first === "number" ? `First ${format.moment(one.first)}, last ${format.moment(one.last)}. ` : ""}Tasks ${(one.tasks || []).slice(0, 20).map((key) => html`<${TaskLink} task=${key} /> `)}${(one.tasks || []).length > 20 ? "…" : ""}</p>
+      <p class="note">${typeof one.first === "number" ? `First ${format.moment(one.first)}, last ${format.moment(one.last)}. ` : ""}${(one.tasks || []).length ? "Tasks " : ""}${(one.tasks || []).slice(0, 20).map((key) => html`<${TaskLink} task=${key} /> `)}${(one.tasks || []).length > 20 ? "…" : ""}</p>
       ${one.trace && html`<details open=${n === 0}><summary>Traceback</summary><pre tabindex="0">${one.trace}</pre></details>`}</section>`) : html`<p class="empty">Nothing has failed.</p>`}`;
 }
 
@@ -213,7 +213,7 @@ export function Devices() {
 export function Compare() {
   const { value, error } = useAnswer("compare", Object.fromEntries([...new URLSearchParams(location.search).keys()].map((name) => [name, new URLSearchParams(location.search).getAll(name)])), first);
   const [only, setOnly] = useView("only", "1");
-  const { columns = [], settings = [], metrics = [] } = value;
+  const { columns = [], settings = [], results = [], metrics = [] } = value;
   const params = new URLSearchParams(location.search);
   const shown = settings.filter((one) => only !== "1" || one.differs);
   const label = (one) => (typeof one === "object" ? one.label ?? one.task ?? one.name : one);
@@ -221,6 +221,7 @@ export function Compare() {
   return html`<h1>Compare</h1><${Failure} error=${error} />
     <div class="tools"><label><input type="checkbox" checked=${only === "1"} onChange=${(event) => setOnly(event.target.checked ? "1" : "0")} /> Only what differs</label><span class="note">${shown.length} of ${settings.length} settings</span></div>
     <${Table} kind="compare" name="Settings" heads=${[["Setting"], ...columns.map((one) => [label(one)])]} rows=${shown.map((one) => [one.name, ...one.values])} empty="They do not differ." />
+    ${results.length ? html`<${Section} title="Results"><${Table} kind="compare" name="Results" heads=${[["Result"], ...columns.map((one) => [label(one)])]} rows=${results.map((one) => [one.name, ...one.values])} /></${Section}>` : null}
     ${metrics.length ? html`<${Section} title="Curves"><${Curves} names=${metrics} tasks=${params.getAll("task")} id=${params.get("run")} /></${Section}>` : null}`;
 }
 

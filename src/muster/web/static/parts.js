@@ -68,7 +68,8 @@ export function Head({ here }) {
   return html`<div id="head">
     <div class="title"><h1>${now.name}</h1><span class="kind">${format.text(now.kind)}</span>
       ${left !== "–" && html`<span class="left">${left} left</span>`}
-      ${shell.actions && now.state === "running" && html`<${Action} name="stop" label="Cancel this run" action="cancel" ask="Cancel this run? What is done stays." />`}
+      ${shell.actions && now.state === "running" && html`<${Action} label="Cancel this run" action="cancel" ask="Cancel this run? What is done stays." />`}
+      ${shell.actions && now.state !== "running" && now.counts?.failed > 0 && html`<${Action} label="Retry what failed" action="retry" ask="Try the failed tasks again, on this machine?" />`}
     </div>
     <${Verdict} level=${levelOf(now)}>${String(text)}</${Verdict}>
     <${Bar} counts=${now.counts} />
@@ -80,12 +81,12 @@ export function Head({ here }) {
 }
 
 /** A button that asks the run for something, as the command line does. */
-export function Action({ label, action, task, ask }) {
+export function Action({ label, action, ask }) {
   const [told, tell] = useState("");
   const press = async () => {
     if (!confirm(ask)) return;
     tell("Asked…");
-    try { await act(run.id, action, task); tell("Asked for; the run takes it up in a moment."); }
+    try { tell((await act(run.id, action)).said); }
     catch (error) { tell(error.message); }
   };
   return html`<span class="action"><button type="button" onClick=${press}>${label}</button> <span role="status">${told}</span></span>`;
