@@ -41,7 +41,7 @@ import psutil
 from tests.made_runs import made_sweep
 
 import muster
-from measuring import held, machine, table, write_json
+from measuring import alternate, held, machine, table, write_json
 from muster.farm import canonical
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import AttemptRecord, Finished, Outcome
@@ -327,10 +327,14 @@ def main() -> None:
         if "idle" in parts:
             found["idle run, bytes/s"] = idle_bytes_per_s(folder / "runs", folder, idle_s)
         if "viewers" in parts:
-            pairs = [
-                (rate(folder, num_tasks, 0), rate(folder, num_tasks, 10)) for _ in range(rounds)
-            ]
-            alone, seen = (statistics.median(column) for column in zip(*pairs, strict=True))
+            rates = alternate(
+                {
+                    "alone": lambda: rate(folder, num_tasks, 0),
+                    "ten viewers": lambda: rate(folder, num_tasks, 10),
+                },
+                rounds,
+            )
+            alone, seen = (statistics.median(values) for values in rates.values())
             found["tasks/s without viewers"] = alone
             found["cost of 10 viewers, %"] = 100 * (1 - seen / alone)
         if "memory" in parts:
