@@ -226,23 +226,21 @@ def _commands(run: Run, state: SearchState) -> Iterator[Block]:
 
 
 def _budget(budget: Mapping[str, Any]) -> Facts:
-    shown: dict[str, Callable[[float], str]] = {
-        "trials": lambda value: f"{value:,}",
-        "seconds": human_duration,
-        "gpu_hours": lambda value: f"{value:.3g}",
-        "cost": lambda value: f"{value:.2f}",
+    """What was spent and is left; a cost only where there is a limit to it."""
+    shown: dict[str, tuple[str, Callable[[float], str]]] = {
+        "trials": ("trials", lambda value: f"{value:,}"),
+        "seconds": ("time", human_duration),
+        "gpu_hours": ("hours of all workers", lambda value: f"{value:.3g}"),
+        "cost": ("cost", lambda value: f"{value:.2f}"),
     }
-    words = {
-        "trials": "trials", "seconds": "time", "gpu_hours": "hours of all workers", "cost": "cost",
-    }  # fmt: skip
     pairs = []
-    for name, part in budget.items():
-        if name == "cost" and part["limit"] is None:
-            continue  # the search has no price
-        text = shown[name](part["spent"])
+    for name, (caption, words) in shown.items():
+        part = budget[name]
+        text = words(part["spent"])
         if part["limit"] is not None:
-            text = f"{text} of {shown[name](part['limit'])}, {shown[name](part['left'])} left"
-        pairs.append((words[name], text))
+            text = f"{text} of {words(part['limit'])}, {words(part['left'])} left"
+        if name != "cost" or part["limit"] is not None:
+            pairs.append((caption, text))
     return Facts("Budget", tuple(pairs))
 
 
