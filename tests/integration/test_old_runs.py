@@ -22,6 +22,15 @@ def _kind(archive: Path) -> str:
     return archive.name.removesuffix(".tar.xz")
 
 
+def _as_far_as(said: Any, now: Any) -> Any:
+    """``now`` without the fields of ``--json`` that were not there at the time."""
+    if isinstance(said, dict) and isinstance(now, dict):
+        return {k: _as_far_as(said[k], v) for k, v in now.items() if k in said}
+    if isinstance(said, list) and isinstance(now, list) and len(said) == len(now):
+        return [_as_far_as(was, v) for was, v in zip(said, now, strict=True)]
+    return now
+
+
 def _said(archive: Path, what: str) -> Any:
     return json.loads((archive.with_name(f"{_kind(archive)}.json")).read_text())[what]
 
@@ -35,7 +44,8 @@ def test_an_old_run_looks_as_it_did(archive: Path, tmp_path: Path, muster_main: 
         done = muster_main(*words)
         return done.returncode, done.stdout
 
-    assert looked_at(main, _kind(archive), tmp_path) == _said(archive, "looked at")
+    said = _said(archive, "looked at")
+    assert _as_far_as(said, looked_at(main, _kind(archive), tmp_path)) == said
 
 
 @pytest.mark.parametrize("archive", RUNS, ids=_name)
