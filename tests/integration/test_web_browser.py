@@ -114,10 +114,15 @@ def run_id(server: WebServer, name: str) -> str:
     return str(server.runs()[name]["id"])
 
 
-PAGES = ["/", "/devices", "", "/tasks", "/errors", "/about", "/task", "/compare", "/search"]
+PAGES = ["/", "", "/tasks", "/task", "/search"]
+#: Tables and names with values, drawn by the same parts as the others.
+PLAIN = [
+    pytest.param(page, marks=pytest.mark.slow)
+    for page in ("/devices", "/errors", "/about", "/compare")
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[one or "/overview" for one in PAGES])
+@pytest.mark.parametrize("page", [*PAGES, *PLAIN])
 def test_every_page_is_for_everybody(browser: Any, server: WebServer, page: str) -> None:
     """Light, dark and narrow; no serious finding of axe-core, nothing wider than the window."""
     run = run_id(server, "search" if page == "/search" else "big")
@@ -245,6 +250,7 @@ def test_a_sweep_is_live_and_no_point_is_lost_or_doubled(browser: Any, place: Pa
             assert tab.page.locator("[data-points='2']").count() == 1
 
 
+@pytest.mark.slow
 def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -> None:
     with talking(place), web_server(place) as server, look(browser, server) as tab:
         tab.until("[...document.querySelectorAll('a[data-row]')].some(a => a.text === 'talk')")
@@ -264,6 +270,7 @@ def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -
             assert [lines.count(f"word {n}") for n in (1, 2, 3)] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_actions_are_offered_only_where_they_are_allowed(
     browser: Any, server: WebServer, place: Path
 ) -> None:
