@@ -11,8 +11,7 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import uvicorn
+from typing import TYPE_CHECKING
 
 from muster.base.errors import SetupError, UsageError
 from muster.base.settings import read_settings
@@ -21,6 +20,10 @@ from muster.web.app import Dashboard, make_app
 from muster.web.folder import Folders
 from muster.web.guard import Place
 from muster.web.token import Credentials, read_token
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
 
 _LOOPBACK = "127.0.0.1"
 #: What is being answered has this long to end when the server does.
@@ -87,12 +90,7 @@ def serve(
         )
         host = options.public_host or _LOOPBACK
         address = None if port is None else f"http://{host}:{port}/#{token}"
-        config = uvicorn.Config(
-            make_app(board), http="h11", ws="none", loop="asyncio", lifespan="off",
-            log_config=None, access_log=False, server_header=False, proxy_headers=False,
-            timeout_graceful_shutdown=_GRACE_S,
-        )  # fmt: skip
-        server = _Server(config)
+        server = _make_server(make_app(board))
 
         def end(number: int, frame: object) -> None:
             server.should_exit = True
@@ -104,12 +102,22 @@ def serve(
             server.run(sockets=[door])
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to us: uvicorn would raise them once more when it has ended."""
+def _make_server(app: ASGIApp) -> uvicorn.Server:
+    import uvicorn  # here: it can be imported only where it can run
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    class Server(uvicorn.Server):
+        """Leaves the signals to us: uvicorn would raise them once more when it has ended."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app, http="h11", ws="none", loop="asyncio", lifespan="off",
+        log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )  # fmt: skip
+    return Server(config)
 
 
 @contextlib.contextmanager
