@@ -208,6 +208,7 @@ def test_keys_move_choose_search_and_help(browser: Any, server: WebServer) -> No
     run = run_id(server, "big")
     with look(browser, server) as tab:
         tab.go(f"/run/{run}/tasks")
+        tab.until("document.querySelector('table[role=grid]')")
         for key in "jjkj":
             tab.page.keyboard.press(key)
         assert tab.page.get_attribute("tr.cursor", "id") == "row-1"

@@ -1,5 +1,5 @@
 // Puts the page together: its head, its content, the stream, the keys.
-import { html, page, render, run, shell, useEffect, useRef, useState } from "./lib.js";
+import { html, page, render, run, shell, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { begin, on } from "./live.js";
 import { Head } from "./parts.js";
 import { TaskTable } from "./table.js";
@@ -17,7 +17,7 @@ const KEYS = [
 
 function Keys() {
   const box = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const isTyping = event.target.closest?.("input, select, textarea");

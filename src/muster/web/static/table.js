@@ -50,6 +50,7 @@ export function TaskTable() {
   const [chosen, setChosen] = useState(() => new Set());
   const [top, setTop] = useState(view.at * HEIGHT);
   const [tall, setTall] = useState(600);
+  const here = useRef(-1);  // the cursor, also for a key that comes before the next picture
   const place = useRef(null), grid = useRef(null), store = useRef(null), timer = useRef(0);
   if (!store.current) {
     store.current = new Rows(`run/${run.id}/tasks`, () => again((n) => n + 1), first, view);
@@ -59,6 +60,7 @@ export function TaskTable() {
   const change = (next) => {
     const now = { ...view, at: 0, ...next };
     setView(now);
+    here.current = -1;
     setCursor(-1);
     keepInUrl({ ...now, desc: now.desc ? "1" : "", at: "" });
     if (!("cols" in next)) {
@@ -95,28 +97,30 @@ export function TaskTable() {
   const wide = widths(columns, rows);
   const go = (next) => {
     const to = Math.max(0, Math.min(rows.total - 1, next));
+    here.current = to;
     setCursor(to);
     const box = place.current, head = HEIGHT + 2;
     if (to * HEIGHT < box.scrollTop) box.scrollTop = to * HEIGHT;
     else if ((to + 1) * HEIGHT + head > box.scrollTop + box.clientHeight) box.scrollTop = (to + 1) * HEIGHT + head - box.clientHeight;
   };
+  const pick = (to) => { here.current = to; setCursor(to); };
   const choose = (key) => setChosen((was) => {
     const now = new Set(was);
     if (!now.delete(key) && now.size < MOST_CHOSEN) now.add(key);
     return now;
   });
   const keys = {
-    j: () => go(cursor + 1), ArrowDown: () => go(cursor + 1), k: () => go(Math.max(0, cursor - 1)), ArrowUp: () => go(Math.max(0, cursor - 1)),
+    j: () => go(here.current + 1), ArrowDown: () => go(here.current + 1), k: () => go(Math.max(0, here.current - 1)), ArrowUp: () => go(Math.max(0, here.current - 1)),
     Home: () => go(0), End: () => go(rows.total - 1),
-    PageDown: () => go(cursor + Math.floor(tall / HEIGHT) - 2), PageUp: () => go(cursor - Math.floor(tall / HEIGHT) + 2),
-    Enter: () => { const row = rows.row(cursor); if (row) location.href = taskLink(run.id, row.key); },
-    x: () => { const row = rows.row(cursor); if (row) choose(row.key); },
+    PageDown: () => go(here.current + Math.floor(tall / HEIGHT) - 2), PageUp: () => go(here.current - Math.floor(tall / HEIGHT) + 2),
+    Enter: () => { const row = rows.row(here.current); if (row) location.href = taskLink(run.id, row.key); },
+    x: () => { const row = rows.row(here.current); if (row) choose(row.key); },
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, button, a, summary, dialog, textarea")) return;
       const inside = grid.current?.contains(event.target);
-      if (!(event.key in keys) || (!inside && !"jkx".includes(event.key) && !(event.key === "Enter" && cursor >= 0))) return;
+      if (!(event.key in keys) || (!inside && !"jkx".includes(event.key) && !(event.key === "Enter" && here.current >= 0))) return;
       event.preventDefault();
       keys[event.key]();
       grid.current.focus({ preventScroll: true });
@@ -141,7 +145,7 @@ export function TaskTable() {
         </tr></thead>
         <tbody>
           ${low > 0 && html`<tr key="above" class="space" aria-hidden="true"><td style=${{ height: low * HEIGHT + "px" }}></td></tr>`}
-          ${shown.map((at) => html`<${Row} key=${at} at=${at} row=${rows.row(at)} columns=${columns} isCursor=${at === cursor} isChosen=${chosen.has(rows.row(at)?.key)} choose=${choose} pick=${setCursor} />`)}
+          ${shown.map((at) => html`<${Row} key=${at} at=${at} row=${rows.row(at)} columns=${columns} isCursor=${at === cursor} isChosen=${chosen.has(rows.row(at)?.key)} choose=${choose} pick=${pick} />`)}
           ${high < rows.total && html`<tr key="below" class="space" aria-hidden="true"><td style=${{ height: (rows.total - high) * HEIGHT + "px" }}></td></tr>`}
         </tbody>
       </table>
