@@ -68,20 +68,23 @@ def test_without_the_token_nothing_of_any_run_is_shown(server: WebServer) -> Non
 
 
 def test_the_token_becomes_a_cookie_of_this_port(server: WebServer) -> None:
-    def login(token: str) -> tuple[int, str]:
+    def login(token: str) -> tuple[int, str, object]:
         body = json.dumps({"token": token}).encode()
         kind = {"content-type": "application/json", "origin": f"http://{server.host}"}
         found = server.ask("/login", "POST", headers=kind, body=body, knows_token=False)
-        return found.status, found.headers.get("set-cookie", "")
+        return found.status, found.headers.get("set-cookie", ""), found.json.get("act")
 
-    assert login("wrong") == (403, "")
-    status, cookie = login(server.token)
-    assert status == 204
+    assert login("wrong") == (403, "", None)
+    status, cookie, key = login(server.token)
+    assert status == 200 and key and str(key) not in cookie
     value, *attributes = [part.strip().lower() for part in cookie.split(";")]
     assert value.startswith(f"muster-{server.port}=") and server.token.lower() not in value
     assert {"httponly", "samesite=strict", "path=/"} <= set(attributes)
     sent = {"cookie": cookie.partition(";")[0], "sec-fetch-site": "same-origin"}
     assert server.ask("/api/runs", headers=sent, knows_token=False).status == 200
+    # Another program's cookie that is no cookie of the standard shuts nobody out.
+    beside = {**sent, "cookie": f'prefs={{"a":1, "b":2}}; {sent["cookie"]}'}
+    assert server.ask("/api/runs", headers=beside, knows_token=False).status == 200
     # A link on another site leads to the door, which is the same for everybody.
     linked = {**sent, "sec-fetch-site": "cross-site"}
     answer = server.ask("/", headers=linked, knows_token=False)
@@ -128,6 +131,22 @@ def test_every_refusal_is_a_sentence_and_carries_the_headers(
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert "Traceback" not in answer.text and "server" not in answer.headers
+
+
+def test_what_a_browser_has_refused_is_said_for_who_is_let_in_and_not_without_end(
+    place: Path,
+) -> None:
+    with web_server(place) as server:
+        kind = {"content-type": "application/csp-report"}
+        body = json.dumps({"csp-report": {"blocked-uri": "x\x1b[2Jy\n" * 50}}).encode()
+        before = server.output.read_bytes()
+        answer = server.ask("/csp-report", "POST", headers=kind, body=body, knows_token=False)
+        assert answer.status == 401 and server.output.read_bytes() == before
+        for _ in range(25):
+            assert server.ask("/csp-report", "POST", headers=kind, body=body).status == 204
+        said = server.output.read_bytes().removeprefix(before)
+    assert said.count(b"A browser has refused") == 20 == said.count(b"\n")
+    assert b"\x1b" not in said
 
 
 def test_five_wrong_tokens_are_free(place: Path) -> None:

@@ -202,6 +202,16 @@ def test_a_run_is_cancelled_and_tried_again_as_by_the_command_line(
         for action, status in (("stop", 404), ("", 404), (None, 404), (["cancel"], 404)):
             assert act(server, name, action)[0] == status
         assert act(server, name, "cancel", **{"x-muster": "0"})[0] == 403
+        # A cookie alone, which any server of this machine may have been sent, does not act.
+        body = json.dumps({"token": server.token}).encode()
+        entered = server.ask("/login", "POST", body=body, knows_token=False)
+        known = {"content-type": "application/json",
+                 "cookie": entered.headers["set-cookie"].partition(";")[0]}  # fmt: skip
+        for key, status in (("1", 403), ("é", 403), (entered.json["act"], 404)):
+            sent = {**known, "x-muster": key}
+            answer = server.ask(f"/api/run/{name}/act", "POST", headers=sent, body=b"{}",
+                                knows_token=False)  # fmt: skip
+            assert answer.status == status, key
         assert run.poll() is None
         (place / "go-1").touch()
         wait_until(lambda: server.ask(f"/api/run/{name}").json["counts"]["done"] == 1)

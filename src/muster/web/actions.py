@@ -35,7 +35,15 @@ def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
         raise UsageError(
             f"There is no action {str(name)[:40]!r}.", hint=f"known: {', '.join(_COMMANDS)}."
         )
-    words = [sys.executable, "-m", "muster", *_COMMANDS[name], str(folder.run.path.absolute())]
+    # -P: nothing is imported from the folder in which the dashboard was started.
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "muster",
+        *_COMMANDS[name],
+        str(folder.run.path.absolute()),
+    ]
     # Files, not pipes: what it starts outlives the dashboard. A session of its own: Ctrl-C here is
     # not for it.
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:

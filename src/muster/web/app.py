@@ -17,11 +17,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster.base.errors import MusterError, UsageError
+from muster.base.shown_text import one_line
 from muster.web import guard
 from muster.web.actions import Refused, act
 from muster.web.content.index import data_of, explained
+from muster.web.defects import Defects
 from muster.web.encoding import to_json
-from muster.web.folder import Folders
+from muster.web.folder import Folders, inside
 from muster.web.pages.bodies import BODIES
 from muster.web.pages.document import Shell, render
 from muster.web.query import BadQuery, Query
@@ -30,6 +32,7 @@ from muster.web.token import Credentials
 
 STATIC = Path(__file__).parent / "static"
 _MOST_BODY = 16 * 1024
+_MOST_REPORTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,12 @@ class Guarded:
         found = guard.refusal(self._board.place, method, path, headers)
         if found is not None:
             return _say(request, found.status, found.text, headers=found.headers)
-        if guard.is_open(method, path) or self._is_known(headers):
+        if guard.is_open(method, path):
+            return None
+        if self._is_known(headers):
+            if guard.is_action(method, path) and not self._may_act(headers):
+                text = "This page may not act: open the address that `muster web` has printed."
+                return _say(request, 403, text)
             return None
         if "authorization" in headers and not await self._board.credentials.failed():
             return _say(request, 429, "Too many wrong tokens at once.")
@@ -119,11 +127,20 @@ class Guarded:
             return False
         return credentials.has_cookie(headers["host"], headers.get("cookie", ""))
 
+    def _may_act(self, headers: Mapping[str, str]) -> bool:
+        """Who sends the token itself needs no more than the header; a cookie is not enough."""
+        credentials, given = self._board.credentials, headers["x-muster"]
+        if credentials.has_bearer(headers.get("authorization", "")):
+            return given == "1"
+        return credentials.is_action_key(given)
+
 
 class _Answers:
     def __init__(self, board: Dashboard) -> None:
         self._board = board
-        self._watchers = Watchers(board.folders)
+        self._defects = Defects(board.tell)
+        self._watchers = Watchers(board.folders, self._defects)
+        self._num_reports = 0
 
     # ------------------------------------------------------------------ pages and their data
 
@@ -141,6 +158,7 @@ class _Answers:
         try:
             return HTMLResponse(await run_in_threadpool(self._html, name, run, request))
         except MusterError as error:
+            self._defects.note(error.__cause__)
             return _problem_page(error)
 
     def _html(self, name: str, run: str | None, request: Request) -> str:
@@ -186,6 +204,7 @@ class _Answers:
         try:
             data = await run_in_threadpool(data_of, self._board.folders, name, run, _query(request))
         except MusterError as error:
+            self._defects.note(error.__cause__)
             return _problem(error)
         return _json_answer(data)
 
@@ -234,7 +253,7 @@ class _Answers:
                 return _say(request, 429, "Too many wrong tokens at once.")
             return _say(request, 403, "This token is wrong.")
         credentials.succeeded()
-        answer = Response(status_code=204)
+        answer = _json_answer({"act": credentials.action_key()})
         name, value = credentials.cookie(host)
         answer.set_cookie(name, value, httponly=True, samesite="strict", path="/")
         return answer
@@ -242,22 +261,11 @@ class _Answers:
     async def csp_report(self, request: Request) -> Response:
         """What a browser has refused to do in one of our pages is a defect of ours: say so."""
         report = await _object(request)
-        found = report.get("csp-report", report)
-        self._board.tell(f"A browser has refused a part of a page: {str(found)[:500]}")
+        if self._num_reports < _MOST_REPORTS:
+            self._num_reports += 1
+            found = one_line(str(report.get("csp-report", report)))
+            self._board.tell(f"A browser has refused a part of a page: {found}")
         return Response(status_code=204)
-
-
-def inside(root: Path, name: str) -> Path | None:
-    """The file of this name below ``root``; None for what leads out, or through a link."""
-    parts = name.split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        return None
-    path = root
-    for part in parts:
-        path = path / part
-        if path.is_symlink():
-            return None
-    return path if path.is_file() else None
 
 
 def _query(request: Request) -> Query:

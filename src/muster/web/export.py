@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from muster.base.codec import write_json
 from muster.base.errors import MusterError, SetupError, UsageError
-from muster.web.content.index import data_of
+from muster.web.content.index import data_of, explained
 from muster.web.encoding import to_json
 from muster.web.folder import Folder, Folders
 from muster.web.pages.document import Shell, render
@@ -159,9 +159,9 @@ class _Copy:
         """Every metric of these tasks, or of a run's ranks."""
         tasks = [("task", key) for key in keys]
         empty: dict[str, Any] = {"names": [], "series": []}
-        if not keys and not folder.run.stored.is_gang:
-            return empty
         try:
+            if not keys and not folder.run.stored.is_gang:
+                return empty
             names = data_of(self._folders, "curves", folder.id, Query(tasks))["names"]
             found = [
                 data_of(self._folders, "curves", folder.id,
@@ -198,7 +198,11 @@ class _Copy:
 
     def _html(self, path: str, name: str, data: Any, head: dict[str, Any] | None) -> None:
         shell = Shell(root="../" * path.count("/"), suffix=".html", live=False)
-        text = render(name, data, run=head, shell=shell)
+        try:
+            with explained(path):
+                text = render(name, data, run=head, shell=shell)
+        except MusterError as error:  # without the head, which may be what is damaged
+            text = render("error", _problem(error), shell=shell)
         src = f"{shell.root}static"
         text = text.replace(
             f'<script src="{src}/app.js" type="module">', f'<script src="{src}/copy.js" defer>'

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from muster.api.runs import Run
 from muster.base.errors import SetupError, UsageError
@@ -106,6 +108,35 @@ class Folders:
                 hint="it may have been removed; the first page shows the runs that there are.",
             )
         return self._known[name]
+
+
+def inside(root: Path, name: str) -> Path | None:
+    """The file of this name below ``root``; None for what leads out, or through a link."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        return None
+    path = root
+    with suppress(OSError):  # a name that is too long, a folder that may not be looked into
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                return None
+        return path if path.is_file() else None
+    return None
+
+
+def opened(root: Path, name: str) -> IO[bytes]:
+    """A file that is `inside`, to be read. Raises OSError for anything else, also for what has
+    taken its place meanwhile: a link is not followed, and nobody waits for a pipe.
+    """
+    path = inside(root, name)
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root / name))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def _runs_in(root: Path) -> Iterator[Path]:

@@ -29,8 +29,8 @@ HEADERS = {
 #: A file of a run in addition: it is saved, and what it holds runs nowhere.
 FILE_HEADERS = {"content-security-policy": "sandbox; default-src 'none'; frame-ancestors 'none'"}
 
-#: What may be posted without a token: the token itself, and what a browser has refused to do.
-OPEN_POSTS = ("/login", "/csp-report")
+#: Posts beside actions: the token itself, and what a browser has refused to do.
+_POSTS = ("/login", "/csp-report")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,9 @@ def refusal(place: Place, method: str, path: str, headers: Mapping[str, str]) ->
         if is_door(method, path):
             return None  # a link from elsewhere: the door is the same for everybody
         return Refusal(403, "This request comes from another site: open the dashboard itself.")
-    if method == "POST" and path not in OPEN_POSTS:
-        if headers.get("x-muster") != "1":
-            return Refusal(403, "An action needs the header X-Muster: 1.")
+    if is_action(method, path):
+        if not headers.get("x-muster"):
+            return Refusal(403, "An action needs the header X-Muster.")
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return Refusal(415, "An action is JSON.")
     return None
@@ -87,11 +87,15 @@ def refusal(place: Place, method: str, path: str, headers: Mapping[str, str]) ->
 
 def methods(place: Place, path: str) -> tuple[str, ...]:
     """What may be done at this address. Everything that is not named is refused."""
-    if path in OPEN_POSTS:
+    if path in _POSTS:
         return ("POST",)
-    if path.startswith("/api/run/") and path.endswith("/act"):
+    if is_action("POST", path):
         return ("POST",) if place.allows_actions else ()
     return READING
+
+
+def is_action(method: str, path: str) -> bool:
+    return method == "POST" and path.startswith("/api/run/") and path.endswith("/act")
 
 
 def is_door(method: str, path: str) -> bool:
@@ -101,7 +105,7 @@ def is_door(method: str, path: str) -> bool:
 
 def is_open(method: str, path: str) -> bool:
     """Whether no token is needed: nothing of any run is in it."""
-    return (method == "POST" and path in OPEN_POSTS) or path.startswith("/static/")
+    return (method, path) == ("POST", "/login") or path.startswith("/static/")
 
 
 def is_foreign(headers: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import ipaddress
 import os
 import socket
 import stat
@@ -82,13 +83,11 @@ def serve(
     """
     token = read_token(token_file())
     with _listen(options) as (door, port):
-        place = Place(
-            port=port, host=options.public_host or "", allows_actions=options.allows_actions
-        )
+        host = _in_address(options.public_host or _LOOPBACK)
+        place = Place(port=port, host=host, allows_actions=options.allows_actions)
         board = Dashboard(
             folders=Folders(options.roots), place=place, credentials=Credentials(token), tell=tell
         )
-        host = options.public_host or _LOOPBACK
         address = None if port is None else f"http://{host}:{port}/#{token}"
         server = _make_server(make_app(board))
 
@@ -100,6 +99,15 @@ def serve(
             door.listen()  # who connects from now on waits until the server takes him in
             listening(Listening(address=address, port=port, token_file=token_file(), token=token))
             server.run(sockets=[door])
+
+
+def _in_address(host: str) -> str:
+    """As browsers write it.
+
+    >>> _in_address("node7"), _in_address("2001:DB8:0::7")
+    ('node7', '[2001:db8::7]')
+    """
+    return f"[{ipaddress.IPv6Address(host).compressed}]" if ":" in host else host
 
 
 def _make_server(app: ASGIApp) -> uvicorn.Server:

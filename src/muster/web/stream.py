@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.concurrency import run_in_threadpool
 
+from muster.web.defects import Defects
 from muster.web.encoding import to_json
 from muster.web.folder import Folder, Folders
 from muster.web.watch import RunLook, RunsLook, Told
@@ -26,6 +27,7 @@ _EVERY_S = 0.25
 _DUTY = 0.05
 _COMMENT_S = 15.0
 _KEPT_EVENTS = 400
+_KEPT_BYTES = 4_000_000
 _MOST_BEHIND = 50
 _KEPT_WATCHERS = 50
 #: At most this long until a stream notices that the server is about to end.
@@ -44,18 +46,24 @@ class Look(Protocol):
 
 class Event(NamedTuple):
     number: int
-    told: Told
+    name: str
+    log: str | None
+    written: bytes
 
 
 class Watcher:
-    """Looks while it has viewers, and at most one look at a time."""
+    """Looks while it has viewers, and at most one look at a time; one that fails is tried again."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, defects: Defects) -> None:
         self._look = look
+        self._defects = defects
         self._epoch = secrets.token_hex(4)
-        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._events: deque[Event] = deque()
+        self._num_bytes = 0
         self._last = 0
-        self._lock = threading.Lock()
+        # The first is held while files are read, so never by the event loop; the second only while
+        # events are put down or taken.
+        self._looking, self._lock = threading.Lock(), threading.Lock()
         self._viewers: dict[asyncio.Event, str | None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -65,19 +73,35 @@ class Watcher:
 
     def position(self) -> str:
         """The id of what a page shows that is made after this call; looks once."""
-        with self._lock:
-            self._look_now()
-            return self._id(self._last)
+        self._look_now()
+        return self._id(self._last)
 
     def _look_now(self) -> None:
-        logs = {log for log in self._viewers.values() if log is not None}
-        for told in self._look.look(logs):
-            self._last += 1
-            self._events.append(Event(self._last, told))
+        with self._looking:
+            logs = {log for log in list(self._viewers.values()) if log is not None}
+            try:
+                found = [
+                    Event(number, told.name, told.log, _text(self._id(number), *told[:2]))
+                    for number, told in enumerate(self._look.look(logs), self._last + 1)
+                ]
+            except Exception as error:
+                self._defects.note(error)
+                return
+            self._keep(found)
 
-    def _look_locked(self) -> None:
+    def _keep(self, new: list[Event]) -> None:
         with self._lock:
-            self._look_now()
+            self._last += len(new)
+            self._events += new
+            self._num_bytes += sum(len(event.written) for event in new)
+            while len(self._events) > _KEPT_EVENTS or self._num_bytes > _KEPT_BYTES:
+                self._num_bytes -= len(self._events.popleft().written)
+
+    def _prepare(self) -> None:
+        try:
+            self._look.prepare()
+        except Exception as error:
+            self._defects.note(error)
 
     def _id(self, number: int) -> str:
         return f"{self._epoch}-{number}"
@@ -91,12 +115,12 @@ class Watcher:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
-            await run_in_threadpool(self._look_locked)
+            await run_in_threadpool(self._look_now)
             cursor = self._cursor(after)
             greeting = b"retry: 1000\n\n"
             if cursor is None:
                 cursor = self._last
-                greeting += self._newest(is_stale=bool(after))
+                greeting += self._newest(cursor, is_stale=bool(after))
             yield greeting
             said_s = time.monotonic()
             while not is_over():
@@ -117,8 +141,12 @@ class Watcher:
         epoch, _, number = after.rpartition("-")
         if epoch != self._epoch or not (number.isascii() and number.isdigit()):
             return None
-        first = self._events[0].number if self._events else self._last + 1
-        return int(number) if first - 1 <= int(number) <= self._last else None
+        with self._lock:
+            first = self._events[0].number if self._events else self._last + 1
+            last = self._last
+        # A longer one is not ours, and may be huge.
+        known = len(number) <= len(str(last)) and first - 1 <= int(number) <= last
+        return int(number) if known else None
 
     def _since(self, cursor: int, log: str | None) -> tuple[bytes, int]:
         """What came after ``cursor``. Who has fallen behind gets the newest state instead, and of
@@ -128,28 +156,25 @@ class Watcher:
             new = [event for event in self._events if event.number > cursor]
             last = self._last
         if len(new) > _MOST_BEHIND or last - cursor > len(new):
-            return self._newest(is_stale=True), last
-        pictures = [event.number for event in new if event.told.name == "counts"]
+            return self._newest(last, is_stale=True), last
+        pictures = [event.number for event in new if event.name == "counts"]
         kept = [
-            event for event in new
-            if (event.told.name != "counts" or event.number == pictures[-1])
-            and event.told.log in (None, log)
+            event.written for event in new
+            if (event.name != "counts" or event.number == pictures[-1])
+            and event.log in (None, log)
         ]  # fmt: skip
-        return b"".join(self._written(event) for event in kept), last
+        return b"".join(kept), last
 
-    def _written(self, event: Event) -> bytes:
-        return _text(self._id(event.number), event.told.name, event.told.data)
-
-    def _newest(self, *, is_stale: bool) -> bytes:
-        at = self._id(self._last)
+    def _newest(self, number: int, *, is_stale: bool) -> bytes:
+        at = self._id(number)
         found = _text(at, "counts", self._look.head) if self._look.head else b""
         return found + (_text(at, "stale", {}) if is_stale else b"")
 
     async def _watch(self) -> None:
         while self._viewers:
-            await run_in_threadpool(self._look.prepare)
             begin_s, before = time.monotonic(), self._last
-            await run_in_threadpool(self._look_locked)
+            await run_in_threadpool(self._prepare)
+            await run_in_threadpool(self._look_now)
             if self._last != before:
                 for viewer in self._viewers:
                     viewer.set()
@@ -160,25 +185,29 @@ class Watcher:
 class Watchers:
     """A watcher for each run, and one for all of them; those not needed are forgotten at last."""
 
-    def __init__(self, folders: Folders) -> None:
+    def __init__(self, folders: Folders, defects: Defects) -> None:
         self._folders = folders
-        self._known: dict[str, Watcher] = {}
+        self._defects = defects
+        self._known: dict[str, tuple[object, Watcher]] = {}
         self._lock = threading.Lock()
 
     def of_run(self, folder: Folder) -> Watcher:
-        return self._kept(folder.id, lambda: Watcher(RunLook(folder)))
+        return self._kept(folder.id, folder, lambda: RunLook(folder))
 
     def of_all(self) -> Watcher:
-        return self._kept("", lambda: Watcher(RunsLook(self._folders)))
+        return self._kept("", self._folders, lambda: RunsLook(self._folders))
 
-    def _kept(self, name: str, make: Callable[[], Watcher]) -> Watcher:
+    def _kept(self, name: str, of: object, make: Callable[[], Look]) -> Watcher:
+        """``of``: what is watched; a run that was removed and made anew is another one."""
         with self._lock:
-            found = self._known.pop(name, None) or make()
-            self._known[name] = found
-            for other in list(self._known):
+            known = self._known.pop(name, None)
+            is_same = known is not None and known[0] is of
+            found = known[1] if known and is_same else Watcher(make(), self._defects)
+            self._known[name] = of, found
+            for other, (_, watcher) in list(self._known.items()):
                 if len(self._known) <= _KEPT_WATCHERS:
                     break
-                if not self._known[other].has_viewers and other != name:
+                if not watcher.has_viewers and other != name:
                     del self._known[other]
             return found
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.base.errors import MusterError
 from muster.base.shown_text import HIDDEN, is_secret_name
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader, TaskRow
@@ -26,6 +27,7 @@ from muster.farm.task import TaskState
 from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
 from muster.run.lock import is_held
+from muster.run.record import read_run
 from muster.web.filtering import parse, predicate
 from muster.web.query import BadQuery
 
@@ -66,6 +68,7 @@ class TaskTable:
         self._signature: Signature | None = None
         self._due_s = self._cost_s = 0.0
         self._remembered: dict[Any, Any] = {}
+        self._run = ""
 
     # ------------------------------------------------------------------ following the ledger
 
@@ -112,14 +115,16 @@ class TaskTable:
             return [keys[int(place)] for place in places], self._version
 
     def _read_changed(self) -> None:
+        run = self._run_id()
         with LedgerReader(self._folder.ledger) as ledger:
             found: list[tuple[int, int, int]] = []
             while part := ledger.standings(found[-1][0] if found else 0):
                 found += part
             now = np.array(found, np.int64).reshape(-1, 3)
             num = len(self._ids)
-            if len(now) < num or not np.array_equal(now[:num, 0], self._ids):
-                num = 0  # another ledger has taken its place
+            is_another = run != self._run or len(now) < num
+            if is_another or not np.array_equal(now[:num, 0], self._ids):
+                num = 0  # another ledger has taken its place, also one that numbers alike
                 self._columns = {}
             is_same = np.zeros(len(now), bool)
             is_same[:num] = (now[:num, 1] == self._states[:num]) & (
@@ -137,6 +142,12 @@ class TaskTable:
             read_at[places] = self._version
             self._read_at = read_at
             self._ids, self._states, self._tokens = now[:, 0], now[:, 1], now[:, 2]
+            self._run = run
+
+    def _run_id(self) -> str:
+        with suppress(MusterError):
+            return read_run(self._folder).run_id
+        return self._run
 
     def _put(self, places: Sequence[int], rows: Sequence[TaskRow], num: int) -> None:
         for place, row in zip(places, rows, strict=True):
@@ -287,7 +298,7 @@ def cells_of(folder: RunFolder, row: TaskRow) -> dict[Column, Any]:
     cells: dict[Column, Any] = {}
     for name, value in params.items():
         cells[Column("param", name)] = HIDDEN if is_secret_name(name) and value else _cell(value)
-    with suppress(OSError):  # a result of its own file that is not there any more
+    with suppress(OSError, ValueError):  # a result of its own file that is gone or not whole
         for name, value in metrics_of(folder, row).items():
             cells[Column("metric", name)] = _cell(value)
     system = {**system_of(folder, row), "number": row.task_id, "started": row.started_s}

@@ -8,8 +8,9 @@ import hmac
 import os
 import secrets
 import stat
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
+
+from starlette.requests import cookie_parser
 
 from muster.base.errors import SetupError
 
@@ -69,11 +70,16 @@ class Credentials:
 
     def has_cookie(self, host: str, header: str) -> bool:
         name, value = self.cookie(host)
-        try:
-            found = SimpleCookie(header).get(name)
-        except CookieError:
-            return False
-        return found is not None and _same(found.value, value)
+        return _same(cookie_parser(header).get(name, ""), value)
+
+    def action_key(self) -> str:
+        """What a page sends along with an action, beside its cookie. Browsers send the cookie to
+        every port of this machine; this the page keeps where only pages of this port can read it.
+        """
+        return hmac.new(self._token, b"act", hashlib.sha256).hexdigest()
+
+    def is_action_key(self, text: str) -> bool:
+        return _same(text, self.action_key())
 
     def has_bearer(self, header: str) -> bool:
         kind, _, token = header.partition(" ")

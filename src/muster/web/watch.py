@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from muster.base.errors import MusterError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import frames_above
+from muster.run.folder import RunFolder
 from muster.run.lock import is_held
 from muster.web.content.index import PAGES
 from muster.web.content.overview import head
@@ -38,9 +39,9 @@ class RunLook:
         self._files: dict[str, Any] = {}
         self._was_running: bool | None = None
         self.head: dict[str, Any] = {}
-        self._frame = 0
+        self._frame: int | None = None  # the last one told; None: not read yet
         self._version = 0
-        self._has_unread_rows = False
+        self._has_unread_rows = self._has_unread_points = False
         self._logs: dict[str, int] = {}
         self._is_first = True
 
@@ -52,12 +53,20 @@ class RunLook:
 
     def look(self, logs: Collection[str]) -> list[Told]:
         """``logs``: of which tasks or ranks somebody reads the log."""
+        try:
+            return self._look(logs)
+        except Exception:
+            self._files = {}  # so that the next look finds again what has changed
+            raise
+
+    def _look(self, logs: Collection[str]) -> list[Told]:
         told: list[Told] = []
-        is_running = is_held(self._folder.folder)
+        is_running = _is_running(self._folder.folder)
         changed = self._changed_files() | ({"lock"} if is_running != self._was_running else set())
         if changed:
             told += self._heads()
-            told += self._points("metrics" in changed)
+        if changed or self._has_unread_points:
+            told += self._points("metrics" in changed or self._has_unread_points)
         if changed or self._has_unread_rows or (self._folder.is_table_wanted and not self._version):
             told += self._rows()
         told += [one for log in logs for one in self._log(log)]
@@ -111,6 +120,7 @@ class RunLook:
         if not table.is_ready:
             return []
         try:
+            self._has_unread_rows = True  # until they are read, also where that fails
             self._has_unread_rows = not table.refresh(at_once=False)
         except MusterError:
             return []
@@ -128,34 +138,42 @@ class RunLook:
     def _points(self, has_lines: bool) -> list[Told]:
         """New points of tasks; of ranks only that there are some."""
         try:
-            if self._folder.run.stored.is_gang:
-                return [Told("stale", {"what": "curves"})] if has_lines else []
-            if not self._folder.folder.ledger.exists():
-                return []
-            with LedgerReader(self._folder.folder.ledger) as ledger:
-                last = ledger.last_frame()
-                first, self._frame = self._frame, last
-                if last == first:
-                    return []
-                if self._is_first or last - first > _MOST_FRAMES:
-                    return [Told("stale", {"what": "curves"})]
-                series: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
-                for frame in frames_above(ledger, first):
-                    points = frame.points
-                    for which, step, value in zip(
-                        points.which.tolist(), points.step.tolist(), points.value.tolist(),
-                        strict=True,
-                    ):  # fmt: skip
-                        x, y = series.setdefault((frame.task_id, points.names[which]), ([], []))
-                        x.append(step)
-                        y.append(value)
-                    self._frame = max(self._frame, frame.frame_id)
-                keys = {
-                    row.task_id: row.key.hex()[:12]
-                    for row in ledger.rows_of(sorted({task for task, _ in series}))
-                }
+            self._has_unread_points = True  # until they are read, also where that fails
+            found = self._read_points(has_lines)
+            self._has_unread_points = False
+            return found
         except MusterError:
             return []
+
+    def _read_points(self, has_lines: bool) -> list[Told]:
+        if self._folder.run.stored.is_gang:
+            return [Told("stale", {"what": "curves"})] if has_lines else []
+        if not self._folder.folder.ledger.exists():
+            self._frame = 0
+            return []
+        with LedgerReader(self._folder.folder.ledger) as ledger:
+            first, last = self._frame, ledger.last_frame()
+            if last == first:
+                return []
+            if first is None or not 0 <= last - first <= _MOST_FRAMES:
+                self._frame = last
+                return [Told("stale", {"what": "curves"})]
+            series: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
+            for frame in frames_above(ledger, first):
+                points = frame.points
+                for which, step, value in zip(
+                    points.which.tolist(), points.step.tolist(), points.value.tolist(),
+                    strict=True,
+                ):  # fmt: skip
+                    x, y = series.setdefault((frame.task_id, points.names[which]), ([], []))
+                    x.append(step)
+                    y.append(value)
+                last = max(last, frame.frame_id)
+            keys = {
+                row.task_id: row.key.hex()[:12]
+                for row in ledger.rows_of(sorted({task for task, _ in series}))
+            }
+            self._frame = last
         return [
             Told("points", {"series": [
                 {"task": keys.get(task, ""), "name": name, "x": x, "y": y}
@@ -169,7 +187,7 @@ class RunLook:
         try:
             query = Query.of(task=task, offset=-1 if known is None else known, limit=_MOST_LOG)
             found = PAGES["log"](self._folder, query)
-        except (MusterError, OSError):
+        except (MusterError, OSError, ValueError, ArithmeticError):
             return []
         if known is None or found["total"] < known:  # it begins now, or was begun anew
             self._logs[task] = found["total"]
@@ -194,12 +212,18 @@ class RunsLook:
 
     def look(self, logs: Collection[str]) -> list[Told]:
         now = [
-            (folder.id, is_held(folder.folder), folder.changed_s(),
+            (folder.id, _is_running(folder.folder), folder.changed_s(),
              _stamp(Path(f"{folder.folder.ledger}-wal")))
             for folder in self._folders.all()
         ]  # fmt: skip
         before, self._seen = self._seen, sorted(now)
         return [] if before in (None, self._seen) else [Told("stale", {"what": "runs"})]
+
+
+def _is_running(folder: RunFolder) -> bool:
+    with suppress(OSError):  # another user's, which may not be looked into
+        return is_held(folder)
+    return False
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

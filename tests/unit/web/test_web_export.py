@@ -19,7 +19,7 @@ from muster.base.errors import SetupError, UsageError
 from muster.cli.main import main
 from muster.web import export as exporting
 from muster.web.export import export, packed
-from muster.web.folder import id_of
+from muster.web.folder import Folders, id_of
 
 
 def data(copy: Path, name: str) -> Any:
@@ -55,6 +55,11 @@ def test_a_copy_has_every_page_with_its_data_and_no_link_to_a_server(tmp_path: P
         assert not re.search(r'(href|src)="/', text)
         for link in re.findall(r'(?:href|src)="([^"#?]+)"', text):
             assert (path.parent / link).exists(), (path, link)
+
+
+def test_one_damaged_page_is_a_page_that_says_so(tmp_path: Path) -> None:
+    exporting._Copy(Folders([]), tmp_path)._html("page", "overview", {}, {"name": 1})
+    assert "cannot be made" in (tmp_path / "page.html").read_text()
 
 
 def test_no_module_of_a_copy_is_looked_for_beside_a_page() -> None:

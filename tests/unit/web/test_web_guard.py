@@ -3,6 +3,7 @@
 import pytest
 
 from muster.web.guard import HEADERS, Place, is_door, is_open, refusal
+from muster.web.serve import _in_address
 
 HERE = Place(port=8765)
 ACTING = Place(port=8765, allows_actions=True)
@@ -44,6 +45,8 @@ def test_a_public_name_is_known_where_the_user_has_said_it() -> None:
     place = Place(port=8765, host="node7.example")
     assert status(place, "GET", "/", {"host": "node7.example:8765"}) is None
     assert status(HERE, "GET", "/", {"host": "node7.example:8765"}) == 421
+    sixth = Place(port=8765, host=_in_address("2001:DB8::7"))
+    assert status(sixth, "GET", "/", {"host": "[2001:db8::7]:8765"}) is None
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
@@ -63,7 +66,7 @@ def test_an_action_can_only_be_posted_and_only_where_actions_are_allowed(method:
 
 
 def test_an_action_needs_a_header_and_a_type_that_no_form_has() -> None:
-    assert status(ACTING, "POST", ACT, {**ACTION, "x-muster": "0"}) == 403
+    assert status(ACTING, "POST", ACT, {**ACTION, "x-muster": ""}) == 403
     assert status(ACTING, "POST", ACT, {**ACTION, "content-type": "text/plain"}) == 415
     assert status(ACTING, "POST", ACT, OURS) == 403
 
@@ -100,6 +103,7 @@ def test_without_a_token_there_is_the_door_and_nothing_of_any_run() -> None:
     assert is_open("POST", "/login") and is_open("GET", "/static/app.js")
     for path in ("/", "/api/runs", "/run/0123456789ab/file/logs/a", "/login", "/api/static/x"):
         assert not is_open("GET", path)
+    assert not is_open("POST", "/csp-report")  # it is written where the owner reads it
 
 
 def test_a_page_may_load_nothing_but_what_comes_from_here() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.api.options import SweepOptions
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.connect import remove
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.run.folder import RunFolder
+from muster.run.record import new_record, write_run
 from muster.web.query import BadQuery
 from muster.web.table import TaskTable
 
@@ -78,6 +81,21 @@ def test_another_ledger_in_its_place_is_read_from_the_beginning(folder: RunFolde
     page = table.page(sort="other", descending=True)
     assert page["total"] == 2 and cells(page, "other") == ["b", "a"]
     assert "x" not in [column["key"] for column in page["columns"]]
+
+
+def test_a_run_that_was_begun_anew_shows_nothing_of_the_old_one(folder: RunFolder) -> None:
+    """Its tasks have the same numbers and states, and its ledger as many of them."""
+    record = new_record(folder, "sweep", SweepOptions(), spec={}, code={}, argv=("muster",))
+    write_run(folder, record)
+    table = TaskTable(folder)
+    table.refresh()
+    version = table.changed_since(0)[1]
+    remove(folder.ledger)
+    add(folder, [{"x": -x} for x in range(300)])
+    write_run(folder, replace(record, run_id="another"))
+    table.refresh()
+    assert cells(table.page(sort="x", limit=2), "x") == [-299, -298]
+    assert len(table.changed_since(version)[0]) == 300
 
 
 def test_rows_are_sorted_filtered_and_found(folder: RunFolder) -> None:

@@ -50,6 +50,8 @@ def test_a_cookie_is_of_one_port_and_holds_no_token() -> None:
     name, value = credentials.cookie(HOST)
     assert name == "muster-8765" and "t" * 43 not in value
     assert credentials.has_cookie(HOST, f"a=b; {name}={value}")
+    assert credentials.has_cookie(HOST, f'prefs={{"a":1, "b":[2]}}; {name}={value}')
+    assert value != credentials.action_key() and not credentials.is_action_key(value)
     other, _ = credentials.cookie("127.0.0.1:8766")
     assert other != name
     assert not credentials.has_cookie("127.0.0.1:8766", f"{other}={value}")

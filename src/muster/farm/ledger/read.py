@@ -16,6 +16,7 @@ from muster.farm.task import TaskState
 
 _FETCH = 2000
 _LONGEST_KEY = 64
+_LONGEST_NUMBER = 19  # digits; SQLite holds all of fewer
 _ENDED = "CASE outcome WHEN 'ok' THEN 'done' WHEN 'stopped' THEN 'stopped' ELSE 'failed' END"
 _STATES = {state.value: state for state in TaskState}
 
@@ -270,7 +271,7 @@ class LedgerReader(LedgerQueries):
     def find(self, text: str) -> list[tuple[int, bytes]]:
         """Tasks whose number is ``text`` or whose key starts with it; two at most."""
         found: list[tuple[int, bytes]] = []
-        if text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) < _LONGEST_NUMBER:
             found = self._all("SELECT task_id, key FROM tasks WHERE task_id = ?", int(text))
         if not found:
             with suppress(ValueError):  # of digits in hexadecimal, whether of whole bytes or not

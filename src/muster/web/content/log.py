@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from muster.api.ranks import rank_log
-from muster.web.folder import Folder
+from muster.web.folder import Folder, opened
 from muster.web.query import Query
 
 _LIMIT = 256 * 1024
@@ -21,38 +22,40 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     limit = query.number("limit", 64 * 1024, 1, _LIMIT)
     offset = query.number("offset", -limit, -(10**15), 10**15)
     offset = max(0, total + offset) if offset < 0 else min(offset, total)
-    data = _read(parts, offset, min(total, offset + limit))
+    data = _read(folder.path, parts, offset, min(total, offset + limit))
     search = query.text("search")
     return {
         "text": data.decode("utf-8", "replace"),
         "offset": offset,
         "end": offset + len(data),
         "total": total,
-        "matches": _matches(_read(parts, 0, min(total, _MOST_SEARCHED)), search) if search else [],
+        "matches": _matches(_read(folder.path, parts, 0, min(total, _MOST_SEARCHED)), search)
+        if search
+        else [],
     }
 
 
-def _parts(folder: Folder, task: str) -> list[tuple[Path, int, int]]:
-    """Files, and from where to where in them."""
+def _parts(folder: Folder, task: str) -> list[tuple[str, int, int]]:
+    """Files below the run's folder, and from where to where in them."""
     run = folder.run
     if run.stored.is_gang:
         _, path = rank_log(folder.folder, task or None)
-        return [(path, 0, path.stat().st_size)]
+        with opened(folder.path, f"logs/{path.name}") as file:
+            return [(f"logs/{path.name}", 0, os.fstat(file.fileno()).st_size)]
     return [
-        (folder.folder.logs / part.log, part.start, max(part.start, part.end))
-        for part in run.log_parts(task)
+        (f"logs/{part.log}", part.start, max(part.start, part.end)) for part in run.log_parts(task)
     ]
 
 
-def _read(parts: list[tuple[Path, int, int]], offset: int, end: int) -> bytes:
+def _read(root: Path, parts: list[tuple[str, int, int]], offset: int, end: int) -> bytes:
     found = b""
     at = 0
-    for path, start, stop in parts:
+    for name, start, stop in parts:
         low, high = max(offset - at, 0), min(end - at, stop - start)
         at += stop - start
         if low < high:
             try:
-                with path.open("rb") as file:
+                with opened(root, name) as file:
                     file.seek(start + low)
                     data = file.read(high - low)
             except OSError:

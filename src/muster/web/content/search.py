@@ -13,7 +13,7 @@ from muster.web.folder import Folder
 from muster.web.query import Query
 
 #: Importance takes seconds: it is asked for, and computed again when as many more have ended.
-_KNOWN: WeakKeyDictionary[Folder, tuple[int, dict[str, Any] | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Folder, tuple[object, dict[str, Any] | None]] = WeakKeyDictionary()
 _ONE_AT_A_TIME = Lock()
 
 
@@ -32,9 +32,9 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
 
 
 def _importance(folder: Folder, state: SearchState) -> dict[str, Any] | None:
-    num = len(state.ended)
+    standing = (folder.run.stored.run_id, len(state.ended))  # a run that was begun anew is another
     with _ONE_AT_A_TIME:
         known = _KNOWN.get(folder)
-        if known is None or known[0] != num:
-            known = _KNOWN[folder] = (num, importance(state))
+        if known is None or known[0] != standing:
+            known = _KNOWN[folder] = (standing, importance(state))
     return known[1]

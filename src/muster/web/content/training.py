@@ -19,10 +19,11 @@ from muster.farm.metrics import Curve
 from muster.run.folder import RunFolder
 from muster.web.content.curves import curves_of, in_order
 from muster.web.content.plain import block, finite, line, listing
-from muster.web.folder import Folder
+from muster.web.folder import Folder, opened
 from muster.web.query import Query
 
 _MOST_EVALUATIONS, _MOST_STACKS, _MOST_RANKS = 500, 16, 1024
+_MOST_STACK = 1024 * 1024
 #: Shares of time that a training or an agent reports, by what a page calls them.
 _PHASES = {
     "data_wait": "waiting for data", "data_wait_share": "waiting for data",
@@ -122,7 +123,8 @@ def _stall(folder: RunFolder) -> dict[str, str] | None:
     stacks = []
     for path in sorted(folder.logs.glob("rank-*.stack"))[:_MOST_STACKS]:
         with suppress(OSError):
-            text = path.read_text("utf-8", "replace")
+            with opened(folder.path, f"logs/{path.name}") as file:
+                text = file.read(_MOST_STACK).decode("utf-8", "replace")
             stacks += [f"{path.stem}\n{text}"] if text.strip() else []
     return {"text": line(str(last["stall"])), "stacks": listing("\n".join(stacks))}
 

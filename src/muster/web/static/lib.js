@@ -60,9 +60,11 @@ export async function ask(path, params, signal) {
 
 /** Asks for a change of the run, where the server was started with --allow-actions. */
 export async function act(id, action) {
+  let key = "";
+  try { key = localStorage.getItem("muster-act") || ""; } catch { /* no storage */ }
   const answer = await fetch(`/api/run/${id}/act`, {
     method: "POST",
-    headers: { "Content-Type": "application/json", "X-Muster": "1" },
+    headers: { "Content-Type": "application/json", "X-Muster": key || "none" },
     body: JSON.stringify({ action }),
   });
   const found = await answer.json().catch(() => ({}));

@@ -1,4 +1,5 @@
-// The token stands in the fragment, which no server and no log sees. It becomes a cookie here.
+// The token stands in the fragment, which no server and no log sees. It becomes a cookie here, and
+// a key for actions, which stays with this port as the cookie does not.
 const told = document.getElementById("told");
 const token = decodeURIComponent(location.hash.slice(1));
 
@@ -9,6 +10,10 @@ async function login() {
     headers: { "Content-Type": "application/json", "X-Muster": "1" },
     body: JSON.stringify({ token }),
   });
+  if (answer.ok) {
+    const found = await answer.json();
+    try { localStorage.setItem("muster-act", found.act); } catch { /* no storage: it only shows */ }
+  }
   if (answer.ok) location.replace(location.pathname === "/login" ? "/" : location.pathname + location.search);
   else told.textContent = "This token is not, or no longer, the right one. `muster web` prints the address again.";
 }

@@ -1,0 +1,138 @@
+"""A watcher of a run: it outlives a look that fails, and the event loop never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.base.errors import UsageError
+from muster.web import stream
+from muster.web.defects import Defects
+from muster.web.folder import Folder, Folders
+from muster.web.stream import Watcher, Watchers
+from muster.web.watch import RunLook, RunsLook, Told
+
+
+class Looking:
+    """A look that tells what is put into ``found``, and waits while it is held."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {}
+        self.found: list[Told | Exception] = []
+        self.may_go, self.is_held = threading.Event(), threading.Event()
+        self.may_go.set()
+        self.prepared: list[Exception] = []
+
+    def prepare(self) -> None:
+        if self.prepared:
+            raise self.prepared.pop()
+
+    def look(self, logs: Collection[str]) -> list[Told]:
+        for _ in range(1000):
+            if self.may_go.wait(0.01):
+                break
+            self.is_held.set()
+        if not self.found:
+            return []
+        if isinstance(first := self.found.pop(0), Exception):
+            raise first
+        return [first]
+
+
+def test_a_look_that_fails_is_said_once_and_the_next_one_tells_what_there_is() -> None:
+    said: list[str] = []
+    look = Looking()
+    watcher = Watcher(look, Defects(said.append))
+
+    async def heard() -> bytes:
+        async with aclosing(watcher.events(watcher.position(), None, lambda: False)) as events:
+            greeting = await anext(events)
+            look.prepared = [ValueError("cut\x1b[2J")]
+            look.found = [RuntimeError("no"), RuntimeError("no"), Told("rows", {"a": 1})]
+            return greeting + await anext(events)
+
+    assert b"event: rows" in asyncio.run(asyncio.wait_for(heard(), 60))
+    assert len(said) == 2 and not [line for line in said if "\x1b" in line or "\n" in line]
+    assert {"ValueError", "RuntimeError"} == {line.split()[3] for line in said}
+
+
+def test_the_event_loop_does_not_wait_for_a_look() -> None:
+    look = Looking()
+    watcher = Watcher(look, Defects(print))
+
+    async def while_it_is_held() -> bytes:
+        look.found = [Told("rows", {"a": 1}), Told("rows", {"a": 2})]
+        after = watcher.position()
+        async with aclosing(watcher.events(after, None, lambda: False)) as events:
+            await anext(events)
+            look.may_go.clear()
+            while not look.is_held.is_set():
+                await asyncio.sleep(0.01)
+            # What was found before is told while the next look takes its time.
+            found = await anext(events)
+            assert not look.may_go.is_set()
+            look.may_go.set()
+            return found
+
+    assert b'{"a":2}' in asyncio.run(asyncio.wait_for(while_it_is_held(), 60))
+
+
+def test_what_is_kept_for_who_comes_back_is_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "_KEPT_BYTES", 1000)
+    look = Looking()
+    watcher = Watcher(look, Defects(print))
+    first = watcher.position()
+    look.found = [Told("rows", {"text": "x" * 300}) for _ in range(9)]
+    ids = [watcher.position() for _ in range(9)]
+
+    async def told(after: str) -> bytes:
+        async with aclosing(watcher.events(after, None, lambda: False)) as events:
+            greeting = await anext(events)
+            return greeting if b"stale" in greeting else await anext(events)
+
+    assert b"event: stale" in asyncio.run(told(first))
+    assert asyncio.run(told(ids[-3])).count(b"event: rows") == 2
+
+
+def test_an_id_that_is_a_huge_number_is_not_known() -> None:
+    watcher = Watcher(Looking(), Defects(print))
+    epoch = watcher.position().partition("-")[0]
+    for number in ("9" * 9999, "²", "1", "-1", ""):
+        assert watcher._cursor(f"{epoch}-{number}") is None
+    assert watcher._cursor(f"{epoch}-0") == 0
+
+
+def test_a_run_that_was_made_anew_has_another_watcher(tmp_path: Path) -> None:
+    watchers = Watchers(Folders([tmp_path]), Defects(print))
+    one, other = Folder(tmp_path), Folder(tmp_path)
+    assert watchers.of_run(one) is watchers.of_run(one)
+    assert watchers.of_run(other) is not watchers.of_run(one)
+    assert watchers.of_all() is watchers.of_all()
+
+
+def test_a_folder_that_cannot_be_looked_into_ends_no_watcher(tmp_path: Path) -> None:
+    """As of another user's run: whether it is there is an error too."""
+    folder = Folder(tmp_path / ("x" * 300))
+    assert RunLook(folder).look(["²", "9" * 9999]) == []
+
+    class All(Folders):
+        def all(self) -> list[Folder]:
+            return [folder]
+
+    assert RunsLook(All([])).look(()) == []
+
+
+def test_what_is_explained_already_is_no_defect() -> None:
+    said: list[str] = []
+    defects = Defects(said.append)
+    for error in (None, UsageError("no such run"), FileNotFoundError("gone")):
+        defects.note(error)
+    assert said == []
