@@ -285,3 +285,9 @@ def test_actions_are_offered_only_where_they_are_allowed(
     with web_server(place, "--allow-actions") as other, look(browser, other) as tab:
         tab.go(f"/run/{run}")
         assert "Retry what failed" in tab.text()
+        # A page of this port has the key that an action needs beside the cookie.
+        ended = run_id(server, "search")
+        said = tab.page.evaluate(
+            "async (id) => (await (await import('/static/lib.js')).act(id, 'cancel')).said", ended
+        )
+        assert "nothing" in said
