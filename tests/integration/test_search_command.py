@@ -161,7 +161,7 @@ def test_a_search_becomes_a_study_of_optunas(run: Path, muster_main: Main) -> No
     states = {trial.state.name for trial in study.trials}
     assert states == {"COMPLETE", "PRUNED"}
     again = muster_main("export", "runs/it", "--to", "study.db")
-    assert again.returncode == 2 and "is there already" in again.stderr
+    assert again.returncode == 2 and "already exists" in again.stderr
     assert muster_main("export", "runs/it", "--to", "none/study.db").returncode == 2
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 

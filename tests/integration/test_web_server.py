@@ -330,7 +330,7 @@ def test_a_socket_that_a_killed_process_has_left_is_no_hindrance(
         (["--i-know-this-is-public", "0.0.0.0"], 2, "every address"),
         (["--host", "0.0.0.0"], 2, "--host"),
         (["--port", "70000"], 2, "is not a port"),
-        (["--socket", "x", "--port", "1"], 2, "instead of a port"),
+        (["--socket", "x", "--port", "1"], 2, "takes the place of a port"),
         (["nothing"], 2, "is not a folder"),
         (["--socket", "work.py"], 3, "left alone"),
     ],

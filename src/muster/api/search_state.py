@@ -156,7 +156,7 @@ def export_study(folder: RunFolder, target: Path) -> int:
         )
     if target.exists():
         raise UsageError(
-            f"{target} is there already, and may be a study of your own.",
+            f"{target} already exists, and may be a study of your own.",
             hint="remove it, or name another file.",
         )
     check_target(target)

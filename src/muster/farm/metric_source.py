@@ -1,4 +1,4 @@
-"""``--metrics-from``: where else the numbers of a command's programs are, which log none."""
+"""``--metrics-from``: where to find the numbers of a command that logs none itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_source(text: str) -> MetricSource:
     kind, colon, place = text.partition(":")
     if kind not in (STDOUT, TENSORBOARD) or not colon or not place:
         raise UsageError(
-            f"--metrics-from {text}: this is no source of numbers.",
+            f"--metrics-from {text}: this is not a source of numbers.",
             hint=r"write stdout:REGEX with named groups, such as 'stdout:loss=(?P<loss>\S+)', or "
             "tensorboard:DIR with a folder below $MUSTER_TASK_DIR.",
         )
@@ -42,7 +42,7 @@ def parse_source(text: str) -> MetricSource:
         try:
             groups = set(re.compile(place).groupindex)
         except re.error as error:
-            raise UsageError(f"--metrics-from {text}: this is no pattern: {error}.") from None
+            raise UsageError(f"--metrics-from {text}: the pattern is invalid: {error}.") from None
         if not groups - {"step"}:
             raise UsageError(
                 f"--metrics-from {text}: the pattern names no metric.",

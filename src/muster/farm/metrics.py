@@ -1,4 +1,4 @@
-"""Reading what tasks have logged: as it comes in, or what holds of it in the end.
+"""Reading what tasks have logged: as it comes in, or the points that hold in the end.
 
 A task may have had several attempts, and each may have logged the same steps again. What holds:
 metric by metric, a later attempt replaces everything of earlier ones from the first step that it

@@ -35,8 +35,8 @@ class Point(NamedTuple):
 class Points(NamedTuple):
     """Points as columns, in the order in which they were logged.
 
-    ``which`` has for every point the index of its name in ``names``; all columns are equally long.
-    NaN and infinities are what they were when they were logged.
+    ``which`` holds the index of each point's name in ``names``; all columns are equally long.
+    NaN and infinities are kept as they were logged.
     """
 
     names: tuple[str, ...]

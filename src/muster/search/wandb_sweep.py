@@ -81,7 +81,7 @@ def _method(method: Any, axes: list[Axis], remarks: list[str]) -> SamplerName:
                     f"method: grid needs values, but {axis.name} is {axis.to_text()}.",
                     hint="list its values, or give it a q.",
                 )
-        remarks.append("method: grid tries every setting, here in an order drawn at random.")
+        remarks.append("method: grid tries every setting, here in random order.")
         return "random"
     raise UnknownNameError("method of the sweep file", str(method), ("bayes", "grid", "random"))
 
@@ -97,7 +97,7 @@ def _metric(metric: Any, remarks: list[str]) -> Objective:
             raise UnknownNameError("key of the metric", str(key), ("name", "goal", "target"))
     if "target" in metric:
         remarks.append(
-            f"metric: target {metric['target']} is left out; the search goes on beyond it."
+            f"metric: target {metric['target']} is left out; the search does not end there."
         )
     goal: Direction = metric.get("goal", "minimize")
     if goal not in ("minimize", "maximize"):
@@ -127,10 +127,10 @@ def _early(early: Any, remarks: list[str]) -> Stopping:
             hint="min_iter is the step of the first rung.",
         )
     if "strict" in early:
-        remarks.append("early_terminate: strict is left out; one in eta goes on here.")
+        remarks.append("early_terminate: strict is left out; here one trial in eta goes on.")
     remarks.append(
-        "early_terminate: hyperband is --stop asha-stop here; steps are those that are logged, "
-        "where W&B counts the calls of log."
+        "early_terminate: hyperband is --stop asha-stop here; its steps are the logged ones, "
+        "while W&B counts calls of wandb.log."
     )
     return Stopping(rule="asha-stop", min_step=first, max_step=last, eta=eta)
 
@@ -165,14 +165,14 @@ def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:
         if "probabilities" in given:
             raise UsageError(
                 f"Parameter {name} has probabilities, which the samplers here do not know.",
-                hint="leave them out: each value is as likely then.",
+                hint="leave them out: then all values are equally likely.",
             )
         return Choice(tuple(given["values"]))
     form = given.get("distribution")
     if "min" not in given or "max" not in given:
         if form in ("normal", "log_normal", "q_normal", "q_log_normal"):
             raise UsageError(
-                f"Parameter {name} has the distribution {form}, which has no ends.",
+                f"Parameter {name} has the distribution {form}, which has no bounds.",
                 hint="give it min and max, and uniform or log_uniform_values.",
             )
         raise UsageError(f"Parameter {name} has neither value, values, nor min and max.")

@@ -97,7 +97,7 @@ class Guarded:
             return
 
     async def _refused(self, request: Request) -> Response | None:
-        """The answer for who is not let in; None for who is."""
+        """The answer to those who are not let in; None for the others."""
         method, path, headers = request.method, request.url.path, request.headers
         found = guard.refusal(self._board.place, method, path, headers)
         if found is not None:

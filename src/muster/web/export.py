@@ -70,7 +70,7 @@ def _check(target: Path) -> None:
         raise UsageError(f"--export {target} is not a folder.", hint="name one that is new.")
     if target.is_dir() and any(target.iterdir()) and not (target / _MARK).is_file():
         raise UsageError(
-            f"--export {target} holds something else than a copy of these pages.",
+            f"--export {target} holds something other than a copy of these pages.",
             hint="name a folder that is new or empty: an earlier copy is replaced.",
         )
 

@@ -1,4 +1,4 @@
-"""Which rows of a table are wanted: words as ``lr>0.01 model=mlp "out of memory"``."""
+"""Which rows of a table are wanted: words such as ``lr>0.01 model=mlp "out of memory"``."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _runs_in(root: Path) -> Iterator[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether there is a run, also one that may not be looked into."""
+    """Whether there is a run, even one that this user may not read."""
     try:
         return RunFolder(path).exists()
     except PermissionError:

@@ -35,7 +35,7 @@ _POSTS = ("/login", "/csp-report")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where we listen. ``port``: None for a socket, which is reached by a port of anybody's.
+    """Where we listen. ``port``: None for a socket, to which any port may be forwarded.
 
     ``host``: a name beside those of this machine itself, where the user has said so.
     """
@@ -62,10 +62,10 @@ def refusal(place: Place, method: str, path: str, headers: Mapping[str, str]) ->
     """Why a request is not answered, whoever sends it; None where nothing speaks against it."""
     host = headers.get("host", "")
     if not place.knows(host):
-        return Refusal(421, "This is not the name under which this dashboard is opened.")
+        return Refusal(421, "This dashboard does not answer to that host name.")
     allowed = methods(place, path)
     if method not in allowed:
-        words = "This dashboard only shows: start it with --allow-actions to change runs from it."
+        words = "This dashboard is read-only: start it with --allow-actions to change runs from it."
         text = words if path.endswith("/act") else f"{method} is not allowed here."
         return Refusal(405, text, {"allow": ", ".join(allowed)})
     origin = headers.get("origin")
@@ -81,7 +81,7 @@ def refusal(place: Place, method: str, path: str, headers: Mapping[str, str]) ->
         if not headers.get("x-muster"):
             return Refusal(403, "An action needs the header X-Muster.")
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return Refusal(415, "An action is JSON.")
+            return Refusal(415, "An action must be sent as JSON.")
     return None
 
 
@@ -114,7 +114,7 @@ def is_foreign(headers: Mapping[str, str]) -> bool:
 
 
 def _split(host: str) -> tuple[str, str]:
-    """Name and port; without a port it is that of http."""
+    """Name and port; 80 where no port is given."""
     name, colon, port = host.rpartition(":")
     if not colon or port.endswith("]"):
         return host.lower(), "80"

@@ -14,7 +14,7 @@ class BadQuery(UsageError):
 
 
 class Query:
-    """Names with one value or several. A number that is none raises BadQuery."""
+    """Names, each with one value or several. What should be a number and is not raises BadQuery."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._values: dict[str, list[str]] = {}

@@ -57,8 +57,8 @@ def token_file() -> Path:
 
 
 def open_browser(found: Listening) -> None:
-    """By way of a file that only this user can read: the words of a process are seen by everybody,
-    so the address with its token must not be among them.
+    """Open it by way of a file that only this user can read: everybody can see the arguments of a
+    process, so the address with its token must not be among them.
     """
     page = found.token_file.with_name("web-open.html")
     address = html.escape(found.address or "")
@@ -79,7 +79,7 @@ def serve(
     """Show runs until somebody ends this process. Call it in the main thread.
 
     ``listening`` is called when the first request can be sent; ``tell`` with lines for who started
-    it. Raises SetupError where it cannot listen there, UsageError for an address of all addresses.
+    it. Raises SetupError where it cannot listen there, UsageError for an address such as 0.0.0.0.
     """
     token = read_token(token_file())
     with _listen(options) as (door, port):
@@ -138,8 +138,8 @@ def _listen(options: WebOptions) -> Iterator[tuple[socket.socket, int | None]]:
     host = options.public_host or _LOOPBACK
     if host in ("0.0.0.0", "::", "*"):
         raise UsageError(
-            f"--i-know-this-is-public {host} names every address of this machine.",
-            hint="name the one under which the dashboard is opened.",
+            f"--i-know-this-is-public {host} stands for every address of this machine.",
+            hint="name the one at which the dashboard will be opened.",
         )
     door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     with contextlib.closing(door):
@@ -169,7 +169,7 @@ def _listen_at(path: Path) -> Iterator[socket.socket]:
         except OSError as error:
             raise SetupError(
                 f"Cannot listen at {path}: {error.strerror or error}.",
-                hint="its folder must be there, and its name short (100 characters).",
+                hint="its folder must exist, and its path must be short (100 characters).",
             ) from None
         try:
             yield door
@@ -185,7 +185,7 @@ def _remove_dead(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise SetupError(f"{path} is there already, and is no socket: it is left alone.")
+        raise SetupError(f"{path} already exists and is not a socket: it is left alone.")
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as other:
         try:
             other.connect(str(path))

@@ -23,7 +23,7 @@ from muster.web.folder import Folder, Folders
 from muster.web.watch import RunLook, RunsLook, Told
 
 _EVERY_S = 0.25
-#: A look may take this part of the time; who takes long looks less often.
+#: Looks may take this share of the time: where one takes long, they are rarer.
 _DUTY = 0.05
 _COMMENT_S = 15.0
 _KEPT_EVENTS = 400

@@ -169,7 +169,7 @@ class TaskTable:
         offset: int = 0,
         limit: int = 200,
     ) -> dict[str, Any]:
-        """Some rows, and how many there are. Raises BadQuery for a column that there is not."""
+        """Some rows, and how many there are. Raises BadQuery for an unknown column."""
         if not self.is_ready and not (sort or text or state):
             return self._first_look(offset, limit)
         self.refresh(at_once=not self.is_ready or self._cost_s < _SHORT_S)

@@ -21,7 +21,7 @@ _MOST_WAITING = 20
 
 
 def read_token(path: Path) -> str:
-    """The token in this file, which is made where it is not there; nobody else may read it."""
+    """The token in this file, which is made where it is missing; nobody else may read it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -52,7 +52,7 @@ def _read(path: Path) -> str:
 
 
 class Credentials:
-    """Compares in the same time whatever is wrong, and makes who guesses wait."""
+    """Compares in constant time, and makes those who guess wait."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()

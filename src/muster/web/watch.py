@@ -24,7 +24,7 @@ _MOST_LOG = 64 * 1024
 
 
 class Told(NamedTuple):
-    """``log``: the task or rank whose log it is about; only who looks at that gets it."""
+    """``log``: the task or rank whose log it is about; only pages that show it get it."""
 
     name: str
     data: dict[str, Any]
@@ -46,7 +46,7 @@ class RunLook:
         self._is_first = True
 
     def prepare(self) -> None:
-        """What takes long at the first time: read all tasks, where somebody looks at them."""
+        """What takes long the first time: read all tasks, where somebody looks at them."""
         with suppress(MusterError):
             if self._folder.is_table_wanted and not self._folder.table.is_ready:
                 self._folder.table.refresh()

@@ -167,9 +167,9 @@ def test_numbers_are_read_from_event_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("stdin:x", "this is no source of numbers"),
-        ("stdout:", "this is no source of numbers"),
-        ("stdout:(", "this is no pattern"),
+        ("stdin:x", "this is not a source of numbers"),
+        ("stdout:", "this is not a source of numbers"),
+        ("stdout:(", "the pattern is invalid"),
         (r"stdout:(?P<step>\d+)", "the pattern names no metric"),
         ("tensorboard:/tmp", "is not below the folder of each task"),
         ("tensorboard:tb/../..", "is not below the folder of each task"),

@@ -73,7 +73,7 @@ def test_a_grid_is_tried_whole() -> None:
         ({"parameters": {}}, "has no parameters"),
         ({"parameters": {"a": {"value": 1}}}, "varies nothing"),
         ({"parameters": {"a": {"low": 1}}}, "Unknown key of parameter a 'low'"),
-        ({"parameters": {"a": {"distribution": "normal", "mu": 0}}}, "has no ends"),
+        ({"parameters": {"a": {"distribution": "normal", "mu": 0}}}, "has no bounds"),
         ({"parameters": {"a": {"min": 1}}}, "neither value, values, nor min and max"),
         ({"parameters": {"a": {"parameters": {"b": {"value": 1}}}}}, "parameters of its own"),
         ({"parameters": {"a": {"values": [1, 2], "probabilities": [0.1, 0.9]}}}, "probabilities"),

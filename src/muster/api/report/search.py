@@ -48,7 +48,7 @@ def search_blocks(
         names = ", ".join(file.name for file in made)
         pictures.append(Picture(made[0], caption, f"{caption} ({names})", is_small=True))
     if not found["history"]:
-        pictures.append(Text("No trial has a value yet, so there is little to be seen."))
+        pictures.append(Text("No trial has a value yet, so there is little to show."))
     elif weights is None and len(state.spec.space.axes) > 1:
         pictures.append(Text(_no_importance(state)))
     return pictures, _tables(run, state, found), files
@@ -261,4 +261,4 @@ def _decision_table(rungs: Sequence[Mapping[str, Any]]) -> Table | None:
         for rung in rungs
         for row in rung["rows"]
     ]  # fmt: skip
-    return table_of("Decisions, and the numbers that they were made on", rows)
+    return table_of("Decisions, and the numbers behind them", rows)

@@ -18,7 +18,7 @@ from muster.plotting import safe, ticks
 _WIDE, _HIGH = 3.8, 2.9
 _MOST_LINES = 300
 _MOST_SHOWN = 8
-#: Of more rungs than this not each has its number.
+#: Where there are more rungs than this, their numbers are left out.
 _MOST_NAMED = 10
 #: What is said of a trial: colour, mark, and word.
 _FATES = {
@@ -255,7 +255,7 @@ def _goal(goal: Mapping[str, Any]) -> str:
 
 
 def _legend_above(axis: Any) -> None:
-    """A legend that hides nothing of the picture."""
+    """A legend above the picture, where it hides nothing."""
     count = len(axis.get_legend_handles_labels()[0])
     if count > 1:
         plotting.legend(axis, loc="lower left", bbox_to_anchor=(0, 1), ncols=count, fontsize=7,

@@ -189,7 +189,7 @@ class Keeper(threading.Thread):
             path = self._folder.tracker_position(self.tracker)
             mark = read_position(path, self._run_id)[0]
             count = source_of(self._folder, self._run_id).num_after(mark)
-            what = f"{count:,} points are not sent" if count else "the end of the run is not told"
+            what = f"{count:,} points are not sent" if count else "the run's end is not reported"
         why = f" ({self._last_line})" if self._last_line else ""
         return (
             f"{self.tracker}: {what} yet{why}. Nothing is lost; to send it: "

@@ -28,7 +28,7 @@ TRACKERS = {
 def read_trackers(text: str, flag: str) -> tuple[str, ...]:
     """The names in ``wandb,mlflow``, each once; none for an empty text or "none".
 
-    Raises UnknownNameError for a tracker that there is not.
+    Raises UnknownNameError for an unknown tracker.
     """
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if names == ("none",):

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     flags = parse(_Web, argv, "web", _WEB)
     roots = flags.roots or (Path("runs"),)
     if flags.socket is not None and (flags.port or flags.i_know_this_is_public or flags.open):
-        raise UsageError("--socket is instead of a port.", hint="leave the other option out.")
+        raise UsageError("--socket takes the place of a port.", hint="leave the other option out.")
     if not 0 <= flags.port < 2**16:
         raise UsageError(f"--port {flags.port} is not a port.", hint="0 to 65535; 0: a free one.")
     for root in flags.roots:

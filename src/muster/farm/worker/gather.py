@@ -15,9 +15,9 @@ from muster.farm import points
 from muster.farm.worker.inbox import Line
 
 SEND_EVERY_S = 0.5
-#: For so long an attempt waits at a rung. Files on a shared folder take seconds.
+#: How long an attempt waits at a rung. Files in a shared folder take seconds to appear.
 _DECISION_S, _LOOK_S = 30.0, 0.001
-#: As many points are sent at once, without waiting for the time.
+#: This many points are sent at once, before the time is up.
 SEND_AT = 4096
 
 
@@ -68,8 +68,8 @@ class Gatherer:
             self._send()
 
     def settle(self) -> None:
-        """Send what has been logged, and wait until the coordinator has recorded it and has said
-        what it decided then; for half a minute at most, as it may just be started again.
+        """Send what has been logged, and wait until the coordinator has recorded it and said what
+        it decided: half a minute at most, for the coordinator may be restarting.
         """
         self.flush()
         if not self._line.confirms_meanwhile:
@@ -80,7 +80,7 @@ class Gatherer:
             time.sleep(_LOOK_S)
 
     def unconfirmed(self) -> list[bytes]:
-        """The bodies that were sent and that the coordinator has not said to have recorded."""
+        """The bodies that were sent and that the coordinator has not confirmed."""
         with self._lock:
             self._forget_confirmed()
             return [body for _, body in self._sent]

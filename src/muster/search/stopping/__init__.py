@@ -1,1 +1,1 @@
-"""When trials end early: one rule in a module, each a pure state that is told and asked."""
+"""The rules that end trials early, one in each module: pure states that hear and decide."""

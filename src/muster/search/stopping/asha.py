@@ -23,7 +23,7 @@ class Rungs:
         self._shares: list[BestShare] = []
 
     def mark(self, index: int) -> float | None:
-        """The step of rung ``index``. A trial at ``max_step`` is whole, so that is none."""
+        """The step of rung ``index``; None from ``max_step`` on, where a trial is whole."""
         step = self._spec.min_step * float(self._spec.eta) ** index
         limit = self._spec.max_step
         return None if limit is not None and step >= limit else step
@@ -59,7 +59,7 @@ class Asha:
         if entered is None or entered[0] != trial.number:
             evidence = {"value": report.value, **seen}
             decisions.append(Decision("pause", trial.number, rung=report.step, evidence=evidence))
-        # Who was promoted, fell behind and came back has gone on long ago.
+        # A trial that was promoted, fell behind and came back went on long ago.
         if entered is not None and (rung, entered[0]) not in self._promoted:
             self._promoted.add((rung, entered[0]))
             evidence = {"value": entered[1], **seen}

@@ -21,8 +21,8 @@ class BestShare:
         return len(self._top) + len(self._rest)
 
     def add(self, value: float, owner: int) -> tuple[int, float] | None:
-        """Add a number. The owner that came among the best by this, with its number, or None: it
-        is one at most, since the share grows by one at most, and what is new may be in it itself.
+        """Add a number. Returns the owner that this brings among the best, with its number, or
+        None. It is one at most, because the share grows by one at most; it may be the new one.
         """
         cost = math.inf if math.isnan(value) else self._sign * value
         room = max((len(self) + 1) // self._eta, min(self._at_least, len(self) + 1))

@@ -49,11 +49,11 @@ def brackets(min_step: float, max_step: float, eta: int) -> list[list[Rung]]:
 
 @dataclass
 class _Bracket:
-    """One bracket as it runs. ``awaited[k]`` are those who should come to rung k."""
+    """One bracket as it runs. ``awaited[k]`` are the trials that should still come to rung k."""
 
     rungs: list[Rung]
     room: int
-    """So many trials begin in it."""
+    """How many trials begin in it."""
     members: int = 0
     awaited: list[set[int]] = field(default_factory=list)
     arrived: list[dict[int, float]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Hyperband:
         return self.left(trial)
 
     def left(self, trial: Trial) -> list[Decision]:
-        """Those who wait for a trial that failed, or ended by itself, wait no longer."""
+        """The rungs that wait for a trial which failed, or ended by itself, wait no longer."""
         bracket = self._of.get(trial.number)
         decisions: list[Decision] = []
         if bracket is None:
@@ -126,7 +126,7 @@ class Hyperband:
         return waiting + (bracket.room - bracket.members if rung == 0 else 0)
 
     def _promoted(self, bracket: _Bracket, rung: int) -> list[Decision]:
-        """The promotions out of a rung where everybody is; none where somebody is awaited."""
+        """The promotions out of a rung to which all trials have come; none before that."""
         arrived = bracket.arrived[rung]
         if bracket.awaited[rung] or (rung == 0 and bracket.members < bracket.room) or not arrived:
             return []

@@ -21,7 +21,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     """``importance=1``: with how much each parameter matters."""
     state = read_search(folder.folder)
     if state is None:
-        raise UsageError(f"{folder.path} holds no search, or none that has begun.")
+        raise UsageError(f"{folder.path} is not a search, or its search has not begun.")
     wanted = query.text("importance") == "1"
     weighed = _importance(folder, state) if wanted else None
     return {

@@ -37,7 +37,7 @@ def slots(ledger: LedgerReader, live: Mapping[str, Any], now_s: float) -> list[d
 
 
 def merged(spans: Iterable[WorkSpan], gap_s: float) -> dict[str, list[Bar]]:
-    """Bars by slot; what follows one another within ``gap_s`` and ended alike is one bar."""
+    """Bars by slot; attempts that follow each other within ``gap_s`` and ended alike are one."""
     found: dict[str, list[Bar]] = {}
     for span in spans:
         bars = found.setdefault(line(span.slot), [])

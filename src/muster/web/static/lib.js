@@ -44,7 +44,7 @@ export async function ask(path, params, signal) {
     const address = shell.root + "api/" + path + ".json";
     if (!kept.has(address)) {
       kept.set(address, fetch(address).then((answer) => {
-        if (!answer.ok) throw new Error("This copy does not hold it.");
+        if (!answer.ok) throw new Error("This copy does not include it.");
         return answer.json();
       }));
     }

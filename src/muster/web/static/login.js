@@ -15,7 +15,7 @@ async function login() {
     try { localStorage.setItem("muster-act", found.act); } catch { /* no storage: it only shows */ }
   }
   if (answer.ok) location.replace(location.pathname === "/login" ? "/" : location.pathname + location.search);
-  else told.textContent = "This token is not, or no longer, the right one. `muster web` prints the address again.";
+  else told.textContent = "This token is wrong or out of date. Open the address that `muster web` prints.";
 }
 
 if (token) {

@@ -27,7 +27,7 @@ export function Runs() {
     <div class="tools"><label class="search"><span class="sr">Filter the runs</span><input type="search" data-search placeholder="Filter by name, kind or folder" value=${word} onInput=${(event) => setWord(event.target.value)} /></label>
       <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
     <${Failure} error=${error} />
-    <${RunTable} empty=${all.length ? "No run is like that." : "There are no runs here yet."}
+    <${RunTable} empty=${all.length ? "No run matches." : "There are no runs here yet."}
       heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Best", true], ["GPU hours", true], ["Size", true], ["Changed", true]]}
       rows=${found.map((one) => [
         html`<span class="run-name"><a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,

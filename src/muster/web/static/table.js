@@ -149,7 +149,7 @@ export function TaskTable() {
           ${high < rows.total && html`<tr key="below" class="space" aria-hidden="true"><td style=${{ height: (rows.total - high) * HEIGHT + "px" }}></td></tr>`}
         </tbody>
       </table>
-      ${!rows.total && html`<p class="empty">${view.filter || view.state ? "No task is like that." : "There are no tasks yet."}</p>`}
+      ${!rows.total && html`<p class="empty">${view.filter || view.state ? "No task matches." : "There are no tasks yet."}</p>`}
     </div>
   </div>`;
 }
