@@ -333,11 +333,12 @@ def test_a_socket_that_a_killed_process_has_left_is_no_hindrance(
         (["--socket", "x", "--port", "1"], 2, "takes the place of a port"),
         (["nothing"], 2, "is not a folder"),
         (["--socket", "work.py"], 3, "left alone"),
+        (["--socket=~/work.py"], 3, "left alone"),
     ],
 )
 def test_what_is_refused_at_the_start(place: Path, words: list[str], code: int, says: str) -> None:
     command = [sys.executable, "-m", "muster", "web", *words]
-    env = {**os.environ, "XDG_STATE_HOME": str(place / "state")}
+    env = {**os.environ, "XDG_STATE_HOME": str(place / "state"), "HOME": str(place)}
     done = subprocess.run(
         command, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False
     )

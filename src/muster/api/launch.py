@@ -16,6 +16,7 @@ from muster.api.placing import placement_lines, slots_of, take_devices, would_ta
 from muster.api.plans import check_same_plan, choose_folder, renewal
 from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run
+from muster.api.search_records import gpus_per_worker
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.table import check_installed
 from muster.api.workload import Workload
@@ -42,7 +43,7 @@ from muster.farm.view import RunView
 from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.folder_id import own_id
-from muster.run.record import read_run
+from muster.run.record import plain_options, read_run
 from muster.run.session import open_run
 
 _LEAD_ON_FILES_S = 0.3
@@ -161,6 +162,11 @@ def _check_executor(workload: Workload, options: SweepOptions) -> None:
             "--stop has no effect with --on inline: no message is read while a task runs.",
             hint="drop one of them.",
         )
+    if search is not None and search.budget.cost is not None and options.per_gpu == "auto":
+        raise UsageError(
+            "--max-cost needs to know how many workers share a GPU, and --per-gpu auto does not.",
+            hint="write a number, such as --per-gpu 3, or limit the search with --search-time 2h.",
+        )
     if options.executor == "inline" and any(
         spec.metrics_from.startswith(f"{STDOUT}:") for spec in workload.targets
     ):
@@ -202,7 +208,7 @@ def _coordinate(
         feed=workload.feed(numbers),
         driver=None
         if workload.drive is None
-        else workload.drive(folder, numbers, clock, options.gpus_per_task),
+        else workload.drive(folder, numbers, clock, gpus_per_worker(plain_options(options))),
         plan_id=workload.plan_id,
         code=code_id(workload.code) or None,
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},

@@ -169,11 +169,12 @@ class SearchOptions:
     ] = None
     """Begin nothing new after this time: 90, 30m, 2h. With more time the search goes on later."""
     gpu_hours: float | None = None
-    """Begin nothing new after this many hours of all workers together."""
+    """Begin nothing new after this many hours of all GPUs together; a worker on CPU cores, or with
+    --per-gpu auto, counts as one."""
     max_cost: float | None = None
-    """Begin nothing new after the workers have cost this much, by --price-per-gpu-hour."""
+    """Begin nothing new after the GPU hours have cost this much, by --price-per-gpu-hour."""
     price_per_gpu_hour: float | None = None
-    """What an hour of a GPU costs, in the same money as --max-cost."""
+    """What an hour of a GPU, or of a worker on CPU cores, costs, in the money of --max-cost."""
 
     @property
     def is_search(self) -> bool:

@@ -173,11 +173,11 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
     fixed = {"target": target.name, "search": _fixed(spec)}
 
     def drive(
-        folder: RunFolder, numbers: Numbers, clock: Clock, gpus_per_task: int
+        folder: RunFolder, numbers: Numbers, clock: Clock, gpus_per_worker: float
     ) -> SearchDriver:
         return SearchDriver(
             spec, numbers[target.name], target.name, folder, clock,
-            stored=stored, setting=setting, gpus_per_task=gpus_per_task,
+            stored=stored, setting=setting, gpus_per_worker=gpus_per_worker,
         )  # fmt: skip
 
     def feed(numbers: Numbers) -> Iterator[NewTask]:

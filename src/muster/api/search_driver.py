@@ -57,7 +57,7 @@ class SearchDriver:
         *,
         stored: Stored,
         setting: Setting,
-        gpus_per_task: int,
+        gpus_per_worker: float,
     ) -> None:
         self._spec = spec
         self._target_id = target_id
@@ -66,12 +66,14 @@ class SearchDriver:
         self._clock = clock
         self._stored = stored
         self._setting = setting
-        self._gpus_per_task = gpus_per_task
+        self._gpus_per_worker = gpus_per_worker
         self._search = Search(spec)
         self._began_s = clock.monotonic_s()
         self._rows: list[SearchRow] = []
         self._of_task: dict[int, Proposal] = {}
         self._task_of: dict[tuple[int, int | None], int] = {}
+        self._seconds_of: dict[int, float] = {}  # of the attempts of each task that it chose
+        self._growing: set[int] = set()  # those of them whose seconds may have changed since
         self._ended: set[int] = set()
         self._failed: set[int] = set()  # of those
         self._told: dict[int, str] = {}  # tasks that are to end, or have ended so: stop or pause
@@ -185,6 +187,8 @@ class SearchDriver:
 
     def _name(self, proposal: Proposal, task_id: int) -> None:
         self._of_task[task_id] = proposal
+        if proposal.by != "given":  # those count against no budget
+            self._growing.add(task_id)
         self._task_of[proposal.trial, proposal.seed] = task_id
 
     # ------------------------------------------------------------------ asking
@@ -213,9 +217,15 @@ class SearchDriver:
     def _spent(self) -> Spent:
         hours, budget = 0.0, self._spec.budget
         if budget.gpu_hours is not None or budget.cost is not None:
-            hours = self._ledger.seconds_of_attempts() * self._gpus_per_task / 3600
+            hours = self._seconds_of_own() * self._gpus_per_worker / 3600
         cost = hours * (budget.price_per_gpu_hour or 0.0)
         return Spent(seconds=self._seconds(), gpu_hours=hours, cost=cost)
+
+    def _seconds_of_own(self) -> float:
+        for task_id in self._growing:
+            self._seconds_of[task_id] = self._ledger.seconds_of_attempts([task_id])
+        self._growing = {task_id for task_id in self._growing if task_id not in self._ended}
+        return sum(self._seconds_of.values())
 
     # ------------------------------------------------------------------ being told
 
@@ -301,6 +311,8 @@ class SearchDriver:
                 if self._told.get(task_id) == "pause":
                     del self._told[task_id]
                     self._ended.discard(task_id)
+                    if task_id in self._seconds_of:
+                        self._growing.add(task_id)
                     orders.append(Reopen(task_id))
             elif task_id not in self._ended:
                 how = "pause" if decision.kind == "pause" else "stop"

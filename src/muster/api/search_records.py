@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -50,6 +51,19 @@ def moment_of(row: SearchRow) -> float | None:
     """When a decision was made (seconds since 1970); an older muster did not write it down."""
     found: float | None = canonical.decode(row.body).get("time_s")
     return found
+
+
+def gpus_per_worker(options: Mapping[str, Any]) -> float:
+    """What an hour of a worker counts in GPU hours. ``options``: as a run's record has them.
+
+    A worker on CPU cores counts as one GPU, and so does each with ``--per-gpu auto``, where nobody
+    knows before how many share one.
+    """
+    of_cluster = (options.get("cluster") or {}).get("gpus_per_worker")
+    per_gpu = options.get("per_gpu", 1)
+    if of_cluster or per_gpu == "auto" or str(options.get("devices")).startswith("cpu"):
+        return float(of_cluster or 1)
+    return float(options.get("gpus_per_task", 1) / per_gpu)
 
 
 def numbers_of(value: bytes) -> dict[str, float]:

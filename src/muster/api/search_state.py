@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from muster.api.search_driver import SEARCH
-from muster.api.search_records import from_row, moment_of, seconds_in
+from muster.api.search_records import from_row, gpus_per_worker, moment_of, seconds_in
 from muster.base.atomic_files import replacing
 from muster.base.errors import UsageError
 from muster.farm.canonical import short_key
@@ -69,21 +69,14 @@ class SearchState:
         return {n: rung for n, rung in at.items() if trials[n].state in ("waiting", "stopped")}
 
     @property
-    def num_trials(self) -> int:
-        return len(self.search.trials)
-
-    @property
     def num_asked(self) -> int:
         """Trials that count against the budget."""
         return sum(trial.by != "given" for trial in self.search.trials)
 
-    def best(self, count: int = 1) -> list[Standing]:
-        return self.search.best(count)
-
     def unbeaten(self) -> list[Standing]:
         """Of one objective the best trial, of several the finished ones that none beats in all."""
         front = pareto_front(self.spec, self.search.trials)
-        return front if len(self.spec.objectives) > 1 and front else self.best()
+        return front if len(self.spec.objectives) > 1 and front else self.search.best()
 
 
 def read_search(folder: RunFolder) -> SearchState | None:
@@ -96,10 +89,18 @@ def read_search(folder: RunFolder) -> SearchState | None:
             return None
         rows = ledger.search_rows()
         keys = ledger.keys()
-        seconds = ledger.seconds_of_attempts()
-    gpus_per_task = int(read_run(folder).options.get("gpus_per_task", 1))
+        seconds = ledger.seconds_of_attempts(_chosen(rows))
     spec = SearchSpec.from_json(orjson.loads(text))
-    return state_of(spec, rows, keys, seconds * gpus_per_task / 3600)
+    return state_of(spec, rows, keys, seconds * gpus_per_worker(read_run(folder).options) / 3600)
+
+
+def _chosen(rows: Sequence[SearchRow]) -> Iterator[int]:
+    """The tasks that the search chose; those that it was given count against no budget."""
+    for row in rows:
+        if row.kind == "proposal" and row.task_id is not None:
+            record = from_row(row)
+            if isinstance(record, Proposal) and record.by != "given":
+                yield row.task_id
 
 
 def state_of(
@@ -162,7 +163,7 @@ def export_study(folder: RunFolder, target: Path) -> int:
     check_target(target)
     with writing(target), replacing(target) as beside:
         write_study(state.spec, state.search.trials, beside, folder.name)
-    return state.num_trials
+    return len(state.search.trials)
 
 
 #: Strings that, typed bare, a function would not get as strings.

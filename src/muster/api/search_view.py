@@ -7,6 +7,7 @@ are not finite are None, so that the values can be written as JSON.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,14 +191,15 @@ def importance(state: SearchState) -> Row | None:
 
 
 def _comparable(state: SearchState) -> tuple[float | None, Sequence[tuple[Trial, float]]]:
-    """Trials with values that may be compared: those at their ends where half of them finished,
-    otherwise those at the first rung, to which the most trials came."""
-    name = state.spec.objectives[0].name
-    done = [(t, t.value_of(name)) for t in state.search.trials if t.state == "done"]
-    early = [(t, t.reports[0].value) for t in state.search.trials if t.reports]
-    if 2 * len(done) >= len(early):
+    """Trials with values that may be compared: those at their ends where half as many finished as
+    came to one step, otherwise those at the step to which the most trials came."""
+    name, trials = state.spec.objectives[0].name, state.search.trials
+    done = [(t, t.value_of(name)) for t in trials if t.state == "done"]
+    steps = Counter(report.step for t in trials for report in t.reports)
+    [(step, count)] = steps.most_common(1) or [(0.0, 0)]
+    if 2 * len(done) >= count:
         return None, done
-    return early[0][0].reports[0].step, early
+    return step, [(t, report.value) for t in trials for report in t.reports if report.step == step]
 
 
 def _values(state: SearchState, trial: Trial) -> tuple[float, ...] | None:

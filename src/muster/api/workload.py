@@ -84,7 +84,7 @@ class Workload:
     rehearse: Callable[[RunFolder], bool] | None = None  # see `Rehearsal.call`
     reopens: tuple[TaskState, ...] = ()  # tasks in these states are tried again at this start
     #: Makes what chooses further tasks during the run, for a folder and a number of GPUs per task.
-    drive: Callable[[RunFolder, Numbers, Clock, int], Driver] | None = None
+    drive: Callable[[RunFolder, Numbers, Clock, float], Driver] | None = None
     search: SearchSpec | None = None  # what the driver chooses by
 
     @property

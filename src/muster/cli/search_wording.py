@@ -22,7 +22,7 @@ def goal_of(spec: SearchSpec) -> str:
 def state_lines(state: SearchState) -> list[str]:
     """The best so far, where trials were stopped, and what is left of the budget."""
     spec, lines = state.spec, []
-    best = state.best()
+    best = state.search.best()
     if best:
         values = ", ".join(value_lines(spec, best[0]))
         lines.append(f"best so far: {values}  with {setting_text(best[0].params)}")
@@ -31,7 +31,7 @@ def state_lines(state: SearchState) -> list[str]:
     if stopped := state.num_by_rung:
         rungs = ", ".join(f"{number:,} at step {rung:g}" for rung, number in stopped.items())
         lines.append(f"trials stopped: {rungs}")
-    lines.append(f"{count(state.num_trials, 'trial')}{_left(state)}")
+    lines.append(f"{count(len(state.search.trials), 'trial')}{_left(state)}")
     return lines
 
 

@@ -6,8 +6,9 @@ of a run holds what was meant, and the file is no longer needed.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from muster.base.errors import MissingPackageError, UsageError
 from muster.cli.parse import split_command
 from muster.search.distributions import Choice, word_of
 from muster.search.spec import Stopping
-from muster.search.wandb_sweep import Imported, import_sweep
+from muster.search.wandb_sweep import Imported, checked_name, import_sweep
 
 _FLAG = "--from-wandb"
 _MACRO = re.compile(r"\$\{(\w+)(?::\w+)?\}")
@@ -38,16 +39,40 @@ def without_sweep_file(argv: Sequence[str], *, has_target: bool) -> tuple[list[s
         raise UsageError(f"{_FLAG} needs a file.", hint=f"{_FLAG} sweep.yaml")
     rest = [*words[:at], *words[at + (1 if sign else 2) :]]
     sweep = _read(Path(name if sign else words[at + 1]))
+    typed = _parameters(rest)
     found = import_sweep(sweep)
+    fixed = {key: value for key, value in found.fixed.items() if key not in typed}
+    axes = [axis for axis in found.spec.space.axes if axis.name not in typed]
+    names = dict.fromkeys((*found.fixed, *found.spec.space.names, *typed))
+    found = dataclasses.replace(found, fixed=fixed)
     remarks = list(found.remarks)
-    command = [] if has_target or program else [*_command(found, sweep.get("command"), remarks)]
+    command: list[str] = []
+    if not (has_target or program):
+        command = [*_command(found, names, sweep.get("command"), remarks)]
     said = {word.partition("=")[0] for word in rest}
-    space = [f"{axis.name}={axis.to_text()}" for axis in found.spec.space.axes]
+    if typed and sweep["method"] == "grid" and "run_cap" not in sweep:
+        said.add("--trials")  # as many as there are settings now
+    space = [f"{axis.name}={axis.to_text()}" for axis in axes]
     if not command:  # a command has its fixed values in its words
-        space += [f"{key}={Choice((value,)).to_text()}" for key, value in found.fixed.items()]
+        space += [
+            f"{checked_name(key)}={Choice((value,)).to_text()}" for key, value in fixed.items()
+        ]
     own = [*(word for text in space for word in ("--space", text)), *_flags(found, said)]
     behind = program or command
     return [*rest, *own, *(["--", *behind] if behind else [])], remarks
+
+
+def _parameters(words: Sequence[str]) -> list[str]:
+    """The parameters that ``--space`` names on the command line."""
+    found, is_space = [], False
+    for word in words:
+        text = word
+        if word.startswith("--"):
+            flag, _, text = word.partition("=")
+            is_space = flag == "--space"
+        if is_space and "=" in text:
+            found.append(text.partition("=")[0].strip())
+    return found
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -83,7 +108,9 @@ def _flags(found: Imported, said: Collection[str]) -> Iterator[str]:
         yield from ("--stop", f"{rule.rule}:min={rule.min_step:g}{last},eta={rule.eta}")
 
 
-def _command(found: Imported, command: Any, remarks: list[str]) -> Iterator[str]:
+def _command(
+    found: Imported, names: Iterable[str], command: Any, remarks: list[str]
+) -> Iterator[str]:
     """The words of the command that the file describes, with a place for each parameter."""
     words = list(_STANDARD) if command is None else command
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -94,11 +121,16 @@ def _command(found: Imported, command: Any, remarks: list[str]) -> Iterator[str]
             "The sweep file names no program, and the command line no target.",
             hint="program: train.py in the file, or -- python train.py --lr {lr} behind the flags.",
         )
-    names = [*found.fixed, *found.spec.space.names]
     values = {name: f"{{{name}}}" for name in names}
     values |= {name: word_of(value) for name, value in found.fixed.items()}
-    if any(_holds_bool(axis.distribution) for axis in found.spec.space.axes):
-        remarks.append("Booleans are handed over as true and false; W&B writes True and False.")
+    handed: list[Any] = [*found.fixed.values()]
+    for axis in found.spec.space.axes:
+        handed += axis.distribution.values if isinstance(axis.distribution, Choice) else ()
+    if any(isinstance(value, bool | None) for value in handed):
+        remarks.append(
+            "Booleans are handed over as true and false, and null as null; W&B writes True, False "
+            "and None."
+        )
     for word in words:
         if word == "${args}":
             yield from (f"--{name}={value}" for name, value in values.items())
@@ -114,10 +146,4 @@ def _one(macro: re.Match[str], program: str | None) -> str:
     raise UsageError(
         f"command of the sweep file has {macro[0]}, which cannot be taken over.",
         hint='write the command behind --, and read the parameters from "$MUSTER_PARAMS" (JSON).',
-    )
-
-
-def _holds_bool(distribution: Any) -> bool:
-    return isinstance(distribution, Choice) and any(
-        isinstance(v, bool) for v in distribution.values
     )

@@ -7,7 +7,8 @@ What a file says and this search cannot do is refused by name. What matters to W
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ def import_sweep(sweep: Mapping[str, Any]) -> Imported:
     """
     for key in sweep:
         if key not in _KNOWN:
-            raise UnknownNameError("key of the sweep file", key, _KNOWN)
+            raise UnknownNameError("key of the sweep file", str(key), _KNOWN)
     remarks: list[str] = []
     left_out = [key for key in _OWN_WORLD if key in sweep]
     if left_out:
@@ -54,7 +55,8 @@ def import_sweep(sweep: Mapping[str, Any]) -> Imported:
     if not axes:
         raise UsageError("The sweep file varies nothing: each parameter has one value.")
     space = Space(tuple(axes))
-    trials = sweep.get("run_cap")
+    cap = sweep.get("run_cap")
+    trials = None if cap is None else _whole("the sweep file", "run_cap", cap)
     if sweep["method"] == "grid":
         trials = space.size if trials is None else min(trials, space.size or trials)
     spec = SearchSpec(
@@ -109,18 +111,26 @@ def _early(early: Any, remarks: list[str]) -> Stopping:
     """W&B's ``hyperband`` ends runs at once and never waits: that is ``asha-stop`` here."""
     if early is None:
         return Stopping()
+    if not isinstance(early, Mapping):
+        raise UsageError(
+            f"early_terminate is {early!r}.", hint="early_terminate: {type: hyperband, min_iter: 3}"
+        )
     known = ("type", "min_iter", "max_iter", "s", "eta", "strict")
     for key in early:
         if key not in known:
-            raise UnknownNameError("key of early_terminate", key, known)
+            raise UnknownNameError("key of early_terminate", str(key), known)
     if early.get("type") != "hyperband":
         raise UnknownNameError("type of early_terminate", str(early.get("type")), ("hyperband",))
-    eta = int(_number("early_terminate", "eta", early.get("eta", 3)))
+    eta = _whole("early_terminate", "eta", early.get("eta", 3), least=2)
     if "min_iter" in early:
         first, last = _number("early_terminate", "min_iter", early["min_iter"]), None
     elif "max_iter" in early:
         last = _number("early_terminate", "max_iter", early["max_iter"])
-        first = last / eta ** int(early.get("s", 1))
+        first = last / eta ** _whole("early_terminate", "s", early.get("s", 1), least=0)
+        remarks.append(
+            f"early_terminate: here a trial is whole at max_iter, and one that logs beyond step "
+            f"{last:g} is ended there, while W&B lets it go on; name min_iter instead for that."
+        )
     else:
         raise UsageError(
             "early_terminate names neither min_iter nor max_iter.",
@@ -145,7 +155,7 @@ def _parameters(parameters: Any) -> tuple[list[Axis], dict[str, Any]]:
             raise UsageError(f"Parameter {name} is {given!r}.", hint=f"{name}: {{value: {given}}}")
         for word in given:
             if word not in _ONE_PARAMETER:
-                raise UnknownNameError(f"key of parameter {name}", word, _ONE_PARAMETER)
+                raise UnknownNameError(f"key of parameter {name}", str(word), _ONE_PARAMETER)
         if "parameters" in given:
             raise UsageError(
                 f"Parameter {name} has parameters of its own, which a task here cannot have.",
@@ -153,11 +163,26 @@ def _parameters(parameters: Any) -> tuple[list[Axis], dict[str, Any]]:
             )
         if "value" in given or given.get("distribution") == "constant":
             fixed[name] = given.get("value")
-        elif isinstance(given.get("values"), Sequence) and len(given["values"]) == 1:
+        elif "values" in given and not isinstance(given["values"], list):
+            raise UsageError(f"values of {name} is {given['values']!r}, which is not a list.")
+        elif len(given.get("values", ())) == 1:
             fixed[name] = given["values"][0]
         else:
-            axes.append(Axis(name, _distribution(name, given)))
+            axes.append(Axis(checked_name(name), _distribution(name, given)))
     return axes, fixed
+
+
+def checked_name(name: Any) -> str:
+    """UsageError for a name that a parameter of a search cannot have."""
+    text = str(name)
+    if not text.isidentifier():
+        raise UsageError(
+            f"The sweep file has the parameter {text!r}; here a name has letters, digits and _, "
+            "and no digit first.",
+            hint="give it such a name, and write the program's own behind --: "
+            f"-- python train.py --{text}={{{re.sub('[^a-zA-Z0-9]+', '_', text)}}}",
+        )
+    return text
 
 
 def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:
@@ -177,39 +202,63 @@ def _distribution(name: str, given: Mapping[str, Any]) -> Distribution:
             )
         raise UsageError(f"Parameter {name} has neither value, values, nor min and max.")
     low, high = (_number(name, end, given[end]) for end in ("min", "max"))
-    if form is None:
+    if form is None and "q" in given:
+        form = "q_uniform"
+    elif form is None:
         form = "int_uniform" if isinstance(low, int) and isinstance(high, int) else "uniform"
+    for word in ("mu", "sigma", "probabilities", "q"):
+        if word in given and not (word == "q" and str(form).startswith("q_")):
+            raise UsageError(
+                f"Parameter {name} has {word}, which means nothing to {form} from min to max.",
+                hint=f"leave {word} out" + (", or write q_uniform." if word == "q" else "."),
+            )
     step = _number(name, "q", given.get("q", 1))
     match form:
         case "int_uniform":
-            return Int(int(low), int(high))
+            return Int(_whole(name, "min", low), _whole(name, "max", high))
         case "uniform":
             return Float(float(low), float(high))
         case "q_uniform":
             if all(float(end).is_integer() for end in (low, high, step)):
                 return Int(int(low), int(high), step=int(step))
             return Float(float(low), float(high), step=float(step))
-        case "log_uniform_values":
+        case "log_uniform_values" | "inv_log_uniform_values":  # 1 / x is log uniform as x is
             return Float(float(low), float(high), log=True)
         case "log_uniform":
-            return Float(math.exp(low), math.exp(high), log=True)
+            return Float(_exp(name, low), _exp(name, high), log=True)
+        case "inv_log_uniform":
+            return Float(_exp(name, -high), _exp(name, -low), log=True)
         case "q_log_uniform_values" if step == 1:
-            return Int(int(low), int(high), log=True)
-        case "inv_log_uniform" | "inv_log_uniform_values":
-            raise UsageError(
-                f"Parameter {name} is {form}, which is not known here.",
-                hint="log_uniform_values of 1 - x, or of 1 / x, is the same.",
-            )
+            return Int(_whole(name, "min", low), _whole(name, "max", high), log=True)
     known = ("int_uniform", "uniform", "q_uniform", "log_uniform_values", "log_uniform",
              "constant", "categorical")  # fmt: skip
     raise UnknownNameError(f"distribution of {name}", str(form), known)
 
 
 def _number(name: str, key: str, value: Any) -> int | float:
-    """``value`` as a number: YAML reads 1e-5, which has no point, as a text."""
+    """``value`` as a finite number: YAML reads 1e-5, which has no point, as a text."""
+    found = value
     if isinstance(value, str):
         with suppress(ValueError):
-            return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+            found = float(value)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         raise UsageError(f"{key} of {name} is {value!r}, which is not a number.")
-    return value
+    return found
+
+
+def _whole(name: str, key: str, value: Any, *, least: float = -math.inf) -> int:
+    number = _number(name, key, value)
+    if not float(number).is_integer() or number < least:
+        more = f" from {least:g} on" if least > -math.inf else ""
+        raise UsageError(f"{key} of {name} is {value!r}, which is not a whole number{more}.")
+    return int(number)
+
+
+def _exp(name: str, power: float) -> float:
+    try:
+        return math.exp(power)
+    except OverflowError:
+        raise UsageError(
+            f"Parameter {name} goes up to e to the power of {power:g}, which is no float.",
+            hint="log_uniform_values takes min and max as they are.",
+        ) from None

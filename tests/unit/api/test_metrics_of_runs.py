@@ -71,6 +71,8 @@ def test_the_command_shows_settings_and_writes_files(
     for suffix in ("parquet", "csv", "jsonl"):
         assert main(["metrics", run, "--to", f"{tmp_path}/points.{suffix}"]) == 0
         assert "10 rows" in capsys.readouterr().out
+    assert main(["metrics", run, "--json", "--to", f"{tmp_path}/points.csv"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"rows": 10, "made": [f"{tmp_path}/points.csv"]}
     assert pq.read_table(tmp_path / "points.parquet").num_rows == 10
     assert len((tmp_path / "points.csv").read_text().splitlines()) == 11
     lines = [canonical.decode(x) for x in (tmp_path / "points.jsonl").read_bytes().splitlines()]

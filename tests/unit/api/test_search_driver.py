@@ -15,7 +15,8 @@ from tests.unit.farm.test_decide import TARGETS, cpus
 from tests.unit.farm.test_ledger import record
 
 from muster.api.search_driver import SearchDriver, Setting
-from muster.api.search_records import from_row, to_row
+from muster.api.search_records import from_row, gpus_per_worker, to_row
+from muster.api.search_state import _chosen
 from muster.farm import canonical, points
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
@@ -70,7 +71,7 @@ class Bench:
         self.driver = SearchDriver(
             dataclasses.replace(SPEC, budget=budget),
             self.target, "f.py:f", self.folder, self.clock,
-            stored=dict, setting=setting, gpus_per_task=1,
+            stored=dict, setting=setting, gpus_per_worker=1,
         )  # fmt: skip
         self.ledger.begin()
         orders = self.driver.begin(self.ledger)
@@ -296,6 +297,82 @@ def test_money_ends_a_search_and_more_of_it_goes_on(tmp_path: Path) -> None:
     bench.reborn(budget=Budget(cost=10.5, price_per_gpu_hour=4))
     assert len(bench.driver.ask(1)) == 1
     bench.ledger.close()
+
+
+def test_a_grid_in_the_folder_uses_up_no_budget(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    make = canonical.payload_and_key("f.py:f")
+    bench.ledger.begin()
+    for x in (0.5, 7.0):  # a trial that is given, and a task outside of the space
+        payload, key = make({"x": x})
+        bench.ledger.add_tasks([NewTask(key, bench.target, payload)])
+    done = [record(task, seconds=9 * 3600) for task in bench.ledger.claim(2)]
+    bench.ledger.record_done(done, [(b'{"y":1}', None)] * 2)
+    bench.ledger.commit()
+    bench.reborn(budget=Budget(gpu_hours=3))
+    bench.record()
+    task_id, _ = bench.ask()
+    bench.ledger.begin()
+    [task] = bench.ledger.claim(1)
+    bench.ledger.record_done([record(task, seconds=2 * 3600)], [(b'{"y":1}', None)])
+    bench.ledger.commit()
+    bench.end(task_id, TaskState.DONE, b'{"y":1}')
+    for _ in range(2):
+        assert (bench.driver._spent().gpu_hours, bench.driver.is_over()) == (2.0, False)
+        bench.reborn(budget=Budget(gpu_hours=3))
+    own = [row.task_id for row in bench.ledger.search_rows() if row.kind == "proposal"]
+    assert len(own) == 2 and list(_chosen(bench.ledger.search_rows())) == [task_id]
+    bench.ledger.close()
+
+
+def test_a_trial_that_goes_on_is_paid_for_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.reborn(budget=Budget(gpu_hours=9))
+    first, second = bench.ask()[0], bench.ask()[0]
+    bench.hear(first, 1, 0.9)
+    tasks = {task.task_id: task for task in _claimed(bench, 2)}
+    _stopped(bench, tasks[first])
+    assert bench.driver._spent().gpu_hours == 1.0
+    assert Reopen(first) in bench.hear(second, 1, 0.5)
+    bench.ledger.begin()
+    bench.ledger.reopen_stopped([first])
+    [task] = bench.ledger.claim(1)
+    bench.ledger.record_done([record(task, seconds=3600)], [(b'{"y":1}', None)])
+    bench.ledger.commit()
+    bench.end(first, TaskState.DONE, b'{"y":1}')
+    assert bench.driver._spent().gpu_hours == 2.0
+    bench.ledger.close()
+
+
+def _claimed(bench: Bench, count: int) -> list[Any]:
+    bench.ledger.begin()
+    tasks = bench.ledger.claim(count)
+    bench.ledger.commit()
+    return tasks
+
+
+def _stopped(bench: Bench, task: Any) -> None:
+    """A worker has stopped it after an hour."""
+    bench.ledger.begin()
+    stopped = Stopped(task, record(task, seconds=3600))
+    bench.ledger.record_stopped([stopped], [bench.driver.last_of(task.task_id)])
+    bench.ledger.commit()
+    bench.end(task.task_id, TaskState.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ({"per_gpu": 4, "gpus_per_task": 1, "devices": "auto"}, 0.25),
+        ({"per_gpu": 1, "gpus_per_task": 2, "devices": "cuda:4"}, 2),
+        ({"per_gpu": 4, "devices": "cpu:4"}, 1),
+        ({"per_gpu": "auto"}, 1),
+        ({"cluster": {"gpus_per_worker": 2}, "executor": "slurm"}, 2),
+        ({}, 1),
+    ],
+)
+def test_gpu_hours_are_those_of_gpus(options: dict[str, Any], gpus: float) -> None:
+    assert gpus_per_worker(options) == gpus
 
 
 def test_a_large_result_that_a_pilot_brought_in_is_read_from_its_file(tmp_path: Path) -> None:

@@ -12,9 +12,19 @@ from typing import Any
 
 import pytest
 
+from muster.api.report.search import _commands
 from muster.api.search_records import to_row
 from muster.api.search_state import SearchState, state_of
-from muster.api.search_view import budget, history, importance, parallel, pareto, rungs, view
+from muster.api.search_view import (
+    _comparable,
+    budget,
+    history,
+    importance,
+    parallel,
+    pareto,
+    rungs,
+    view,
+)
 from muster.farm.ledger.queries import SearchRow
 from muster.search.records import Ended, Ending, Heard, Point, Proposal, Record
 from muster.search.simulate import simulate
@@ -71,7 +81,7 @@ def test_the_view_is_json_with_the_parts_of_the_dashboard() -> None:
 def test_the_last_best_of_the_history_is_the_best_trial() -> None:
     state = asha()
     rows = history(state)
-    [best] = state.best()
+    [best] = state.search.best()
     assert len(rows) == 27 and [row["n"] for row in rows] == list(range(1, 28))
     assert rows[-1]["best"] == best.values[0]
     known = [row["best"] for row in rows if row["best"] is not None]
@@ -185,6 +195,32 @@ def test_the_budget_says_what_is_spent_and_left() -> None:
     assert found["gpu_hours"] == {"limit": 2.0, "spent": 0.5, "left": 1.5}
     assert found["seconds"]["limit"] is None and found["seconds"]["left"] is None
     assert found["seconds"]["spent"] > 0
+
+
+def test_trials_of_different_brackets_are_compared_at_one_step() -> None:
+    spec = SearchSpec(
+        space=SPACE, objectives=objectives(maximize=["accuracy"]), budget=Budget(trials=22),
+        stopping=Stopping.from_text("hyperband:min=1,max=9"),
+    )  # fmt: skip
+    state = state_after(spec, simulate(spec, curve, workers=3).records)
+    step, compared = _comparable(state)
+    reports = {trial.number: {r.step: r.value for r in trial.reports} for trial, _ in compared}
+    assert step is not None and len(reports) > 5
+    assert all(reports[trial.number][step] == value for trial, value in compared)
+
+
+def test_the_command_in_a_report_hides_a_secret_choice() -> None:
+    spec = SearchSpec(
+        space=Space.from_texts(["x=int(0,9)", "api_key=choice(abcdefgh,ijklmnop)"]),
+        objectives=objectives(minimize=["loss"]),
+    )
+    records: list[Record] = [
+        Proposal(0, None, {"x": 1, "api_key": "abcdefgh"}),
+        Ended(0, None, Ending("done", {"loss": 1.0})),
+    ]
+    target = {"kind": "function", "name": "f.py:f"}
+    [listing] = _commands(target, state_after(spec, records))
+    assert listing.text == "muster sweep f.py:f --grid x=1 --grid api_key=…"
 
 
 def test_no_optuna_is_no_importance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,14 @@ REFUSED = {
         ["f.py:f", *SPACE, *GOAL, "--price-per-gpu-hour", "3"],
         "and the price a cost",
     ),
+    "a price for auto": (
+        [
+            *("f.py:f", *SPACE, *GOAL, "--max-cost", "3", "--price-per-gpu-hour", "3"),
+            "--per-gpu",
+            "auto",
+        ],
+        "how many workers share a GPU",
+    ),
     "a grid too": (["f.py:f", *SPACE, *GOAL, "--grid", "n=1,2"], "--grid and a search are both"),
     "parts": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--part", "0/2"], "chooses its tasks"),
     "unknown name": (["f.py:f", "--space", "q=int(1,3)", *GOAL], "Unknown parameter 'q'"),

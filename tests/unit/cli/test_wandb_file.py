@@ -91,6 +91,42 @@ def test_what_is_typed_goes_before_the_file(tmp_path: Path) -> None:
     assert found[-4:] == ["--", "python", "own.py", "{learning_rate}"]
 
 
+@pytest.mark.parametrize("typed", [("--space", "{}"), ("--space={}",)])
+@pytest.mark.parametrize("name", ["batch_size", "epochs", "more"])
+def test_a_space_that_is_typed_goes_before_that_of_the_file(
+    tmp_path: Path, typed: tuple[str, ...], name: str
+) -> None:
+    words_of_space = [word.format(f"{name}=choice(8,9)") for word in typed]
+    found = words(tmp_path, BAYES, *words_of_space)
+    assert [word for word in found if f"{name}=" in word] == [
+        words_of_space[-1],
+        f"--{name}={{{name}}}",
+    ]
+    found = words(tmp_path, BAYES, "f.py:f", *words_of_space, has_target=True)
+    assert [word for word in found if f"{name}=" in word] == words_of_space[-1:]
+
+
+def test_a_grid_with_a_space_of_ones_own_is_whole_as_well(tmp_path: Path) -> None:
+    assert "--trials" not in words(tmp_path, GRID, "--space", "width=choice(1,2,3)")
+
+
+def test_what_python_writes_otherwise_is_said_of_fixed_values_too(tmp_path: Path) -> None:
+    text = BAYES.replace("value: 5", "value: null")
+    (tmp_path / "sweep.yaml").write_text(text)
+    found, remarks = without_sweep_file(
+        ["--from-wandb", str(tmp_path / "sweep.yaml")], has_target=False
+    )
+    assert "--epochs=null" in found
+    assert any("W&B writes True, False and None" in remark for remark in remarks)
+
+
+def test_a_fixed_name_that_a_function_cannot_have_is_named(tmp_path: Path) -> None:
+    text = BAYES.replace("epochs", "num-epochs")
+    assert "--num-epochs=5" in words(tmp_path, text)
+    with pytest.raises(UsageError, match="parameter 'num-epochs'; here a name has letters"):
+        words(tmp_path, text, "f.py:f", has_target=True)
+
+
 def test_a_grid_is_whole_and_its_command_is_kept(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(GRID)
     found, remarks = without_sweep_file(

@@ -48,6 +48,7 @@ def test_texts_mean_distributions_and_come_back(text: str, distribution: Any) ->
     ("texts", "message"),
     [
         (["lr"], "does not begin with the name"),
+        (["model.lr=log(1,2)"], r"'model.lr', which cannot be the name.*=\{model_lr\}"),
         (["lr=0.1"], r"lr=0.1 is not a distribution.*\n.*choice\(0.1\)"),
         (["lr=logarithmic(1,2)"], r"Unknown distribution of lr 'logarithmic'.\n.*choice, int, log"),
         (["lr=log(0,1)"], "starts above 0"),

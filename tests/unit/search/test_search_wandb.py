@@ -64,6 +64,32 @@ def test_a_grid_is_tried_whole() -> None:
     assert found.spec.stopping.rule == "none"
 
 
+def test_a_cap_that_is_a_text_is_a_number() -> None:
+    sweep = {**SWEEP, "method": "grid", "run_cap": "20", "parameters": {"a": {"values": [1, 2]}}}
+    assert import_sweep(sweep).spec.budget.trials == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ({"min": 0, "max": 1, "q": 0.25}, Space.uniform(0, 1, step=0.25)),
+        ({"min": 0, "max": 8, "q": 2}, Space.int(0, 8, step=2)),
+        ({"min": 0.01, "max": 2, "distribution": "inv_log_uniform_values"}, Space.log(0.01, 2)),
+        ({"min": 0, "max": 2, "distribution": "inv_log_uniform"}, Space.log(math.exp(-2), 1)),
+    ],
+)
+def test_a_range_means_what_it_means_to_wandb(given: dict[str, Any], means: Any) -> None:
+    found = import_sweep({**SWEEP, "parameters": {"a": given}})
+    assert found.spec.space == Space.from_values({"a": means})
+
+
+def test_it_is_said_that_a_trial_ends_at_the_last_rung() -> None:
+    early = {"type": "hyperband", "max_iter": 27, "s": 2}
+    found = import_sweep({**SWEEP, "early_terminate": early})
+    assert found.spec.stopping == Stopping(rule="asha-stop", min_step=3, max_step=27)
+    assert any("beyond step 27 is ended" in remark for remark in found.remarks)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -79,6 +105,26 @@ def test_a_grid_is_tried_whole() -> None:
         ({"parameters": {"a": {"values": [1, 2], "probabilities": [0.1, 0.9]}}}, "probabilities"),
         ({"method": "grid"}, "method: grid needs values, but lr is log"),
         ({"early_terminate": {"type": "hyperband"}}, "neither min_iter nor max_iter"),
+        (
+            {"parameters": {"learning-rate": {"min": 1, "max": 2}}},
+            r"parameter 'learning-rate'; here a name has .*--learning-rate=\{learning_rate\}",
+        ),
+        ({"parameters": {"a": {"min": 0, "max": 2, "mu": 1}}}, "a has mu, which means nothing"),
+        ({"parameters": {"a": {"min": 0, "max": 2, "probabilities": [1]}}}, "a has probabilities"),
+        ({"parameters": {"a": {"min": 0, "max": 2, "q": 1, "distribution": "uniform"}}}, "a has q"),
+        ({"parameters": {"a": {"min": 0, "max": ".nan"}}}, "max of a is '.nan'"),
+        ({"parameters": {"a": {"min": 0, "max": math.nan}}}, "max of a is nan, which is not a"),
+        (
+            {"parameters": {"a": {"min": 0.5, "max": 2, "distribution": "int_uniform"}}},
+            "min of a is 0.5, which is not a whole number",
+        ),
+        ({"parameters": {"a": {"min": 0, "max": 1e5, "distribution": "log_uniform"}}}, "no float"),
+        ({"parameters": {"a": {"values": "abc"}}}, "values of a is 'abc', which is not a list"),
+        ({"run_cap": "many"}, "run_cap of the sweep file is 'many'"),
+        ({"early_terminate": "hyperband"}, "early_terminate is 'hyperband'"),
+        ({"early_terminate": {"type": "hyperband", "min_iter": 3, "eta": 3.5}}, "eta of .* is 3.5"),
+        ({"early_terminate": {"type": "hyperband", "max_iter": 9, "eta": 0}}, "eta of .* is 0"),
+        ({"early_terminate": {"type": "hyperband", "max_iter": 9, "s": "a"}}, "s of .* is 'a'"),
         ({"early_terminate": {"type": "median"}}, "Unknown type of early_terminate 'median'"),
     ],
 )

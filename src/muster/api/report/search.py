@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from muster.api.runs import Run
 from muster.api.search_state import SearchState, again
 from muster.api.search_view import importance, view
 from muster.base.clock import human_duration, iso_utc
-from muster.base.shown_text import is_secret_name
+from muster.base.shown_text import command_line, is_secret_name
 from muster.run.folder import RunFolder
 
 _MOST_CURVES = 60
@@ -59,7 +60,7 @@ def search_lead(state: SearchState, target: str) -> str:
     goals = ", ".join(f"{goal.direction} {goal.name}" for goal in spec.objectives)
     rule = "" if spec.stopping.rule == "none" else f", early stopping {spec.stopping.rule}"
     seeds = "" if spec.seeds is None else f", {count(len(spec.seeds), 'seed')} each"
-    trials = count(state.num_trials, "trial")
+    trials = count(len(state.search.trials), "trial")
     return f"A search of {target}: {trials}{seeds}, to {goals}; sampler {spec.sampler}{rule}."
 
 
@@ -198,7 +199,7 @@ def _no_importance(state: SearchState) -> str:
 def _tables(run: Run, state: SearchState, found: Mapping[str, Any]) -> list[Block | None]:
     return [
         _best_table(state),
-        *_commands(run, state),
+        *_commands(run.stored.targets[0], state),
         _budget(found["budget"]),
         _rung_table(found["rungs"]),
         _decision_table(found["rungs"]),
@@ -208,7 +209,7 @@ def _tables(run: Run, state: SearchState, found: Mapping[str, Any]) -> list[Bloc
 def _best_table(state: SearchState) -> Table | None:
     names = [goal.name for goal in state.spec.objectives]
     rows = []
-    for standing in state.best(_MOST_BEST):
+    for standing in state.search.best(_MOST_BEST):
         row: dict[str, Any] = {"trial": standing.trial}
         for name, value, spread in zip(names, standing.values, standing.spread, strict=True):
             row[name] = value
@@ -218,10 +219,9 @@ def _best_table(state: SearchState) -> Table | None:
     return table_of("The best trials", rows)
 
 
-def _commands(run: Run, state: SearchState) -> Iterator[Block]:
-    target = run.stored.targets[0]
+def _commands(target: Mapping[str, Any], state: SearchState) -> Iterator[Listing]:
     for standing in state.unbeaten()[:_MOST_BEST]:
-        text = again(target, state.spec, standing.params)
+        text = command_line(shlex.split(again(target, state.spec, standing.params)))
         yield Listing(f"Run trial {standing.trial} again", text)
 
 
@@ -230,7 +230,7 @@ def _budget(budget: Mapping[str, Any]) -> Facts:
     shown: dict[str, tuple[str, Callable[[float], str]]] = {
         "trials": ("trials", lambda value: f"{value:,}"),
         "seconds": ("time", human_duration),
-        "gpu_hours": ("hours of all workers", lambda value: f"{value:.3g}"),
+        "gpu_hours": ("GPU hours", lambda value: f"{value:.3g}"),
         "cost": ("cost", lambda value: f"{value:.2f}"),
     }
     pairs = []

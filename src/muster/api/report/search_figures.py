@@ -45,7 +45,7 @@ def draw_history(rows: Rows, goals: Rows, at: int, path: Path) -> list[Path]:
         plotting.whole_numbers(axis.xaxis)
         plotting.dress(axis, x="trials, in the order of their ends", y=_goal(goals[at]))
         _legend_above(axis)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_rungs(rungs: Rows, path: Path) -> list[Path]:
@@ -67,7 +67,7 @@ def draw_rungs(rungs: Rows, path: Path) -> list[Path]:
         plotting.whole_numbers(axis.yaxis)
         plotting.dress(axis, x="step", y="trials", lines="y")
         _legend_above(axis)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_importance(rows: Rows, path: Path) -> list[Path]:
@@ -87,7 +87,7 @@ def draw_importance(rows: Rows, path: Path) -> list[Path]:
         axis.set_xticks([])
         plotting.dress(axis, x="share of the variation", lines="x")
         axis.spines["bottom"].set_visible(False)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_parallel(
@@ -133,7 +133,7 @@ def draw_parallel(
         axis.set_xlim(-0.1, len(names) - 0.55)
         axis.set_ylim((_BELOW if lacks else 0) - 0.06, 1.06)
         axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_slice(dims: Rows, at: int, rows: Rows, goals: Rows, which: int, path: Path) -> list[Path]:
@@ -163,7 +163,7 @@ def draw_slice(dims: Rows, at: int, rows: Rows, goals: Rows, which: int, path: P
         _scale(axis, "y", [row["values"][which] for row in found])
         plotting.dress(axis, x=safe(dim["name"]), y=_goal(goals[which]))
         _legend_above(axis)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_front(
@@ -184,7 +184,7 @@ def draw_front(
             _scale(axis, which, [row["values"][number] for row in rows])
         plotting.dress(axis, x=_goal(goals[across]), y=_goal(goals[up]))
         _legend_above(axis)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def draw_fates(
@@ -223,16 +223,12 @@ def draw_fates(
             marks = [*steps, ends] if ends > 1.5 * max(steps) else list(steps)
             plotting.log_ticks(axis, marks, [f"{mark:g}" for mark in marks])
         _legend_above(axis)
-        return _saved(figure, path)
+        return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 # ---------------------------------------------------------------------- what they have in common
 
 _BELOW = -0.16
-
-
-def _saved(figure: Any, path: Path) -> list[Path]:
-    return plotting.save(figure, *plotting.png_and_pdf(path))
 
 
 def _points(axis: Any, points: Sequence[tuple[float, float, str]]) -> None:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             hint="a search is begun with `muster sweep … --space … --maximize METRIC`.",
         )
     spec = state.spec
-    found = state.unbeaten() if flags.number is None else state.best(flags.number)
+    found = state.unbeaten() if flags.number is None else state.search.best(flags.number)
     target = run.stored.targets[0]
     if flags.json:
         names = [goal.name for goal in spec.objectives]

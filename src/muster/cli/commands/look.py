@@ -188,9 +188,9 @@ def _search_json(run: Run) -> dict[str, Any]:
     state = None if run.stored.is_gang else read_search(run.folder)
     if state is None:
         return {}
-    best = [asdict(one) for one in state.best()]
+    best = [asdict(one) for one in state.search.best()]
     stopped = {f"{rung:g}": number for rung, number in state.num_by_rung.items()}
-    return {"search": {"best": best, "stopped": stopped, "trials": state.num_trials}}
+    return {"search": {"best": best, "stopped": stopped, "trials": len(state.search.trials)}}
 
 
 def logs(argv: list[str]) -> int:

@@ -44,7 +44,11 @@ def main(argv: list[str]) -> int:
     run = open_run(flags.run)
     found = only(run.series(flags.task), flags.name)
     if flags.to is not None:
-        output.say(f"{count(write_points(found, flags.to), 'row')} in {flags.to}")
+        num_rows = write_points(found, flags.to)
+        if flags.json:
+            output.say_json({"rows": num_rows, "made": [str(flags.to)]})
+        else:
+            output.say(f"{count(num_rows, 'row')} in {flags.to}")
         return 0
     summaries = [summary_of(series) for series in found]
     if flags.json:

@@ -64,16 +64,17 @@ def main(argv: list[str]) -> int:
         return _export(roots, flags, flags.export)
     from muster.web.serve import WebOptions, open_browser, serve
 
+    at = None if flags.socket is None else flags.socket.expanduser()  # --socket=~/x: no shell does
     options = WebOptions(
         roots=roots,
         port=flags.port,
-        socket=flags.socket,
+        socket=at,
         public_host=flags.i_know_this_is_public,
         allows_actions=flags.allow_actions,
     )
 
     def listening(found: Listening) -> None:
-        for line in _lines(found, options.roots, flags.socket):
+        for line in _lines(found, options.roots, at):
             output.say(line)
         if flags.open:
             open_browser(found)
@@ -105,7 +106,7 @@ def _lines(found: Listening, roots: Sequence[Path], at: Path | None) -> list[str
     host = socket.gethostname()
     shown = ", ".join(map(str, roots))
     if found.address is None:
-        place = at.expanduser().absolute() if at else ""
+        place = at.absolute() if at else ""
         return [
             f"Showing {shown} at {place}. From your own machine:",
             f"  ssh -L 8765:{place} {host}",

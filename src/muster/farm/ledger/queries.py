@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,10 +80,11 @@ class LedgerQueries:
             sql = "SELECT token, body FROM metrics WHERE task_id = ? ORDER BY frame_id"
             return self._db.execute(sql, (task_id,)).fetchall()
 
-    def seconds_of_attempts(self) -> float:
+    def seconds_of_attempts(self, task_ids: Iterable[int]) -> float:
+        """How long the attempts of these tasks took."""
+        sql = "SELECT seconds FROM attempts WHERE task_id = ?"
         with explained(self.path, "read"):
-            row = self._db.execute("SELECT coalesce(sum(seconds), 0) FROM attempts").fetchone()
-        return float(row[0])
+            return sum(row[0] for one in task_ids for row in self._db.execute(sql, (one,)))
 
     def search_rows(self) -> list[SearchRow]:
         with explained(self.path, "read"):

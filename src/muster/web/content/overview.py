@@ -77,7 +77,7 @@ def _causes(run: Run) -> list[dict[str, Any]]:
 def _best(folder: RunFolder, status: Status) -> dict[str, Any] | None:
     """Of a search the best trial, of a training the best evaluation."""
     if status.kind == "sweep" and (state := read_search(folder)) is not None:
-        for standing_of in state.best():
+        for standing_of in state.search.best():
             task = next(iter(state.tasks.get(standing_of.trial, ())), None)
             goal = state.spec.objectives[0].name
             return {"name": line(goal), "value": finite(standing_of.values[0]), "task": task}
