@@ -84,7 +84,7 @@ class LedgerQueries:
         """How long the attempts of these tasks took."""
         sql = "SELECT seconds FROM attempts WHERE task_id = ?"
         with explained(self.path, "read"):
-            return sum(row[0] for one in task_ids for row in self._db.execute(sql, (one,)))
+            return float(sum(row[0] for one in task_ids for row in self._db.execute(sql, (one,))))
 
     def search_rows(self) -> list[SearchRow]:
         with explained(self.path, "read"):
