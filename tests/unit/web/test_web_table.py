@@ -11,6 +11,7 @@ import pytest
 from muster.api.options import SweepOptions
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.connect import remove
+from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
@@ -96,6 +97,13 @@ def test_a_run_that_was_begun_anew_shows_nothing_of_the_old_one(folder: RunFolde
     table.refresh()
     assert cells(table.page(sort="x", limit=2), "x") == [-299, -298]
     assert len(table.changed_since(version)[0]) == 300
+
+
+def test_what_is_no_number_of_a_task_is_found_nowhere(folder: RunFolder) -> None:
+    """A page asks for whatever stands in its address; SQLite has no number of 30 digits."""
+    with LedgerReader(folder.ledger) as ledger:
+        assert [ledger.find(text) for text in ("²", "9" * 30, "9" * 9999)] == [[], [], []]
+        assert ledger.find("7")[0][0] == 7
 
 
 def test_rows_are_sorted_filtered_and_found(folder: RunFolder) -> None:
