@@ -97,7 +97,7 @@ def test_an_earlier_copy_is_replaced_and_nothing_else_is(tmp_path: Path) -> None
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.tex").write_text("mine")
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="something other"):
         export([tmp_path / "runs"], other)
     (tmp_path / "link").symlink_to(other)
     with pytest.raises(UsageError, match="not a folder"):
