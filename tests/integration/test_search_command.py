@@ -197,6 +197,28 @@ def test_a_goal_that_nobody_logs_ends_the_search_at_once(tmp_path: Path, muster_
     assert muster_main("sweep", "train.py:run", *again).returncode == 0
 
 
+LATE = """
+import time
+from pathlib import Path
+
+def run(lr: float):
+    try:
+        Path(__file__).with_name("first").mkdir()
+        return {}
+    except FileExistsError:
+        time.sleep(0.3)
+        return {"y": lr}
+"""
+
+
+def test_a_trial_without_the_goal_ends_no_others(tmp_path: Path, muster_main: Main) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    words = ("--space", "lr=uniform(0,1)", "--maximize", "y", "--trials", "4")
+    done = muster_main("sweep", "late.py:run", *words, *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert counts(tmp_path / "runs" / "it") == {2: 4}
+
+
 def test_what_an_earlier_muster_kept_of_a_rule_that_is_gone_changes_nothing(
     run: Path, muster_main: Main
 ) -> None:

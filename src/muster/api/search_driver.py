@@ -77,7 +77,7 @@ class SearchDriver:
         self._ended: set[int] = set()
         self._failed: set[int] = set()  # of those
         self._told: dict[int, str] = {}  # tasks that are to end, or have ended so: stop or pause
-        self._heard: dict[int, float] = {}  # the last step of the objective, by task
+        self._heard: dict[tuple[int, str], float] = {}  # the last step, by task and name
         self._last: dict[int, dict[str, float]] = {}
         self._names = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
         self._unseen = set(self._names)
@@ -91,7 +91,7 @@ class SearchDriver:
 
     @property
     def problem(self) -> MusterError | None:
-        return self._problem
+        return self._problem if self._unseen else None
 
     # ------------------------------------------------------------------ beginning
 
@@ -244,17 +244,14 @@ class SearchDriver:
         """Those that the search looks at, without steps that it has heard: a later attempt may log
         them again."""
         names, packed = split(body)
-        last, goal = self._last.setdefault(task_id, {}), self._spec.objectives[0].name
+        last = self._last.setdefault(task_id, {})
         new = []
         for which, step, _, value in POINT.iter_unpack(packed):
             name = names[which]
             last[name] = value
-            if name in self._names and (
-                name != goal or step > self._heard.get(task_id, float("-inf"))
-            ):
+            if name in self._names and step > self._heard.get((task_id, name), float("-inf")):
                 new.append(Point(name, step, value))
-                if name == goal:
-                    self._heard[task_id] = step
+                self._heard[task_id, name] = step
         self._unseen -= last.keys()
         return tuple(new)
 
@@ -262,8 +259,7 @@ class SearchDriver:
         for point in points:
             self._last.setdefault(task_id, {})[point.name] = point.value
             self._unseen.discard(point.name)
-            if point.name == self._spec.objectives[0].name:
-                self._heard[task_id] = point.step
+            self._heard[task_id, point.name] = point.step
 
     def ended(self, task_id: int, state: TaskState, value: bytes) -> list[Event]:
         proposal = self._of_task.get(task_id)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from muster.base.clock import Clock
-from muster.base.errors import TargetError
+from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
@@ -115,6 +115,7 @@ class Coordinator:
         counts = ledger.counts()
         ended = sum(count for state, count in counts.items() if state.is_final)
         self._steering: Steering | None = None
+        self._problem: MusterError | None = None  # why nothing more is begun
         total = plan.total
         if plan.driver is not None:
             self._steering = Steering(plan.driver, ledger, plan.folder)
@@ -198,6 +199,7 @@ class Coordinator:
         decisions = self._scheduler.step([*events, *orders], now)
         if steering is not None:
             orders += steering.tell(events, decisions, self._scheduler, now)
+            self._doubt(steering.problem, decisions)
             self._refetch |= bool(orders or decisions.done or decisions.failed or decisions.stopped)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
@@ -216,8 +218,8 @@ class Coordinator:
             self._publish(decisions)
             if broken:  # what came with it has been recorded
                 raise TargetError(broken[0].message)
-            if steering is not None and steering.problem is not None:
-                raise steering.problem
+            if self._problem is not None and not self._scheduler.open_tasks():
+                raise self._problem  # what ran has ended, and has not changed it
             self._obey(decisions, now)
             # Last: a task that waits at a rung has heard by then that it is to end.
             own = sorted((e.worker_id, e.serial) for e in logged if e.serial > 0)
@@ -228,6 +230,13 @@ class Coordinator:
         else:
             self._obey(decisions, now)
         self._picture.note(events, decisions, now)
+
+    def _doubt(self, problem: MusterError | None, decisions: Decisions) -> None:
+        """Let what runs go on where more would be in vain: it may show otherwise."""
+        if problem is not None and problem is not self._problem:
+            why = str(problem).partition("\n")[0]
+            decisions.notes.append(("waiting", f"{why} Nothing more begins until one has."))
+        self._problem = problem
 
     def _obey_next(self, fetched: Fetched, now: float) -> None:
         """Fresh claims are committed: hand them out without waiting for another event."""
@@ -355,7 +364,7 @@ class Coordinator:
             return None
         self._refetch = False
         if self._steering is not None:
-            is_ending = self._scheduler.draining or self._scheduler.paused
+            is_ending = self._scheduler.draining or self._scheduler.paused or self._problem
             return None if is_ending else self._steering.choose(self._scheduler, self._picture)
         count = count or _FIRST_CHUNK
         tasks: list[Task] = self._ledger.claim(count)

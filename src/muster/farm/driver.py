@@ -34,7 +34,7 @@ class Driver(Protocol):
 
     @property
     def problem(self) -> MusterError | None:
-        """Why going on would be in vain, None while it would not."""
+        """Why going on would be in vain, None while it would not. What runs may still change it."""
 
     def begin(self, ledger: Ledger) -> list[Event]:
         """Rebuild what was known from the ledger, inside a transaction; what is still to be done

@@ -45,6 +45,7 @@ class Steering:
         ledger = self._ledger
         ledger.begin()
         self._orders += self._driver.begin(ledger)
+        self.record()  # what a task was proposed as comes home before its end
         self.stop_waiting(list(self._orders))
         self.record()
         ledger.drop_meta("enqueued")
@@ -122,6 +123,7 @@ class Steering:
                 picture.added(ledger.add_tasks([proposal.task]))
                 task_id, state, value = ledger.standing(key)
                 driver.added(proposal.what, task_id)
+                self.record()  # it brings the task home, ahead of all that is said of it
                 if not (proposal.is_wanted or state.is_final):
                     ledger.stop_ready(task_id, b"{}", self._has_files)
                     state = TaskState.STOPPED

@@ -31,7 +31,7 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Proposal
 from muster.search.space import Space
-from muster.search.spec import Budget, SearchSpec, Stopping, objectives
+from muster.search.spec import Budget, Constraint, SearchSpec, Stopping, objectives
 
 SPEC = SearchSpec(
     space=Space.from_texts(["x=uniform(0,1)"]),
@@ -280,6 +280,40 @@ def test_a_trial_that_finishes_without_the_goal_ends_a_search_that_has_no_value(
     bench.hear(second, 9, 0.5)
     bench.end(bench.ask()[0], TaskState.DONE, b"{}")
     assert bench.driver.problem is None, "one trial has it, so it has the right name"
+    bench.ledger.close()
+
+
+def test_a_later_trial_that_shows_the_goal_lets_the_search_go_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = bench.ask()[0], bench.ask()[0]
+    bench.end(first, TaskState.DONE)
+    assert bench.driver.problem is not None
+    bench.hear(second, 9, 0.5)
+    assert bench.driver.problem is None
+    bench.ledger.close()
+
+
+def test_a_constraint_that_was_heard_is_not_recorded_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    spec = dataclasses.replace(SPEC, constraints=(Constraint("m", "<=", 9),))
+
+    def heard() -> list[SearchRow]:
+        driver = SearchDriver(
+            spec, bench.target, "f.py:f", bench.folder, bench.clock,
+            stored=dict, setting=setting, gpus_per_task=1,
+        )  # fmt: skip
+        bench.ledger.begin()
+        driver.begin(bench.ledger)
+        for step in (1, 2):
+            driver.heard(Logged(1, task_id, 1, step, points.encode([("m", step, 0.0, 7.0)])))
+        rows = list(driver.take_records())
+        bench.ledger.record_search(rows)
+        bench.ledger.commit()
+        return rows
+
+    task_id, _ = bench.ask()
+    assert [row.kind for row in heard()] == ["heard", "heard"]
+    assert heard() == []
     bench.ledger.close()
 
 

@@ -13,15 +13,22 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.unit.farm.test_decide import TARGETS, cpus
 from tests.unit.farm.test_ledger import SLOT, new_tasks, record
 
 from muster.farm import points
-from muster.farm.decisions import Stopped
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Policy, Stopped
+from muster.farm.driver import Proposed
+from muster.farm.events import Event, Logged
 from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
+from muster.farm.picture import Picture
+from muster.farm.steering import Steering
 from muster.farm.task import Outcome, TaskState
+from muster.run.folder import RunFolder
 
 
 def contents(path: Path) -> list[object]:
@@ -111,6 +118,61 @@ def test_the_tasks_of_a_grid_that_came_first_are_the_same_in_the_lines(
         assert reader.search_rows() == [SearchRow("proposal", 1, b'{"trial":0}')]
         [row] = reader.tasks()
         assert (row.key, row.target) == (new_tasks(3)[1].key, "f.py:f")
+    ledger.close()
+
+
+class Unwanting:
+    """A driver whose only task was decided to end before it began."""
+
+    num_expected, problem = 1, None
+
+    def __init__(self) -> None:
+        self.proposed = [Proposed(new_tasks(1)[0], None, is_wanted=False)]
+        self.rows: list[SearchRow] = []
+
+    def begin(self, ledger: Ledger) -> list[Event]:
+        return []
+
+    def ask(self, count: int) -> list[Proposed]:
+        proposed, self.proposed = self.proposed, []
+        return proposed
+
+    def added(self, what: object, task_id: int) -> None:
+        self.rows.append(SearchRow("proposal", task_id, b"{}"))
+
+    def heard(self, logged: Logged) -> list[Event]:
+        return []
+
+    def ended(self, task_id: int, state: TaskState, value: bytes) -> list[Event]:
+        self.rows.append(SearchRow("ended", task_id, b"{}"))
+        return []
+
+    def last_of(self, task_id: int) -> bytes:
+        return b"{}"
+
+    def take_records(self) -> list[SearchRow]:
+        rows, self.rows = self.rows, []
+        return rows
+
+    def is_over(self) -> bool:
+        return not self.proposed
+
+
+def test_a_task_that_nobody_wants_comes_home_before_its_end(home: Path, tmp_path: Path) -> None:
+    away = tmp_path / "a" / "ledger.sqlite"
+    ledger = AwayLedger(away, home)
+    ledger.begin()
+    ledger.target_id("f.py:f")
+    ledger.worker_started(1, SLOT, "host", "log")
+    ledger.commit()
+    steering = Steering(Unwanting(), ledger, RunFolder(tmp_path))
+    scheduler = Scheduler(Policy(asks_ahead=False), cpus(1), TARGETS)
+    ledger.begin()
+    fetched = steering.choose(scheduler, Picture("it", 1, 0.0))
+    ledger.commit()
+    assert fetched.tasks == []
+    assert contents(home) == contents(away)
+    assert [row.kind for row in contents(home)[2]] == ["proposal", "ended"]  # type: ignore[attr-defined]
     ledger.close()
 
 
