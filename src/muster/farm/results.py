@@ -25,7 +25,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from datetime import date, time
 from enum import Enum
 from pathlib import Path, PurePath
@@ -116,9 +116,7 @@ def plain(value: object, path: str, depth: int = 0) -> object:
 def keep_beside(folder: Path, name: str, value: object) -> str:
     """Write ``value`` into a file of ``folder``, pickled, or as text; returns the file's name."""
     stem = re.sub(r"[^\w.-]+", "-", name)[:80].strip("-.") or _VALUE
-    taken = {path.stem for path in folder.iterdir()}
-    free = itertools.chain([stem], (f"{stem}-{i}" for i in itertools.count(2)))
-    stem = next(name for name in free if name not in taken)
+    stem = _free_name({path.stem for path in folder.iterdir()}, stem)
     try:
         data, suffix = pickle.dumps(value), "pickle"
     except Exception:  # an object may raise anything when it is pickled, or printed
@@ -236,6 +234,12 @@ def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False)
     Does nothing for what is not there, so that doing it again is no harm.
     """
     source, target = folder.attempt(key, token), folder.artifact(key)
+    saved = folder.saved(key)
+    if not may_go_on and saved.exists():
+        # Before the rename: after a crash between the two the attempt's folder is found again.
+        into = target if target.exists() and not source.exists() else source
+        into.mkdir(parents=True, exist_ok=True)
+        os.replace(saved, into / _free_name({path.name for path in into.iterdir()}, "checkpoint"))
     if source.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -243,12 +247,15 @@ def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False)
         os.replace(source, target)
     if not may_go_on:
         folder.checkpoint(key).unlink(missing_ok=True)
-        if folder.saved(key).exists():
-            target.mkdir(parents=True, exist_ok=True)
-            os.replace(folder.saved(key), target / "checkpoint")
         for number in range(1, token + 1):
             folder.points_of(key, number).unlink(missing_ok=True)
             folder.points_of(key, number).with_suffix(".cuts").unlink(missing_ok=True)
+
+
+def _free_name(taken: Collection[str], name: str) -> str:
+    """``name``, with a number behind it where it is taken."""
+    free = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(each for each in free if each not in taken)
 
 
 def publish_after_crash(

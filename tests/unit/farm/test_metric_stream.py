@@ -114,7 +114,7 @@ class Sent:
     def halted(self, task_id: int) -> None:
         return None
 
-    def runs(self, task_id: int, pid: int | None) -> None: ...
+    def runs(self, task_id: int, pid: int | None, *, passes_on: bool = False) -> None: ...
 
     def divide(
         self, task_id: int, token: int, kept: Mapping[str, Any], given: Sequence[Mapping[str, Any]]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.farm.test_metric_stream import Sent
 
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
-from muster.farm.task import AttemptRecord, Finished, Outcome
+from muster.farm.task import AttemptRecord, Finished, Outcome, TargetSpec
+from muster.farm.worker.perform import Order, Performer
 from muster.run.folder import RunFolder
 
 KEY = "ab" * 16
@@ -52,6 +55,39 @@ def test_the_checkpoint_goes_with_the_result_also_without_files(folder: RunFolde
     publish(folder, KEY, 1)
     assert not folder.checkpoint(KEY).exists()
     assert not folder.artifact(KEY).exists()
+
+
+def test_what_a_program_saved_is_published_with_its_files(folder: RunFolder) -> None:
+    """In their rename, so that a crash before it leaves both for the next start; beside a folder of
+    the same name that the program has made."""
+    source = attempt(folder, KEY, 1, "one")
+    for place in (source / "checkpoint", folder.saved(KEY)):
+        place.mkdir(parents=True)
+        (place / "it.pt").write_text(place.name)
+    for _ in range(2):
+        publish(folder, KEY, 1)
+        assert (folder.artifact(KEY) / "checkpoint" / "it.pt").read_text() == "checkpoint"
+        assert (folder.artifact(KEY) / "checkpoint-2" / "it.pt").exists()
+        assert not folder.saved(KEY).exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no /bin/sh")
+@pytest.mark.parametrize(("end", "is_kept"), [("", True), ("; exit 1", False)])
+def test_a_program_that_saves_only_has_a_folder_where_it_is_done(
+    end: str, is_kept: bool, tmp_path: Path, folder: RunFolder
+) -> None:
+    line = f'echo x > "$MUSTER_CHECKPOINT_DIR/it.pt"{end}'
+    spec = TargetSpec(name="f", kind="command", argv=(line,), shell=True)
+    log = tmp_path / "log"
+    log.touch()
+    performer = Performer({1: spec}, folder, "cpu", log=log, line=Sent())
+    finished = performer.run(Order(1, 1, 1, KEY, 1, b"{}"))
+    assert (finished.outcome is Outcome.OK) == is_kept
+    assert finished.files == folder.attempt(KEY, 1).exists() == is_kept
+    assert (folder.saved(KEY) / "it.pt").exists()
+    if is_kept:  # the coordinator died between its commit and the rename
+        assert publish_after_crash(folder, lambda key: ("done", 1)) == 1
+        assert (folder.artifact(KEY) / "checkpoint" / "it.pt").exists()
 
 
 def test_after_a_crash_accepted_folders_are_published_and_torn_ones_removed(

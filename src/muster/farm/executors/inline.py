@@ -196,7 +196,7 @@ class _InlineLine:
     def halted(self, task_id: int) -> None:
         return None
 
-    def runs(self, task_id: int, pid: int | None) -> None:
+    def runs(self, task_id: int, pid: int | None, *, passes_on: bool = False) -> None:
         return
 
     def divide(

@@ -60,7 +60,9 @@ def run_command(
     if spec.shell:
         argv = ["/bin/sh", "-c", argv[0]]
     elif argv[0] == OWN_PROGRAM:
-        argv = [sys.executable, "-m", *argv]
+        # Without -P a file of the user's named like a module of Python's would be taken for it.
+        argv = [sys.executable, "-P", "-m", *argv]
+    is_done = False
     try:
         follower = context.follower()
         if spec.metrics_from:
@@ -68,16 +70,20 @@ def run_command(
         with follower:
             environment = _environment(params, context)
             environment[METRICS_FILE] = str(follower.path)
-            code = _spawn_and_wait(argv, environment, context)
+            passes_on = not spec.shell and spec.argv[0] == OWN_PROGRAM
+            code = _spawn_and_wait(argv, environment, context, passes_on=passes_on)
         if code < 0:
             raise CommandFailed(f"{argv[0]} was ended by {signal_name(-code)}", -code)
         if code > 0:
             raise CommandFailed(f"{argv[0]} ended with exit code {code}", code=code)
-        return _read_metrics(folder / RESULT_FILE)
+        found = _read_metrics(folder / RESULT_FILE)
+        is_done = True
+        return found
     finally:
         with suppress(OSError):
             saved.rmdir()  # it saved nothing
-        if not uses_folder:
+        # Where it is done, what it saved is published in its folder.
+        if not uses_folder and not (is_done and saved.exists()):
             context.drop_empty_folder()
 
 
@@ -92,8 +98,13 @@ def _source(text: str, context: Context, log: TaskLog) -> Printed | EventFiles:
     return Printed(log.path, log.start, source.pattern, add)
 
 
-def _spawn_and_wait(argv: list[str], environment: dict[str, str], context: Context) -> int:
-    """Exit code, or minus the signal. The command stays in the worker's session and group."""
+def _spawn_and_wait(
+    argv: list[str], environment: dict[str, str], context: Context, *, passes_on: bool
+) -> int:
+    """Exit code, or minus the signal. The command stays in the worker's session and group.
+
+    ``passes_on``: it tells its own processes by itself that they are to end.
+    """
     try:
         if sys.platform == "win32":
             return subprocess.run(
@@ -105,7 +116,7 @@ def _spawn_and_wait(argv: list[str], environment: dict[str, str], context: Conte
         raise CommandFailed(f"cannot start {argv[0]!r}: {error.strerror}") from None
     except ValueError as error:  # a zero byte in an argument
         raise CommandFailed(f"cannot start {argv[0]!r}: {error}") from None
-    context.runs(pid)
+    context.runs(pid, passes_on=passes_on)
     try:
         status, context.command_peak_mib = wait_for(pid)
     finally:

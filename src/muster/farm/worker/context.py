@@ -241,9 +241,9 @@ class Context:
         """Whether this task is to end early: at once ("stop") or at a checkpoint ("pause")."""
         return self._line.halted(self._task_id)
 
-    def runs(self, pid: int | None) -> None:
+    def runs(self, pid: int | None, *, passes_on: bool = False) -> None:
         """Note the process of the command that is this task; None: it has ended."""
-        self._line.runs(self._task_id, pid)
+        self._line.runs(self._task_id, pid, passes_on=passes_on)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Replace the saved state by ``state`` atomically, so that a later attempt can go on.

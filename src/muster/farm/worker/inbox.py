@@ -40,7 +40,7 @@ class Inbox:
         self.confirmed = 0  # the last of them that the coordinator has recorded
         self.is_warned = False  # the place of this worker will soon be taken from it
         self._halted: dict[int, bool] = {}  # tasks told to end early; whether they pause
-        self._program: tuple[int, int] | None = None  # the task's, and its process
+        self._program: tuple[int, int, bool] | None = None  # the task's; see ``runs``
         self._halting = threading.Lock()
 
     def start(self) -> None:
@@ -63,10 +63,12 @@ class Inbox:
         pauses = self._halted.get(task_id)
         return None if pauses is None else "pause" if pauses else "stop"
 
-    def runs(self, task_id: int, pid: int | None) -> None:
-        """Note the program that does a task; it gets SIGTERM when the task is told to end."""
+    def runs(self, task_id: int, pid: int | None, *, passes_on: bool = False) -> None:
+        """Note the program that does a task: it gets SIGTERM when the task is told to end, and so
+        do all processes below it, unless it ``passes_on`` what it is told.
+        """
         with self._halting:
-            self._program = None if pid is None else (task_id, pid)
+            self._program = None if pid is None else (task_id, pid, passes_on)
             self._end_program(task_id)
 
     def _halt(self, task_id: int, pauses: bool) -> None:
@@ -76,7 +78,9 @@ class Inbox:
 
     def _end_program(self, task_id: int) -> None:
         if self._program is not None and self._program[0] == task_id and task_id in self._halted:
-            for pid in tree(self._program[1]):
+            _, program, passes_on = self._program
+            # A loader that a rank of ours lost to a signal would be a crash, where it is to save.
+            for pid in [program] if passes_on else tree(program):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGTERM)
 
@@ -177,8 +181,11 @@ class Line(Protocol):
     def halted(self, task_id: int) -> Halt | None:
         """Whether this task was told to end early: at once, or at its next checkpoint."""
 
-    def runs(self, task_id: int, pid: int | None) -> None:
-        """Note the process that does a task, so that it can be told to end; None: it has ended."""
+    def runs(self, task_id: int, pid: int | None, *, passes_on: bool = False) -> None:
+        """Note the process that does a task, so that it can be told to end; None: it has ended.
+
+        ``passes_on``: it tells the processes below it by itself.
+        """
 
     def divide(
         self,
@@ -222,8 +229,8 @@ class InboxLine:
     def halted(self, task_id: int) -> Halt | None:
         return self._inbox.halted(task_id)
 
-    def runs(self, task_id: int, pid: int | None) -> None:
-        self._inbox.runs(task_id, pid)
+    def runs(self, task_id: int, pid: int | None, *, passes_on: bool = False) -> None:
+        self._inbox.runs(task_id, pid, passes_on=passes_on)
 
     def divide(
         self,
