@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -68,11 +70,17 @@ class Record:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._path = folder.metrics
+        has_begun = self._path.exists()
         _cut_after(self._path, step)
-        self._lines: list[StepLine] = []
+        self._lines: deque[StepLine] = deque()
+        self._process = os.getpid()
+        self._writing = threading.RLock()  # `log` may be called by any thread
         self._files = [os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)]
         task = variable(METRICS_FILE)
+        self._told: dict[str, int] = {}  # what the task has already, as `_last_steps` says
         if task and Path(task).absolute() != self._path.absolute():
+            if has_begun:  # by ranks before these, maybe in the same attempt
+                self._told = _last_steps(Path(task))
             self._files.append(os.open(task, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
         self._logging = ExitStack()
         if not is_logging():
@@ -108,7 +116,8 @@ class Record:
     def line(self, kind: str, values: dict[str, Any]) -> None:
         """Record something seldom, such as an evaluation; a ``step`` must be among its values."""
         self._write_steps()
-        self._write(json.dumps({"kind": kind, **values}) + "\n")
+        text = json.dumps({"kind": kind, **values}) + "\n"
+        self._write(text, text if values["step"] > self._told.get(kind, -1) else "")
         if self._board is not None:
             self._to_board(kind, values)
         self.flush()
@@ -116,7 +125,10 @@ class Record:
     def log(self, step: int, **metrics: Any) -> None:
         """Record what the task itself logs with ``muster.log``."""
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        self._write(json.dumps({"step": as_step(step), TIME: time.time(), **numbers}) + "\n")
+        if os.getpid() == self._process:  # a loader's would write them twice
+            self._write_steps()  # `_cut_after` goes by the order of lines
+        text = json.dumps({"step": as_step(step), TIME: time.time(), **numbers}) + "\n"
+        self._write(text, text)
 
     def status(self, values: dict[str, Any]) -> None:
         """Write where the training is, for `muster status`; a full disk does not stop it."""
@@ -140,14 +152,17 @@ class Record:
         self._status.unlink(missing_ok=True)
 
     def _write_steps(self) -> None:
-        if self._lines:
-            self._write("".join(map(_words, self._lines)))
-            self._lines.clear()
+        with self._writing:
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if lines:
+                words, told = [*map(_words, lines)], self._told.get("train", -1)
+                first = next((i for i, line in enumerate(lines) if line.step > told), len(lines))
+                self._write("".join(words), "".join(words[first:]))
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, for_task: str) -> None:
         """Add lines in one piece: threads of the task may log meanwhile."""
-        for file in self._files:
-            rest = memoryview(text.encode())
+        for file, part in zip(self._files, (text, for_task), strict=False):
+            rest = memoryview(part.encode())
             while rest:
                 rest = rest[os.write(file, rest) :]
 
@@ -184,7 +199,11 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Drop lines of later steps, and a torn last one."""
+    """Drop lines of later steps, and a torn last one.
+
+    What the task itself logs counts steps of its own: it stays where a line of the training behind
+    it stays, for the step that it was logged in.
+    """
     if not path.exists():
         return
     with (
@@ -192,10 +211,25 @@ def _cut_after(path: Path, step: int) -> None:
         replacing(path) as beside,
         beside.open("w", encoding="utf-8") as kept,
     ):
+        waiting: list[str] = []
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
-                if json.loads(line)["step"] <= step:
-                    kept.write(line)
+                found = json.loads(line)
+                number = found["step"]
+                waiting.append(line)
+                if "kind" in found:
+                    if number <= step:
+                        kept.writelines(waiting)
+                    waiting.clear()
+
+
+def _last_steps(path: Path) -> dict[str, int]:
+    """The last step of each kind of line."""
+    found: dict[str, int] = {}
+    for line in read_metrics(path):
+        if isinstance(step := line.get("step"), int):
+            found[line["kind"]] = max(step, found.get(line["kind"], step))
+    return found
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -37,6 +37,23 @@ def test_every_line_comes_back(tmp_path_factory: object, lines: list[StepLine]) 
     assert json.dumps(found) == json.dumps([line.record() for line in lines])
 
 
+def test_what_a_task_logs_is_cut_with_the_step_that_it_was_logged_in(tmp_path: Path) -> None:
+    """It counts steps of its own, such as samples, or epochs."""
+    folder = RunFolder(tmp_path)
+    record = Record(folder, 0, with_tensorboard=False)
+    for step in (1, 2, 3):
+        muster.log(100 * step, samples=step)
+        muster.log(0, epochs=step)
+        record.step(StepLine(step, 0, 8, 0.5, 0.1, 0.01, None))
+    record.close()
+    before = folder.metrics.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in before] == [100, 0, 1, 200, 0, 2, 300, 0, 3]
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 3, "torn')
+    Record(folder, 2, with_tensorboard=False).close()
+    assert folder.metrics.read_text().splitlines() == before[:6]
+
+
 def test_the_numbers_of_a_training_are_those_of_the_task_that_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,3 +75,23 @@ def test_the_numbers_of_a_training_are_those_of_the_task_that_it_is(
         (1, {"evaluation/loss": 0.25}),
         (2, {"entropy": 0.75}),
     ]  # fmt: skip
+
+
+def test_ranks_that_begin_again_tell_their_task_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another training of the same task is told from its first step."""
+    stream = tmp_path / "stream.jsonl"
+    monkeypatch.setenv("MUSTER_METRICS", str(stream))
+    for place, first, last in (("a", 1, 3), ("a", 2, 4), ("b", 1, 2)):
+        folder = RunFolder(tmp_path / place)
+        folder.path.mkdir(exist_ok=True)
+        record = Record(folder, first - 1, with_tensorboard=False)
+        for step in range(first, last + 1):
+            record.step(StepLine(step, 0, 8, 0.5, 0.1, 0.01, None))
+            record.line("evaluation", {"step": step, "loss": 0.25})
+        record.close()
+        assert [line["step"] for line in read_metrics(folder.metrics)][::2] == [*range(1, last + 1)]
+    told = [line["step"] for line in read_metrics(stream) if line["kind"] == "train"]
+    assert told == [1, 2, 3, 4, 1, 2]
+    assert len(read_metrics(stream)) == 2 * len(told)
