@@ -212,13 +212,16 @@ def _plan(
     if slots[0].kind == "cpu" and not _names_a_number(options):
         # A worker per core is right for tasks; a gang of unknown size is one rank.
         slots = slots[:1]
-    share = max(1, settings.cpu_count // (1 if options.one_process else len(slots)))
+    num_here = 1 if options.one_process else len(slots)
+    threads = settings.omp_num_threads
+    if threads is None or settings.is_task:  # of a task they are its worker's, all it has
+        threads = max(1, (threads or settings.cpu_count) // num_here)
     return GangPlan(
         folder=folder,
         options=options,
         placement=dataclasses.replace(placement, slots=slots),
         start=choose_start(program, options),
-        threads_per_rank=settings.omp_num_threads or share,
+        threads_per_rank=threads,
     )
 
 

@@ -281,7 +281,7 @@ def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 def tell_task(results: Mapping[str, Any] | None) -> None:
     """Make the numbers of a training the result of the task of a sweep that it is, if it is one."""
     place = variable(TASK_DIR)
-    if place is None or results is None or (file := Path(place) / RESULT_FILE).exists():
+    if not place or results is None or (file := Path(place) / RESULT_FILE).exists():
         return
     found = {
         f"{split}.{name}": value

@@ -75,7 +75,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         cpu_count=usable_cpu_count(),
         omp_num_threads=int(threads) if threads.isdigit() and int(threads) else None,
         allows_cpu_torch=env.get(ALLOW_CPU_TORCH, "0") not in ("", "0"),
-        is_task=CHECKPOINT_DIR in env,
+        is_task=bool(env.get(CHECKPOINT_DIR)),
         user=env.get("USER") or env.get("LOGNAME") or env.get("USERNAME") or "unknown",
     )
 

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.base import processes
+from muster.base.metric_log import METRICS_FILE
 from muster.base.reaper import Reaper
 from muster.base.settings import (
+    CHECKPOINT_DIR,
     RUN_MARKER,
+    TASK_DIR,
     WORKERS_PER_GPU,
     child_environment,
     waiting_threads,
@@ -278,6 +281,8 @@ class LocalExecutor:
         threads = str(slot.num_threads)
         values = {
             RUN_MARKER: self._mark,
+            # In a sweep inside a task of another one they would be that task's.
+            **dict.fromkeys((TASK_DIR, CHECKPOINT_DIR, METRICS_FILE), ""),
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "OPENBLAS_NUM_THREADS": threads,
