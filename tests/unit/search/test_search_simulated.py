@@ -83,7 +83,8 @@ def peer_finds_best(pruner: Any, salt: int, size: int = 27) -> tuple[bool, int]:
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = optuna.create_study(pruner=pruner)
+        # Optuna assigns brackets by a hash of this name, which is drawn anew where none is given.
+        study = optuna.create_study(study_name=f"study {salt}", pruner=pruner)
         for which in order:
             trial = study.ask({"which": optuna.distributions.IntDistribution(which, which)})
             state = optuna.trial.TrialState.COMPLETE
