@@ -27,20 +27,27 @@ def gated(x, text, ctx):
         ctx.log(step, loss=x / step)
     return {"y": x * 2}
 
+def apart(x):
+    while not Path(f"end-{x}").exists():
+        time.sleep(0.01)
+
 def trial(lr, width, ctx):
     for step in range(1, 10):
         ctx.log(step, loss=abs(lr - 0.01) + width / step)
     return {"loss": abs(lr - 0.01) + width / 10}
 """
 TALK = """
+import sys
 import time
 from pathlib import Path
 
 print("hello", flush=True)
-for word in range(1, 4):
+for word in range(1, 5):
     while not Path(f"say-{word}").exists():
         time.sleep(0.01)
     print("word", word, flush=True)
+    sys.stdout.buffer.write(b"not a character: \\xff\\n")
+    sys.stdout.buffer.flush()
 """
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -76,9 +83,9 @@ def muster(place: Path, *words: str) -> None:
 
 
 @contextmanager
-def gated(place: Path) -> Iterator[subprocess.Popen[bytes]]:
+def gated(place: Path, *asked: str) -> Iterator[subprocess.Popen[bytes]]:
     """A sweep of two tasks that wait at each step until a file go-STEP is there."""
-    words = ["sweep", "work.py:gated", "--grid", "x=1,2", "--grid", f"text={HOSTILE}"]
+    words = ["sweep", *(asked or ("work.py:gated", "--grid", f"text={HOSTILE}")), "--grid", "x=1,2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "muster", *words, "--devices", "cpu:2", "--quiet",
          "--run-dir", "runs/gated"],
@@ -105,7 +112,7 @@ def talking(place: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for word in (1, 2, 3):
+        for word in (1, 2, 3, 4):
             (place / f"say-{word}").touch()
         process.wait(timeout=120)
 
@@ -254,6 +261,40 @@ def test_a_sweep_is_live_and_no_point_is_lost_or_doubled(browser: Any, place: Pa
             assert tab.page.locator("[data-points='2']").count() == 1
 
 
+NEVER_TWICE = """async () => {
+  const { atMost } = await import("/static/lib.js");
+  let now = 0, most = 0, times = 0;
+  const asked = atMost(10, async () => {
+    now += 1; times += 1; most = Math.max(most, now);
+    await new Promise((done) => setTimeout(done, 100));
+    now -= 1;
+  });
+  const timer = setInterval(asked, 5);
+  while (times < 3) await new Promise((done) => setTimeout(done, 20));
+  clearInterval(timer); asked.stop();
+  return most; }"""
+
+
+@pytest.mark.slow
+def test_an_overview_follows_a_run_that_goes_on(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    with (
+        gated(tmp_path, "work.py:apart") as process,
+        web_server(tmp_path) as server,
+        look(browser, server) as tab,
+    ):
+        tab.until("[...document.querySelectorAll('a[data-row]')].some(a => a.text === 'gated')")
+        tab.go(f"/run/{run_id(server, 'gated')}")
+        tab.until("document.querySelector('#head .counts')?.innerText.includes('running')")
+        assert "Most recent" not in tab.text()
+        (tmp_path / "end-1").touch()
+        tab.until("document.querySelector('#body').innerText.includes('Most recent')")
+        assert process.poll() is None
+        # A server that takes long is not asked again before it has answered.
+        assert tab.page.evaluate(NEVER_TWICE) == 1
+        (tmp_path / "end-2").touch()
+
+
 @pytest.mark.slow
 def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -> None:
     with talking(place), web_server(place) as server, look(browser, server) as tab:
@@ -270,8 +311,10 @@ def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -
             tab.until("document.querySelector('.log').innerText.includes('word 2')")
             (place / "say-3").touch()
             tab.until("document.querySelector('.log').innerText.includes('word 3')")
+            (place / "say-4").touch()
+            tab.until("document.querySelector('.log').innerText.includes('word 4')")
             lines = tab.text(".log")
-            assert [lines.count(f"word {n}") for n in (1, 2, 3)] == [1, 1, 1]
+            assert [lines.count(f"word {n}") for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
 
 
 @pytest.mark.slow

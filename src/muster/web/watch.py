@@ -195,7 +195,7 @@ class RunLook:
         self._logs[task] = found["end"]
         if not found["text"]:
             return []
-        data = {"task": task, "offset": found["offset"], "text": found["text"]}
+        data = {"task": task, **{name: found[name] for name in ("offset", "end", "text")}}
         return [Told("log", data, task)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,10 +22,11 @@ from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
 from muster.run.folder import RunFolder
-from muster.web.content import about, compare, errors, map, overview, slots, training
+from muster.web.content import about, compare, errors, map, overview, runs, slots, task, training
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
+from muster.web.watch import RunLook
 
 OLD = Path(__file__).parents[2] / "fixtures/old_runs"
 RUNS = sorted(OLD.glob("*/*.tar.xz"))
@@ -218,6 +221,51 @@ def test_a_task_that_runs_has_a_bar_that_ends_now(tmp_path: Path) -> None:
     assert row["bars"][-1] == [995.0, 1000.0, "running", ""]
 
 
+def test_no_task_of_a_run_that_was_killed_runs_for_ever(tmp_path: Path) -> None:
+    run = made_sweep(tmp_path / "run", 4)
+    worker = {"slot": "cpu:1", "state": "running", "task": "9", "elapsed_s": 5.0, "progress": ""}
+    run.status_json.write_text(json.dumps({"num_running": 1, "workers": [worker]}))
+    rows = overview.content(Folder(run.path), Query())["slots"]
+    assert "running" not in [bar[2] for row in rows for bar in row["bars"]]
+
+
+def test_a_task_shows_what_is_no_number_and_a_command_that_runs_nothing_else(
+    tmp_path: Path,
+) -> None:
+    run = made_sweep(tmp_path / "$(touch stolen)", 1)
+    with closing(Ledger(run.ledger)) as ledger:
+        ledger.begin()
+        value = canonical.encode({"loss": float("nan")})
+        ledger._db.execute("UPDATE results SET value = ?", (value,))
+        ledger.commit()
+    found = task.content(Folder(run.path), Query.of(task="1"))
+    assert found["result"]["loss"] == "nan"
+    assert shlex.split(found["command"]) == ["muster", "logs", str(run.path), "1"]
+    assert f"'{run.path}'" in found["command"]
+
+
+def test_a_file_of_any_name_can_be_fetched(tmp_path: Path) -> None:
+    place = tmp_path / "artifacts/ab"
+    place.mkdir(parents=True)
+    (place / "50 % of #1?.txt").touch()
+    [file] = task._files(RunFolder(tmp_path), place, "/run/x/file/")
+    assert file["href"] == "/run/x/file/artifacts/ab/50%20%25%20of%20%231%3F.txt"
+
+
+def test_a_log_goes_on_where_it_was_whatever_bytes_are_in_it(tmp_path: Path) -> None:
+    folder = gang_folder(tmp_path / "run")
+    log = folder.rank_log(0)
+    log.parent.mkdir(exist_ok=True)
+    log.write_bytes(b"one\n")
+    look = RunLook(Folder(folder.path))
+    assert look._log("0") == []
+    for at, data in ((4, b"\xff two\n"), (10, b"three\n")):
+        with log.open("ab") as file:
+            file.write(data)
+        [told] = look._log("0")
+        assert (told.data["offset"], told.data["end"]) == (at, at + len(data))
+
+
 def test_causes_say_how_often_and_from_when_to_when(tmp_path: Path) -> None:
     found = errors.content(Folder(made_sweep(tmp_path / "run", 400).path), Query())
     assert [(one["text"], one["count"], one["failed"]) for one in found["groups"]] == [
@@ -268,6 +316,39 @@ def test_records_of_a_map_add_up(tmp_path: Path) -> None:
     assert sum(one["count"] for one in found["rejects"]) == stage["rejected"]
 
 
+@pytest.mark.parametrize(
+    ("rejected", "is_written", "level", "text"),
+    [(900, True, "bad", "Finished with failures: "), (0, False, "paused", "Unfinished: "),
+     (0, True, "good", "Finished: ")],
+)  # fmt: skip
+def test_a_map_is_finished_as_its_report_says(
+    rejected: int, is_written: bool, level: str, text: str, tmp_path: Path
+) -> None:
+    folder = opened("map-done", tmp_path)
+    with closing(sqlite3.connect(folder.folder.ledger)) as ledger:
+        changed = f"json_set(CAST(value AS TEXT), '$.rejected', {rejected})"
+        ledger.execute(f"UPDATE results SET value = CAST({changed} AS BLOB)")
+        ledger.commit()
+    if not is_written:
+        folder.folder.published_json.unlink()
+    found = overview.head(folder)["verdict"]
+    assert found["level"] == level
+    assert found["text"].startswith(text) and "records" in found["text"]
+    [row] = runs.content(Folders([folder.path]), Query())["runs"]
+    assert (row["level"], row["verdict"]) == (found["level"], found["text"])
+
+
+def test_a_search_that_has_not_begun_has_its_page(tmp_path: Path) -> None:
+    run = made_sweep(tmp_path / "run", 1)
+    record = json.loads(run.run_json.read_bytes())
+    record["spec"]["search"] = {"objectives": []}
+    run.run_json.write_text(json.dumps(record))
+    folder = Folder(run.path)
+    assert overview.head(folder)["kind"] == "search"
+    assert "search" in overview.head(folder)["tabs"]
+    assert PAGES["search"](folder, Query())["history"] == []
+
+
 def test_a_training_shows_its_ranks_figures_checkpoints_and_evaluations(tmp_path: Path) -> None:
     found = training.content(opened("train-done", tmp_path), Query())
     assert found["ranks"][0]["rank"] == 0 and found["ranks"][0]["state"] == "done"
@@ -283,3 +364,5 @@ def test_a_rank_that_failed_says_why(tmp_path: Path) -> None:
     found = training.content(opened("run-failed", tmp_path), Query())
     assert [one["state"] for one in found["ranks"]].count("failed") >= 1
     assert any(one["error"] for one in found["ranks"])
+    groups = errors.content(opened("run-failed", tmp_path / "again"), Query())["groups"]
+    assert [one["tasks"] for one in groups if one["unit"] == "ranks"] == [[]], "ranks are no tasks"

@@ -157,6 +157,14 @@ def test_a_table_of_many_rows_shows_the_first_fifty() -> None:
     assert "100,000 tasks" in found.text
 
 
+def test_examples_of_a_cause_say_of_how_many() -> None:
+    group = {"text": "x", "count": 130, "failed": 120, "tasks": ["ab", "cd"], "trace": ""}
+    assert (
+        "Tasks ab cd of 120 that failed"
+        in _Reader(render("errors", {"groups": [group]}, run=head())).text
+    )
+
+
 def test_vendored_files_are_those_of_the_manifest() -> None:
     folder = STATIC / "vendor"
     lines = (folder / "MANIFEST").read_text().splitlines()

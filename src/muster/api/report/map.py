@@ -41,7 +41,7 @@ def map_content(run: Run, maker: MapMaker | None, place: RunFolder) -> Content:
     folders = stage_folders(folder)
     specs = [read_run(each).spec for each in folders]
     counts = [tally(each) for each in folders]
-    state, mood = _state(run, counts)
+    state, mood = map_state(run, counts)
     summary, figures, remarks = _of_recipe(folder, maker, place)
     stages = [" → ".join(spec["stages"]) for spec in specs]
     published = read_published(folder)
@@ -110,8 +110,11 @@ def stage_folders(folder: RunFolder) -> list[RunFolder]:
     return [*found, folder]
 
 
-def _state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:
-    """What became of the records of the first stage, and how many the later ones rejected."""
+def map_state(run: Run, counts: Sequence[Tally]) -> tuple[str, Mood]:
+    """What became of the records of the first stage, and how many the later ones rejected.
+
+    ``counts``: of each of `stage_folders`.
+    """
     first = counts[0]
     total = first.num_in + first.num_lost + first.num_open
     done = f"{first.num_in:,} of {count(total, 'record')} done"

@@ -95,8 +95,6 @@ def _drawn(
         "name": line(one.name),
         "x": drawn.x,
         "y": drawn.y,
-        "low": None,
-        "high": None,
         "points": len(x),
         "not_finite": int((~np.isfinite(y)).sum()),
     }

@@ -44,7 +44,7 @@ def _of_ranks(folder: Folder) -> Iterator[dict[str, Any]]:
     for rank, error in found.errors.items():
         text = f"Rank {rank}: {error.type}: {error.message}"
         trace = "\n".join((*error.frames, f"{error.type}: {error.message}"))
-        yield _group(text, 1, trace, (str(rank),), "ranks", first=error.time_s, last=error.time_s)
+        yield _group(text, 1, trace, (), "ranks", first=error.time_s, last=error.time_s)
 
 
 def _group(

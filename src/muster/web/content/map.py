@@ -27,12 +27,9 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         raise UsageError(f"{folder.path} is {run.stored.kind_name}: it has no records.")
     folders = stage_folders(folder.folder)
     status = run.status()
-    rate = (status.live or {}).get("rate")
-    stages = [_stage(each, tally(each)) for each in folders]
-    stages[-1]["rows_s"] = rate
     published = read_published(folder.folder)
     return {
-        "stages": stages,
+        "stages": [_stage(each, tally(each)) for each in folders],
         "chunks": _chunks(folder.folder, (status.live or {}).get("num_running", 0)),
         "rejects": [
             {"stage": line(cause.stage), "reason": line(cause.reason), "count": cause.num,
@@ -55,7 +52,6 @@ def _stage(folder: RunFolder, counts: Tally) -> dict[str, Any]:
         "dropped": counts.num_dropped,
         "lost": counts.num_lost,
         "waiting": counts.num_open,
-        "rows_s": None,
     }
 
 

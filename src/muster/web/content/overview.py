@@ -12,6 +12,7 @@ from muster.base.clock import SystemClock
 from muster.base.journal import read_journal
 from muster.farm.ledger.read import LedgerReader
 from muster.run.folder import RunFolder
+from muster.run.lock import is_held
 from muster.web.content import history, standing
 from muster.web.content.plain import finite, line
 from muster.web.content.slots import slots
@@ -21,8 +22,12 @@ from muster.web.query import Query
 _NUM_RECENT, _MOST_ALERTS = 10, 20
 #: What happens in a run without anything being wrong.
 _QUIET = ("start", "end", "enqueued")
-#: The slots of a run's attempts, and the size and time of the ledger that they were read from.
-_SLOTS: WeakKeyDictionary[Folder, tuple[object, list[dict[str, Any]]]] = WeakKeyDictionary()
+_Stamps = tuple[bool | None, list[tuple[int, int]]]
+#: Slots of a run that goes on are as old as this at most, however many look at them.
+_SLOTS_S = 3.0
+#: The slots of a run's attempts, when they were read, and whether it went on and its ledger's
+#: size and time then.
+_SLOTS: WeakKeyDictionary[Folder, tuple[list[dict[str, Any]], float, _Stamps]] = WeakKeyDictionary()
 
 
 def head(folder: Folder) -> dict[str, Any]:
@@ -31,16 +36,17 @@ def head(folder: Folder) -> dict[str, Any]:
     stored, status = run.stored, run.status()
     live = standing.picture(folder) if status.is_running else {}
     ended_s = SystemClock().wall_s() if status.is_running else folder.changed_s()
+    level, verdict = standing.verdict(run, status)
     return {
         "id": folder.id,
         "name": line(folder.path.name),
         "path": line(str(folder.path)),
-        "kind": stored.kind,
+        "kind": standing.kind(stored),
         "state": status.state,
         "tabs": standing.tabs(stored),
         "verdict": {
-            "level": standing.level(status),
-            "text": standing.verdict(run, status),
+            "level": level,
+            "text": verdict,
             "causes": _causes(run),
         },
         "counts": standing.counts(status),
@@ -57,11 +63,13 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     has_tasks = not run.stored.is_gang and folder.folder.ledger.exists()
     return {
         **head(folder),
-        "slots": _slots(folder, standing.picture(folder)) if has_tasks else [],
+        # The picture of a process that was killed would say for ever that its tasks run.
+        "slots": _slots(folder, standing.picture(folder) if is_held(folder.folder) else {})
+        if has_tasks else [],
         "devices": history.devices(folder.folder),
         "alerts": _alerts(folder.folder),
         "recent": _recent(folder.folder) if has_tasks else [],
-    }
+    }  # fmt: skip
 
 
 def _causes(run: Run) -> list[dict[str, Any]]:
@@ -88,16 +96,20 @@ def _best(folder: RunFolder, status: Status) -> dict[str, Any] | None:
 
 
 def _slots(folder: Folder, live: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read again only when the ledger has changed."""
+    """Read again when the ledger has changed, and of a run that goes on after some seconds."""
+    now_s = SystemClock().wall_s()
     paths = (folder.folder.ledger, folder.folder.ledger.with_name("ledger.sqlite-wal"))
-    stamps = [
-        (at.st_size, at.st_mtime_ns) for path in paths if path.exists() for at in [path.stat()]
-    ]
-    known = _SLOTS.get(folder)
-    if live or known is None or known[0] != stamps:
-        with LedgerReader(folder.folder.ledger) as ledger:
-            known = _SLOTS[folder] = (stamps, slots(ledger, live, SystemClock().wall_s()))
-    return known[1]
+    stamps = (
+        bool(live),
+        [(at.st_size, at.st_mtime_ns) for path in paths if path.exists() for at in [path.stat()]],
+    )
+    found, read_s, before = _SLOTS.get(folder, ([], 0.0, (None, [])))
+    if before[0] == bool(live) and (0 <= now_s - read_s < _SLOTS_S if live else before == stamps):
+        return found
+    with LedgerReader(folder.folder.ledger) as ledger:
+        found = slots(ledger, live, now_s)
+    _SLOTS[folder] = found, now_s, stamps
+    return found
 
 
 def _alerts(folder: RunFolder) -> list[dict[str, str]]:

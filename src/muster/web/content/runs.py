@@ -19,17 +19,17 @@ def _row(folder: Folder) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": folder.id, "name": folder.path.name, "path": str(folder.path), "kind": None,
         "state": "unreadable", "level": "bad", "verdict": "", "counts": None, "progress": None,
-        "eta_s": None, "best": None, "devices": [], "started": None, "changed": None,
-        "bytes": None, "gpu_hours": None,
+        "eta_s": None, "started": None, "changed": None,
     }  # fmt: skip
     try:
         run = folder.run
         stored, status = run.stored, run.status()
+        level, verdict = standing.verdict(run, status)
         row |= {
-            "kind": stored.kind,
+            "kind": standing.kind(stored),
             "state": status.state,
-            "level": standing.level(status),
-            "verdict": standing.verdict(run, status),
+            "level": level,
+            "verdict": verdict,
             "counts": standing.counts(status),
             "progress": standing.progress(status),
             "eta_s": standing.eta_s(standing.picture(folder)) if status.is_running else None,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from muster.base.shown_text import hide_secrets
 from muster.farm import canonical
 from muster.farm.ledger.read import AttemptRow, LedgerReader
 from muster.farm.rows import flattened, metrics_of
 from muster.run.folder import RunFolder
+from muster.web.content.plain import line, plain, settings
 from muster.web.folder import Folder
 from muster.web.query import Query
 
@@ -32,17 +34,19 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "name": canonical.task_label(row.task_id, row.payload),
         "target": row.target,
         "state": row.state.name.lower(),
-        "settings": hide_secrets(flattened(canonical.decode(row.payload))),
-        "result": metrics_of(folder.folder, row),
+        "settings": settings(flattened(canonical.decode(row.payload))),
+        "result": {
+            line(name): plain(value) for name, value in metrics_of(folder.folder, row).items()
+        },
         "attempts": [_attempt(one) for one in attempts],
         "error": {"text": failed[-1].message or failed[-1].outcome, "trace": trace or ""}
         if failed else None,
         "files": _files(folder.folder, folder.folder.artifact(key), f"/run/{folder.id}/file/")
         if row.has_files else [],
         "peak_mib": row.peak_mib,
-        "gpu_seconds": sum(one.seconds for one in attempts),
+        "all_seconds": sum(one.seconds for one in attempts),
         "seconds": row.seconds,
-        "command": f"muster logs {folder.path} {row.task_id}",
+        "command": shlex.join(["muster", "logs", str(folder.path), str(row.task_id)]),
         "metrics": names,
     }  # fmt: skip
 
@@ -65,7 +69,7 @@ def _files(run: RunFolder, place: Path, front: str) -> list[dict[str, Any]]:
             if path.is_symlink() or not path.is_file():
                 continue
             shown = str(path.relative_to(place)).encode("utf-8", "backslashreplace").decode()
-            href = f"{front}{path.relative_to(run.path)}"
+            href = front + quote(os.fsencode(path.relative_to(run.path)))
             found.append({"name": shown, "bytes": path.stat().st_size, "href": href})
             if len(found) == _MOST_FILES:
                 return found

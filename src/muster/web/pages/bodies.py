@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.web.pages.links import Links
 from muster.web.pages.markup import Html, facts, join, shown, table, tag
-from muster.web.pages.parts import bar, duration, interval, moment, size, state, summary
+from muster.web.pages.parts import duration, interval, moment, size, state, summary
 
 Data = Mapping[str, Any]
 _MOST_ROWS = 50
@@ -26,21 +26,26 @@ def _pre(text: Any) -> Html:
 
 def _runs(data: Data, links: Links, run: Data | None) -> Html:
     heads = [("Run", False), ("Kind", False), ("State", False), ("Done", True), ("Failed", True),
-             ("Left", True), ("Best", True), ("Changed", False), ("Verdict", False)]  # fmt: skip
+             ("Left", True), ("Changed", False), ("Verdict", False)]  # fmt: skip
     rows = []
     for one in data["runs"][:_MOST_ROWS]:
-        counts, best = one.get("counts") or {}, one.get("best")
-        total = counts.get("total")
+        counts = one.get("counts") or {}
         rows.append(
             [tag("a", shown(one["name"]), href=links.run(one["id"])), one.get("kind"),
              state(one.get("state")),
-             f"{counts.get('done', 0):,} of {total:,}" if total else None,
-             counts.get("failed") or None, interval(one.get("eta_s")),
-             f"{best['name']} = {shown(best['value'])}" if best else None,
-             moment(one.get("changed")), one.get("verdict")]
+             _done(one.get("kind"), counts), counts.get("failed") or None,
+             interval(one.get("eta_s")), moment(one.get("changed")), one.get("verdict")]
         )  # fmt: skip
     none = tag("p", "There are no runs here yet.", class_="empty") if not rows else None
     return join([tag("h1", "Runs"), table("Runs", heads, rows), none])
+
+
+def _done(kind: Any, counts: Data) -> str | None:
+    """Of a search it is not known how many trials there will be: it makes its tasks as it goes."""
+    total, done = counts.get("total"), f"{counts.get('done', 0):,}"
+    if not total:
+        return None
+    return done if kind == "search" else f"{done} of {total:,}"
 
 
 def _overview(data: Data, links: Links, run: Data | None) -> Html:
@@ -100,7 +105,7 @@ def _task(data: Data, links: Links, run: Data | None) -> Html:
             tag("div", tag("p", shown(error.get("text"))), _pre(error.get("trace")),
                 class_="error") if error else None,
             facts([("Key", data.get("key")), ("Took", duration(data.get("seconds"))),
-                   ("GPU time", duration(data.get("gpu_seconds"))),
+                   ("All attempts", duration(data.get("all_seconds"))),
                    ("Peak memory, MiB", data.get("peak_mib"))]),
             _section("Settings", facts((data.get("settings") or {}).items())),
             _section("Result", facts((data.get("result") or {}).items())),
@@ -109,13 +114,13 @@ def _task(data: Data, links: Links, run: Data | None) -> Html:
             _section("Files", table("Files", [("File", False), ("Size", True)], (
                 [tag("a", shown(one["name"]), href=one["href"]), size(one.get("bytes"))]
                 for one in data.get("files") or []))),
-            _section("Run this one here", _pre(data.get("command"))),
+            _section("Its log in a terminal", _pre(data.get("command"))),
         ]
     )  # fmt: skip
 
 
 def _search(data: Data, links: Links, run: Data | None) -> Html:
-    history = [[one.get("n"), _task_link(links, run, one.get("task"), shown(one.get("task"))),
+    history = [[one.get("trial"), _task_link(links, run, one.get("task"), shown(one.get("task"))),
                 one.get("value"), one.get("best")]
                for one in (data.get("history") or [])[-_MOST_ROWS:]]  # fmt: skip
     rungs = [[one.get("step"), one.get("reached"), one.get("stopped"), one.get("promoted")]
@@ -127,6 +132,7 @@ def _search(data: Data, links: Links, run: Data | None) -> Html:
             tag("p", f"The goal is to {goals}.", class_="note") if goals else None,
             _section("Best so far", table("Trials", [("Trial", True), ("Task", False),
                      ("Value", True), ("Best so far", True)], history)),
+            None if history else tag("p", "No trial has ended yet.", class_="empty"),
             _section("Importance", table("Importance", [("Parameter", False), ("Share", True)],
                      weights)),
             _section("Rungs", table("Rungs", [("Step", True), ("Reached", True),
@@ -177,15 +183,11 @@ def _records(name: str, records: Any) -> Html:
 
 def _map(data: Data, links: Links, run: Data | None) -> Html:
     stages = [[one.get("name"), one.get("in"), one.get("out"), one.get("rejected"),
-               one.get("lost"), one.get("rows_s")] for one in data.get("stages") or []]  # fmt: skip
-    counts: dict[str, int] = {}
-    for one in data.get("chunks") or []:
-        counts[str(one.get("state"))] = counts.get(str(one.get("state")), 0) + 1
+               one.get("lost")] for one in data.get("stages") or []]  # fmt: skip
     return join(
         [
             _section("Stages", table("Stages", [("Stage", False), ("In", True), ("Out", True),
-                     ("Rejected", True), ("Lost", True), ("Rows per second", True)], stages)),
-            _section("Chunks", bar(counts), facts(counts.items())),
+                     ("Rejected", True), ("Lost", True)], stages)),
             _section("Rejects", _records("Rejects", data.get("rejects") or [])),
         ]
     )  # fmt: skip
@@ -195,21 +197,23 @@ def _errors(data: Data, links: Links, run: Data | None) -> Html:
     groups = [
         tag("section",
             tag("h2", f"{one.get('count')} × ", shown(one.get("text"))),
-            tag("p", "First ", moment(one.get("first")) or "–", ", last ",
-                moment(one.get("last")) or "–", "; tasks ",
-                join(_spaced(_task_link(links, run, key, shown(key))
-                             for key in (one.get("tasks") or [])[:20])), class_="note"),
+            tag("p", "First ", moment(one["first"]), ", last ", moment(one.get("last")), ".",
+                class_="note") if one.get("first") else None,
+            _examples(one, links, run),
             _pre(one.get("trace")))
         for one in data.get("groups") or []
     ]  # fmt: skip
     return join(groups) if groups else tag("p", "Nothing has failed.", class_="empty")
 
 
-def _spaced(parts: Iterable[object]) -> Iterable[object]:
-    for at, part in enumerate(parts):
-        if at:
-            yield " "
-        yield part
+def _examples(group: Data, links: Links, run: Data | None) -> Html | None:
+    """The first tasks that failed so, and of how many."""
+    keys, failed = group.get("tasks") or [], group.get("failed") or 0
+    if not keys:
+        return None
+    shown_keys = [part for key in keys for part in (" ", _task_link(links, run, key, shown(key)))]
+    of = f" of {failed:,} that failed" if failed > len(keys) else None
+    return tag("p", "Tasks", *shown_keys, of, class_="note")
 
 
 def _about(data: Data, links: Links, run: Data | None) -> Html:

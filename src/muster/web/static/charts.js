@@ -63,11 +63,11 @@ export function Gantt({ slots, open }) {
     return bar && { text: `${bar[3] ?? ""} ${bar[2]}, ${format.duration((bar[1] ?? high) - bar[0])}`, key: bar[3] };
   };
   const label = `${slots.length} slots over ${format.duration(high - low)}, ${bars.length} attempts`;
-  return html`<${Canvas} height=${slots.length * line + foot} draw=${draw} find=${find} label=${label} deps=${[slots]} pick=${(found) => found.key !== undefined && open?.(found.key)} />`;
+  return html`<${Canvas} height=${slots.length * line + foot} draw=${draw} find=${find} label=${label} deps=${[slots]} pick=${(found) => found.key && open?.(found.key)} />`;
 }
 
-/** A square for each chunk. */
-export function Chunks({ chunks, open }) {
+/** A square for each chunk; of many for some of them. */
+export function Chunks({ chunks }) {
   const side = chunks.length > 4000 ? 7 : chunks.length > 400 ? 11 : 18, gap = side > 7 ? 2 : 1;
   const [across, setAcross] = useState(40);
   const rows = Math.ceil(chunks.length / across);
@@ -90,9 +90,9 @@ export function Chunks({ chunks, open }) {
   };
   const find = (x, y) => {
     const chunk = chunks[Math.floor(y / (side + gap)) * across + Math.floor(x / (side + gap))];
-    return chunk && { text: `chunk ${chunk.index}: ${chunk.state}`, key: chunk.index };
+    return chunk && { text: `chunk ${chunk.index}${chunk.count > 1 ? ` to ${chunk.index + chunk.count - 1}` : ""}: ${chunk.state}` };
   };
-  return html`<${Canvas} height=${rows * (side + gap)} draw=${draw} find=${find} label="${chunks.length} chunks, each as a square" deps=${[chunks, across]} pick=${(found) => open?.(found.key)} />`;
+  return html`<${Canvas} height=${rows * (side + gap)} draw=${draw} find=${find} label="${chunks.length} squares of chunks" deps=${[chunks, across]} />`;
 }
 
 /** Points and the best so far: how a search went. */
@@ -118,8 +118,8 @@ export function History({ history, open, goal }) {
       pen.textAlign = "right";
       pen.fillText(format.number(+value.toPrecision(3)), left - 6, py(value));
     }
-    pen.textAlign = "left"; pen.fillText(`trial ${begin}`, left, height - 8);
-    pen.textAlign = "right"; pen.fillText(`trial ${last}`, width - 2, height - 8);
+    pen.textAlign = "left"; pen.fillText("the first to end", left, height - 8);
+    pen.textAlign = "right"; pen.fillText("the last", width - 2, height - 8);
     for (const one of points) {
       pen.fillStyle = colour(`fill-${stateKind(one.state || "done")}`);
       pen.globalAlpha = 0.65;
@@ -143,7 +143,7 @@ export function History({ history, open, goal }) {
       const far2 = (px(one.n, width) - x) ** 2 + (py(one.value) - y) ** 2;
       if (far2 < least) { least = far2; near = one; }
     }
-    return near && { text: `trial ${near.n}: ${format.number(near.value)}`, key: near.task };
+    return near && { text: `trial ${near.trial}: ${format.number(near.value)}`, key: near.task };
   };
   const ended = points[points.length - 1];
   return html`<${Canvas} height=${height} draw=${draw} find=${find} label="${points.length} trials; the best so far is ${format.number(ended.best)}" deps=${[history]} pick=${(found) => open?.(found.key)} />`;

@@ -47,14 +47,14 @@ export function aligned(series, width) {
   })];
 }
 
-/** Adds the points that are not there yet; says whether there were any. */
-export function extend(series, news) {
+/** Adds the points up to `to` that are not there yet; says whether there were any. */
+export function extend(series, news, to = Infinity) {
   let has = false;
   for (const one of news) {
     const old = series.find((line) => String(line.task) === String(one.task) && line.name === one.name);
     if (!old) continue;
     const last = old.x.length ? old.x[old.x.length - 1] : -Infinity;
-    one.x.forEach((x, at) => { if (x > last) { old.x.push(x); old.y.push(one.y[at]); has = true; } });
+    one.x.forEach((x, at) => { if (x > last && x <= to) { old.x.push(x); old.y.push(one.y[at]); has = true; } });
   }
   return has;
 }
@@ -71,10 +71,10 @@ export function CurveTools() {
 /** `tasks`: whose curves; none for the ranks of a training, which has one. */
 export function Curves({ names, tasks = [], id = run?.id }) {
   if (!names?.length) return null;
-  return html`<${CurveTools} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} tasks=${tasks} id=${id} />`)}</div>`;
+  return html`<${CurveTools} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} tasks=${tasks} id=${id} of=${names.length} />`)}</div>`;
 }
 
-function Card({ name, tasks, id }) {
+function Card({ name, tasks, id, of }) {
   const [series, setSeries] = useState(null);
   const [error, setError] = useState("");
   const place = useRef(null);
@@ -85,18 +85,21 @@ function Card({ name, tasks, id }) {
   useEffect(() => {
     if (!inSight || !size.width) return undefined;
     const control = new AbortController();
-    const [from, to] = range ? range.split("~") : [];
-    const load = () => ask(`run/${id}/curves`, { task: tasks, name, px: Math.min(1200, size.width), from, to }, control.signal).then(
+    const [from, to] = range ? range.split("~") : [], px = Math.min(1200, size.width);
+    const load = () => ask(`run/${id}/curves`, { task: tasks, name, px, from, to }, control.signal).then(
       (found) => { setError(""); setSeries(picked(found.series, name, tasks)); },
       (failed) => { if (failed.name !== "AbortError") setError(failed.message); });
-    load();
-    // A training tells that there is more, a task the points themselves.
-    const again = atMost(1000, load);
+    // A training tells that there is more, a task the points themselves. All cards together ask
+    // some six times a second.
+    const again = atMost(Math.max(1000, 170 * of), load);
+    again();
     const offs = [
       on("stale", again),
       on("points", (news) => setSeries((was) => {
         const mine = news.series.filter((one) => one.name === name);
-        return was && extend(was, mine) ? [...was] : was;
+        if (!was || !extend(was, mine, to === undefined ? Infinity : Number(to))) return was;
+        if (was.some((one) => one.x.length > 4 * px)) again(); // the server knows how to draw fewer
+        return [...was];
       })),
     ];
     return () => { control.abort(); again.stop(); offs.forEach((off) => off()); };

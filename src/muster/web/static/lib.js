@@ -72,21 +72,23 @@ export async function act(id, action) {
   return found;
 }
 
-/** Calls `work` now, and again at most once in `pause` ms however often it is asked to. */
+/** Calls `work` now, and again when it is asked to: `pause` ms after the last time has settled. */
 export function atMost(pause, work) {
-  let timer = 0, wanted = false;
-  const begin = () => {
+  let timer = 0, wanted = false; // -1: at work
+  const begin = async () => {
     wanted = false;
-    timer = setTimeout(() => { timer = 0; if (wanted) begin(); }, pause);
-    work();
+    timer = -1;
+    try { await work(); } catch { /* it has said so itself */ }
+    if (timer === -1) timer = setTimeout(() => { timer = 0; if (wanted) begin(); }, pause);
   };
   const asked = () => { if (timer) wanted = true; else begin(); };
   asked.stop = () => { clearTimeout(timer); timer = 0; wanted = false; };
   return asked;
 }
 
-/** An answer that is asked for again when it is told to be stale. `initial`: from the page. */
-export function useAnswer(path, params, initial) {
+/** An answer that is asked for again when it may be stale: at once when the whole page may be, and
+    while its run goes on, or `every` so many ms. `initial`: from the page. */
+export function useAnswer(path, params, initial, every) {
   const [state, set] = useState({ value: initial ?? null, error: null });
   const key = path + "?" + questions(params);
   const begun = useRef(initial != null ? key : null);
@@ -94,24 +96,27 @@ export function useAnswer(path, params, initial) {
     if (!path) return undefined;
     let control = null, over = false;
     const load = () => {
-      control?.abort();
       control = new AbortController();
-      ask(path, params, control.signal).then(
+      return ask(path, params, control.signal).then(
         (value) => { if (!over) set({ value, error: null }); },
         (error) => { if (!over && error.name !== "AbortError") set((was) => ({ ...was, error: error.message })); });
     };
-    const again = atMost(1000, load);
-    if (begun.current !== key) load();
+    const again = atMost(1000, load), often = atMost(5000, again);
+    if (begun.current !== key) again();
     begun.current = null;
-    const off = shell.live ? on("stale", again) : () => {};
-    return () => { over = true; control?.abort(); again.stop(); off(); };
+    const offs = !shell.live ? [] : [
+      on("stale", ({ what }) => (what === "tasks" || what === "curves" ? often : again)()),
+      ...(params.importance ? [] : [on("counts", often)]),
+    ];
+    const timer = shell.live && every ? setInterval(() => { if (!document.hidden) again(); }, every) : 0;
+    return () => { over = true; clearInterval(timer); control?.abort(); often.stop(); again.stop(); offs.forEach((off) => off()); };
   }, [key]);
   return state;
 }
 
 /** One value of the view; it stands in the URL, so that a link is the view. */
 export function useView(name, usual = "") {
-  const read = () => new URLSearchParams(location.search).get(name) ?? usual;
+  const read = () => inUrl().get(name) ?? usual;
   const [value, set] = useState(read);
   useEffect(() => {
     const follow = () => set(read());
@@ -124,14 +129,23 @@ export function useView(name, usual = "") {
   }];
 }
 
+let search = null; // what is to stand in the URL: browsers let a page change it some times a second
+const write = atMost(100, () => {
+  history.replaceState(null, "", location.pathname + (search && "?" + search) + location.hash);
+  search = null;
+});
+
+/** The view: what the URL says, or will say in a moment. */
+export const inUrl = () => new URLSearchParams(search ?? location.search);
+
 export function keepInUrl(values) {
-  const params = new URLSearchParams(location.search);
+  const params = inUrl();
   for (const [name, value] of Object.entries(values)) {
     if (value === "" || value === null || value === undefined) params.delete(name);
     else params.set(name, value);
   }
-  const search = params.toString();
-  history.replaceState(null, "", location.pathname + (search && "?" + search) + location.hash);
+  search = params.toString();
+  write();
 }
 
 /** A colour of the theme, for canvases. */

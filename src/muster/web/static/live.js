@@ -1,7 +1,7 @@
 // One stream of events for the tab. All that comes is a state or a place in a file, never a step:
 // what comes twice changes nothing, and after a break the page asks for what it may have missed.
 // A browser opens six connections to one server at most, so a tab that nobody sees lets its go.
-const kinds = ["counts", "rows", "stale", "points", "samples", "log", "end"];
+const kinds = ["counts", "rows", "stale", "points", "log", "end"];
 const listeners = new Map([...kinds, "status"].map((kind) => [kind, new Set()]));
 let source = null, address = "", last = "", log = "", broken = false;
 

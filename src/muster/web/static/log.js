@@ -1,11 +1,11 @@
 // What a task or a rank has printed: its end first, followed while it grows, with a search and links
 // to lines. Lines are numbered where all of the log is here.
-import { ask, html, run, shell, useEffect, useLayoutEffect, useMemo, useRef, useState, useView } from "./lib.js";
+import { ask, atMost, html, inUrl, run, shell, useEffect, useLayoutEffect, useMemo, useRef, useState, useView } from "./lib.js";
 import { on, watchLog } from "./live.js";
 import { Failure } from "./parts.js";
 import * as format from "./format.js";
 
-const PART = 64 * 1024, WHOLE = 256 * 1024;
+const PART = 64 * 1024, WHOLE = 256 * 1024, MOST = 1024 * 1024;
 const COLOURS = /\u001b\[[0-9;:]*[A-Za-z]/g;
 
 export function Log({ task }) {
@@ -30,22 +30,23 @@ export function Log({ task }) {
         if (shell.live) timer = setTimeout(begin, 2000);
       }
     };
-    begin();
+    const again = atMost(1000, begin);
+    again();
     if (shell.live) watchLog(task);
     const offs = [
-      on("stale", ({ what }) => { if (!what) begin(); }),
-      // Only what goes on exactly where the text here ends is added: nothing twice, nothing left out.
+      on("stale", ({ what }) => { if (!what) again(); }),
+      // Only what goes on exactly where the text here ends is added: nothing twice, nothing left
+      // out. What has become too long begins again with its end.
       on("log", (news) => {
         if (String(news.task) !== String(task)) return;
         setLog((was) => {
-          if (!was) return was;
-          if (news.offset !== was.end) { if (news.offset > was.end) begin(); return was; }
-          const size = new TextEncoder().encode(news.text).length;
-          return { ...was, text: was.text + news.text, end: was.end + size, total: was.end + size };
+          if (!was || news.end <= was.end) return was;
+          if (news.offset !== was.end || was.text.length > MOST) { again(); return was; }
+          return { ...was, text: was.text + news.text, end: news.end, total: news.end };
         });
       }),
     ];
-    return () => { over = true; clearTimeout(timer); offs.forEach((off) => off()); };
+    return () => { over = true; clearTimeout(timer); again.stop(); offs.forEach((off) => off()); };
   }, [task]);
   const earlier = async () => {
     const from = Math.max(0, log.offset - PART);
@@ -72,7 +73,8 @@ export function Log({ task }) {
     show(hits[to]);
   };
   const pick = (n) => {
-    history.replaceState(null, "", `${location.pathname}${location.search}#L${n}`);
+    const view = inUrl().toString();
+    history.replaceState(null, "", `${location.pathname}${view && "?" + view}#L${n}`);
     setMark(n);
   };
   if (!log) return error ? html`<p class="empty">${error}</p>` : html`<p class="empty">Reading the log…</p>`;

@@ -1,5 +1,5 @@
 // The pages whose content is more than a table of tasks.
-import { first, html, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
+import { first, html, inUrl, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
 import { on } from "./live.js";
 import { Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, levelOf } from "./parts.js";
 import { Chunks, Gantt, History, Strip } from "./charts.js";
@@ -17,27 +17,24 @@ export function Runs() {
   const [state, setState] = useView("state");
   const all = value.runs || [];
   const found = all.filter((one) => (!state || one.state === state) && (!word || `${one.name} ${one.kind} ${one.state} ${one.path} ${one.verdict?.text ?? one.verdict}`.toLowerCase().includes(word.toLowerCase())));
-  const counts = {};
+  const counts = state ? { [state]: 0 } : {};
   for (const one of all) counts[one.state] = (counts[one.state] || 0) + 1;
-  const failed = all.filter((one) => levelOf(one) === "bad").length, going = all.filter((one) => one.state === "running").length;
-  const told = [going && `${format.many(going)} at work`, failed && `${format.many(failed)} with failures`].filter(Boolean).join(", ");
+  const unread = counts.unreadable || 0, failed = all.filter((one) => levelOf(one) === "bad").length - unread, going = all.filter((one) => one.state === "running").length;
+  const told = [going && `${format.many(going)} at work`, failed && `${format.many(failed)} with failures`, unread && `${format.many(unread)} that cannot be read`].filter(Boolean).join(", ");
   const words = `Of ${format.many(all.length)} ${all.length === 1 ? "run" : "runs"}: ${told || "none at work, none with failures"}.`;
   return html`<h1>Runs</h1>
-    ${all.length ? html`<${Verdict} level=${failed ? "bad" : going ? "working" : "good"}>${words}</${Verdict}>` : null}
+    ${all.length ? html`<${Verdict} level=${failed || unread ? "bad" : going ? "working" : "good"}>${words}</${Verdict}>` : null}
     <div class="tools"><label class="search"><span class="sr">Filter the runs</span><input type="search" data-search placeholder="Filter by name, kind or folder" value=${word} onInput=${(event) => setWord(event.target.value)} /></label>
       <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
     <${Failure} error=${error} />
     <${RunTable} empty=${all.length ? "No run matches." : "There are no runs here yet."}
-      heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Best", true], ["GPU hours", true], ["Size", true], ["Changed", true]]}
+      heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Changed", true]]}
       rows=${found.map((one) => [
         html`<span class="run-name"><a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,
         html`<${State} word=${one.state} />`,
         html`<span class="cell-bar">${one.counts?.total ? html`<${Bar} small counts=${one.counts} />` : typeof one.progress === "number" ? html`<${Bar} small counts=${{ done: one.progress, waiting: 1 - one.progress }} />` : "–"}</span>`,
-        one.counts?.total ? `${format.many(one.counts.done)} / ${format.many(one.counts.total)}` : typeof one.progress === "number" ? `${Math.floor(one.progress * 100)} %` : "–",
+        one.counts?.total ? `${format.many(one.counts.done)}${one.kind === "search" ? "" : ` / ${format.many(one.counts.total)}`}` : typeof one.progress === "number" ? `${Math.floor(one.progress * 100)} %` : "–",
         format.interval(one.eta_s),
-        one.best ? html`<span>${one.best.name} <b>${format.number(one.best.value)}</b></span>` : "–",
-        typeof one.gpu_hours === "number" ? one.gpu_hours.toFixed(2) : "–",
-        format.bytes(one.bytes),
         html`<${Ago} when=${one.changed} />`,
       ])} />`;
 }
@@ -59,6 +56,7 @@ export function Overview() {
   const { value, error } = useAnswer(`run/${run.id}`, {}, first);
   const [now, set] = useState({});
   useEffect(() => on("counts", set), []);
+  useEffect(() => { set({}); }, [value]); // the newer of the two is shown
   const all = { ...value, ...now };
   const { best, slots = [], devices = [], alerts = [], recent } = all;
   const causes = all.verdict?.causes || [];
@@ -98,14 +96,14 @@ export function Task() {
   return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} /></h2>
     <${Failure} error=${error} />
     ${value.error && html`<div class="error"><p>${value.error.text}</p>${value.error.trace && html`<details open><summary>Traceback</summary><pre tabindex="0">${value.error.trace}</pre></details>`}</div>`}
-    <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["GPU time", format.duration(value.gpu_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Energy", typeof value.wh === "number" ? `${format.number(value.wh)} Wh` : null], ["Key", html`<code>${value.key}</code>`]]} />
+    <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["All attempts", format.duration(value.all_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Key", html`<code>${value.key}</code>`]]} />
     <div class="two"><${Section} title="Settings"><${Facts} wide pairs=${Object.entries(settings)} /></${Section}>
     ${Object.keys(result || {}).length ? html`<${Section} title="Result"><${Facts} wide pairs=${Object.entries(result)} /></${Section}>` : null}</div>
     ${names.length ? html`<${Section} title="Curves"><${Curves} names=${names} tasks=${[String(value.key)]} /></${Section}>` : null}
     <${Section} title="Log"><${Log} task=${value.key} /></${Section}>
     ${attempts.length ? html`<${Section} title="Attempts"><${Table} name="Attempts" heads=${fields.map((name) => [name, typeof attempts[0][name] === "number"])} rows=${attempts.map((one) => fields.map((name) => shown(name, one[name])))} /></${Section}>` : null}
     ${files.length ? html`<${Section} title="Files"><${Table} name="Files" heads=${[["File"], ["Size", true]]} rows=${files.map((one) => [html`<a href=${one.href} download>${one.name}</a>`, format.bytes(one.bytes)])} /></${Section}>` : null}
-    ${value.command && html`<${Section} title="Run this one here"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}`;
+    ${value.command && html`<${Section} title="Its log in a terminal"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}`;
 }
 
 export function Search() {
@@ -123,25 +121,24 @@ export function Search() {
   const ranked = rows.slice().sort((a, b) => (a.value ?? Infinity * sign) * sign - (b.value ?? Infinity * sign) * sign);
   return html`<${Failure} error=${error} />
     ${goals.length ? html`<p class="note">The goal is to ${goals.map((one) => `${one.direction} ${one.name}`).join(" and to ")}.</p>` : null}
+    ${history.length ? null : html`<p class="empty">No trial has ended yet.</p>`}
     ${history.length ? html`<${Section} title="How it went" note="each trial, and the best so far"><${History} history=${history} goal=${way} open=${toTask} /></${Section}>` : null}
     ${dims.length ? html`<${Section} title="Parameters"><${Parallel} dims=${dims} rows=${parallel.rows} hovered=${hovered} /></${Section}>` : null}
     ${ranked.length ? html`<${Section} title="Trials" note="the best ${Math.min(100, ranked.length)} of ${ranked.length}"><div onMouseLeave=${() => hover(null)} onMouseOver=${(event) => hover(ranked[event.target.closest("tbody tr")?.rowIndex - 1]?.task ?? null)}>
       <${Table} kind="trials" name="Trials" heads=${[["Trial"], ["State"], [goals[0]?.name || "value", true], ...dims.map((dim) => [dim.name, !dim.values])]}
         rows=${ranked.slice(0, 100).map((row) => [html`<span><${TaskLink} task=${row.task} />${front.has(row.task) ? html` <span class="kind">front</span>` : null}</span>`, html`<${State} word=${row.state} />`, format.number(row.value), ...row.cells])} /></div></${Section}>` : null}
-    ${!weigh && shell.live ? html`<${Section} title="Importance"><button type="button" onClick=${() => setWeigh("1")}>Work out which parameters matter</button> <span class="note">it takes some seconds</span></${Section}>` : null}
+    ${!weigh && shell.live && history.length ? html`<${Section} title="Importance"><button type="button" onClick=${() => setWeigh("1")}>Work out which parameters matter</button> <span class="note">it takes some seconds</span></${Section}>` : null}
     ${weigh && !importance?.length ? html`<${Section} title="Importance"><p class="note" role="status">${weighed.error || (weighed.value ? "Too few trials have ended to say." : "At it…")}</p></${Section}>` : null}
     ${importance?.length ? html`<${Section} title="Importance" note="the share of the differences that each parameter explains"><table class="weights"><caption class="sr">Importance</caption><thead class="sr"><tr><th scope="col">Parameter</th><th scope="col">Share</th><th scope="col">Percent</th></tr></thead><tbody>${importance.map((one) => html`<tr><th scope="row">${one.name}</th><td><svg class="bar" aria-hidden="true"><rect width="${100 * Math.max(0, one.value ?? 0)}%" height="100%" class="f-running" /></svg></td><td class="num">${(100 * (one.value ?? 0)).toFixed(1)} %</td></tr>`)}</tbody></table></${Section}>` : null}
     ${rungs.length ? html`<${Section} title="Rungs" note="who was stopped where, and on what evidence">${rungs.map((one) => html`<details key=${one.step}><summary>Step ${one.step}: ${one.reached} reached it, ${one.stopped} stopped, ${one.promoted} went on</summary><${Records} name="Rung ${one.step}" value=${one.rows} /></details>`)}</${Section}>` : null}
     ${budget && Object.keys(budget).length ? html`<${Section} title="Budget"><${Records} name="Budget" value=${budget} /></${Section}>` : null}`;
 }
 
-const PHASES = ["data", "forward", "backward", "communication", "optimizer", "other"];
-
 export function Training() {
   const { value, error } = useAnswer(`run/${run.id}/training`, {}, first);
   const { curves = [], ranks = [], stall, checkpoints = [], evaluations = [], figures = [] } = value;
   const phases = [...new Set(ranks.flatMap((one) => Object.keys(one.phases || {})))];
-  const line = (name) => `f-phase-${(PHASES.indexOf(name) < 0 ? PHASES.length + phases.indexOf(name) : PHASES.indexOf(name)) % 6}`;
+  const line = (name) => `f-phase-${phases.indexOf(name) % 6}`;
   const strip = (found) => {
     const total = Object.values(found || {}).reduce((sum, one) => sum + (one || 0), 0);
     let at = 0;
@@ -169,12 +166,11 @@ function RankLog({ ranks }) {
 export function MapPage() {
   const { value, error } = useAnswer(`run/${run.id}/map`, {}, first);
   const { stages = [], chunks = [], rejects = [] } = value;
-  const counts = {};
-  for (const one of chunks) counts[one.state] = (counts[one.state] || 0) + 1;
-  const named = [["in", "In"], ["out", "Out"], ["rejected", "Rejected"], ["dropped", "Dropped"], ["waiting", "Waiting"], ["lost", "Lost"], ["rows_s", "Rows / s"], ["tokens_s", "Tokens / s"]].filter(([key]) => stages.some((one) => one[key] !== null && one[key] !== undefined));
+  const states = [...new Set(chunks.map((one) => one.state))], many = chunks[0]?.count;
+  const named = [["in", "In"], ["out", "Out"], ["rejected", "Rejected"], ["dropped", "Dropped"], ["waiting", "Waiting"], ["lost", "Lost"]].filter(([key]) => stages.some((one) => one[key] !== null && one[key] !== undefined));
   return html`<${Failure} error=${error} />
     <${Section} title="Stages"><${Table} name="Stages" heads=${[["Stage"], ...named.map(([, label]) => [label, true])]} rows=${stages.map((one) => [one.name, ...named.map(([key]) => (typeof one[key] === "number" && Number.isInteger(one[key]) ? format.many(one[key]) : one[key]))])} empty="Nothing has been read yet." /></${Section}>
-    ${chunks.length ? html`<${Section} title="Chunks" note="each a square"><p class="legend">${Object.entries(counts).map(([name, number]) => html`<span><${State} word=${name} /> <b>${format.many(number)}</b></span>`)}</p><${Chunks} chunks=${chunks} /></${Section}>` : null}
+    ${chunks.length ? html`<${Section} title="Chunks" note=${many > 1 ? `a square for each ${many}, in the worst of their states` : "each a square"}><p class="legend">${states.map((name) => html`<span><${State} word=${name} /></span>`)}</p><${Chunks} chunks=${chunks} /></${Section}>` : null}
     <${Section} title="Rejects"><${Records} name="Rejects" value=${rejects} empty="No record was rejected." /></${Section}>`;
 }
 
@@ -183,7 +179,7 @@ export function Errors() {
   const groups = value.groups || [];
   return html`<${Failure} error=${error} />
     ${groups.length ? groups.map((one, n) => html`<section class="group" key=${n}><h2><span class="times">${format.many(one.count)} ×</span> ${one.text}</h2>
-      <p class="note">${typeof one.first === "number" ? `First ${format.moment(one.first)}, last ${format.moment(one.last)}. ` : ""}${(one.tasks || []).length ? "Tasks " : ""}${(one.tasks || []).slice(0, 20).map((key) => html`<${TaskLink} task=${key} /> `)}${(one.tasks || []).length > 20 ? "…" : ""}</p>
+      <p class="note">${typeof one.first === "number" ? `First ${format.moment(one.first)}, last ${format.moment(one.last)}. ` : ""}${(one.tasks || []).length ? "Tasks " : ""}${(one.tasks || []).map((key) => html`<${TaskLink} task=${key} /> `)}${one.failed > (one.tasks || []).length ? `of ${format.many(one.failed)} that failed` : ""}</p>
       ${one.trace && html`<details open=${n === 0}><summary>Traceback</summary><pre tabindex="0">${one.trace}</pre></details>`}</section>`) : html`<p class="empty">Nothing has failed.</p>`}`;
 }
 
@@ -196,12 +192,7 @@ export function About() {
 }
 
 export function Devices() {
-  const [turn, next] = useState(0);
-  const { value, error } = useAnswer("devices", { turn }, first);
-  useEffect(() => {
-    const timer = setInterval(() => { if (shell.live && !document.hidden) next((n) => n + 1); }, 3000);
-    return () => clearInterval(timer);
-  }, []);
+  const { value, error } = useAnswer("devices", {}, first, 3000);
   const all = value.devices || [];
   const share = (busy) => (typeof busy === "number" ? html`<span class="cell-bar"><svg class="bar" role="img" aria-label="${Math.round(busy * 100)} percent"><rect width="${busy * 100}%" height="100%" class="f-running" /><rect x="${busy * 100}%" width="${100 - busy * 100}%" height="100%" class="f-waiting" /></svg></span>` : "–");
   return html`<h1>Devices</h1><${Failure} error=${error} />
@@ -211,10 +202,10 @@ export function Devices() {
 }
 
 export function Compare() {
-  const { value, error } = useAnswer("compare", Object.fromEntries([...new URLSearchParams(location.search).keys()].map((name) => [name, new URLSearchParams(location.search).getAll(name)])), first);
+  const { value, error } = useAnswer("compare", { run: inUrl().getAll("run"), task: inUrl().getAll("task") }, first);
   const [only, setOnly] = useView("only", "1");
   const { columns = [], settings = [], results = [], metrics = [] } = value;
-  const params = new URLSearchParams(location.search);
+  const params = inUrl();
   const shown = settings.filter((one) => only !== "1" || one.differs);
   const label = (one) => (typeof one === "object" ? one.label ?? one.task ?? one.name : one);
   if (!columns.length) return html`<h1>Compare</h1><p class="empty">Choose tasks in a table of tasks (the key x) to compare them here.</p>`;

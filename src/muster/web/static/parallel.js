@@ -47,7 +47,7 @@ function shade(share, dark) {
   return `rgb(${mix(1)},${mix(3)},${mix(5)})`;
 }
 
-export function Parallel({ dims, rows, hovered, open }) {
+export function Parallel({ dims, rows, hovered }) {
   const place = useRef(null), sheet = useRef(null), drag = useRef(null);
   const size = useSize(place);
   const [text, setText] = useView("brush");
@@ -132,6 +132,6 @@ export function Parallel({ dims, rows, hovered, open }) {
   return html`<div>
     <div class="scroll" ref=${place} tabindex="0" role="region" aria-label="Parallel coordinates">
       <canvas class="parallel" ref=${sheet} role="img" aria-label="${rows.length} trials over ${dims.map((dim) => dim.name).join(", ")}; ${kept} are kept. The table below has the same trials."
-        onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${up} onDblClick=${() => open?.()}></canvas></div>
+        onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${up}></canvas></div>
     <p class="note">${map.size ? html`${kept} of ${rows.length} trials pass. <button type="button" onClick=${() => setText("")}>Keep all</button>` : "Drag along an axis to keep the trials that pass there; click it to let it go. Dark lines have low values, bright ones high."}</p></div>`;
 }

@@ -130,7 +130,7 @@ export function Records({ name, value, empty }) {
 /** What `muster report` shows too: tables, names with values, texts. */
 export function Blocks({ blocks }) {
   return (blocks || []).map((one, n) => {
-    const title = one.caption || one.title || one.summary || "";
+    const title = one.caption || "";
     const inner = one.kind === "table" ? html`<${Table} name=${title} heads=${one.columns.map((name) => [name])} rows=${one.rows} />`
       : one.kind === "facts" ? html`<${Facts} wide pairs=${one.pairs} />`
         : one.text ? html`<pre tabindex="0">${one.text}</pre>` : null;

@@ -13,7 +13,7 @@ export class Rows {
     this.view = view;
     this.range = [0, 0];
     this.refresh = atMost(1000, () => this.#again());
-    this.search = atMost(120, () => this.#again(true));
+    this.search = atMost(120, () => { this.#again(true); }); // the next word does not wait for it
     if (initial) this.#take(0, initial);
     if (!shell.live) this.#again();
   }
@@ -63,8 +63,10 @@ export class Rows {
     for (const control of this.asked.values()) control.abort();
     this.asked.clear();
     const [low, high] = this.range;
-    if (fresh || !shell.live) this.#load(0, true);
-    else for (let at = Math.floor(low / PAGE); at <= Math.floor(high / PAGE); at += 1) this.#load(at, true);
+    if (fresh || !shell.live) return this.#load(0, true);
+    const loads = [];
+    for (let at = Math.floor(low / PAGE); at <= Math.floor(high / PAGE); at += 1) loads.push(this.#load(at, true));
+    return Promise.all(loads);
   }
 
   async #load(at, anew) {

@@ -1,5 +1,5 @@
 // The table of tasks: rows of one height, of which only those in sight are in the document.
-import { html, first, keepInUrl, link, questions, run, shell, taskLink, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { html, first, inUrl, keepInUrl, link, questions, run, shell, taskLink, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { on } from "./live.js";
 import { STATES, State } from "./parts.js";
 import { Rows } from "./rows.js";
@@ -9,7 +9,7 @@ const HEIGHT = 30, AROUND = 12, USUAL_COLUMNS = 14, MOST_CHOSEN = 50;
 const GROUPS = [["system", "Task"], ["setting", "Settings"], ["result", "Results"], ["metric", "Metrics"]];
 
 const readView = () => {
-  const params = new URLSearchParams(location.search);
+  const params = inUrl();
   return {
     sort: params.get("sort") || "", desc: params.get("desc") === "1", filter: params.get("filter") || "",
     state: params.get("state") || "", cols: params.get("cols") || "", at: Number(params.get("at")) || 0,
@@ -170,8 +170,7 @@ function Row({ at, row, columns, isCursor, isChosen, choose, pick }) {
 }
 
 function Tools({ view, change, rows, columns, chosen, clear }) {
-  const counts = run.counts || {};
-  const states = STATES.filter((name) => counts[name] || view.state === name);
+  const states = [...new Set([...STATES, ...(view.state ? [view.state] : [])])];
   const shown = new Set(columns.map((column) => column.key));
   const toggle = (key) => {
     const now = rows.columns.map((column) => column.key).filter((one) => (one === key ? !shown.has(key) : shown.has(one)));
