@@ -300,7 +300,7 @@ def test_a_constraint_that_was_heard_is_not_recorded_again(tmp_path: Path) -> No
     def heard() -> list[SearchRow]:
         driver = SearchDriver(
             spec, bench.target, "f.py:f", bench.folder, bench.clock,
-            stored=dict, setting=setting, gpus_per_task=1,
+            stored=dict, setting=setting, gpus_per_worker=1,
         )  # fmt: skip
         bench.ledger.begin()
         driver.begin(bench.ledger)
