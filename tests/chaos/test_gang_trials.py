@@ -52,7 +52,7 @@ class Curve(muster.Task):
 """
 TRAIN = (
     "train", "task.py:Curve", "--epochs", "8", "--global-batch", "32", "--devices", "cpu:2",
-    "--checkpoint-interval", "2steps", "--no-tensorboard",
+    "--checkpoint-interval", "2steps", "--no-tensorboard", "--num-workers", "1",
 )  # fmt: skip
 
 
