@@ -328,6 +328,7 @@ def test_a_socket_that_a_killed_process_has_left_is_no_hindrance(
     ("words", "code", "says"),
     [
         (["--i-know-this-is-public", "0.0.0.0"], 2, "every address"),
+        (["--i-know-this-is-public", "0"], 2, "every address"),
         (["--host", "0.0.0.0"], 2, "--host"),
         (["--port", "70000"], 2, "is not a port"),
         (["--socket", "x", "--port", "1"], 2, "takes the place of a port"),

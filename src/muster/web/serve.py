@@ -136,11 +136,6 @@ def _listen(options: WebOptions) -> Iterator[tuple[socket.socket, int | None]]:
             yield door, None
         return
     host = options.public_host or _LOOPBACK
-    if host in ("0.0.0.0", "::", "*"):
-        raise UsageError(
-            f"--i-know-this-is-public {host} stands for every address of this machine.",
-            hint="name the one at which the dashboard will be opened.",
-        )
     door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     with contextlib.closing(door):
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,7 +146,14 @@ def _listen(options: WebOptions) -> Iterator[tuple[socket.socket, int | None]]:
                 f"Cannot listen at {host}, port {options.port}: {error.strerror or error}.",
                 hint="choose another --port, or leave it out: then a free one is found.",
             ) from None
-        yield door, door.getsockname()[1]
+        address, port = door.getsockname()[:2]
+        # Asked of the bound socket, not of the text: "0", "0x0" and "::0" mean all addresses too.
+        if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+            raise UsageError(
+                f"--i-know-this-is-public {host} stands for every address of this machine.",
+                hint="name the one at which the dashboard will be opened.",
+            )
+        yield door, port
 
 
 @contextlib.contextmanager
