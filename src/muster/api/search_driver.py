@@ -16,12 +16,12 @@ from muster.api.search_records import from_row, numbers_of, to_row
 from muster.base.clock import Clock
 from muster.base.errors import MusterError, UsageError
 from muster.farm import canonical
-from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.points import POINT
 from muster.farm.results import whole_value
+from muster.farm.steering import Proposed
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Decision, Ended, Ending, EndState, Heard, Point, Proposal, Spent
@@ -45,7 +45,7 @@ _MANY = 1 << 20
 
 
 class SearchDriver:
-    """See `muster.farm.driver.Driver`."""
+    """See `muster.farm.steering.Driver`."""
 
     def __init__(
         self,

@@ -20,13 +20,13 @@ from muster.base.errors import UsageError
 from muster.base.target import TargetRef, parse_target
 from muster.farm.canonical import encode_canonical, payload_and_key
 from muster.farm.coordinator import Ending
-from muster.farm.driver import Driver
 from muster.farm.ledger.store import NewTask
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.look import look
 from muster.farm.metric_source import parse_source
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.space import Space, describe_difference
+from muster.farm.steering import Driver
 from muster.farm.task import TargetSpec, TaskState
 from muster.farm.template import OWN_PROGRAM, check_places, names_in, shell_line
 from muster.run.folder import RunFolder

@@ -19,7 +19,6 @@ from muster.base.journal import Journal
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
-from muster.farm.driver import Driver
 from muster.farm.events import (
     Drain,
     Event,
@@ -33,7 +32,7 @@ from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
-from muster.farm.steering import Steering
+from muster.farm.steering import Driver, Steering
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder

@@ -31,7 +31,6 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.halting import Halts
-from muster.farm.hiring import hire
 from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
@@ -41,6 +40,7 @@ from muster.farm.roster import (
     Worker,
     divisible,
     due_s,
+    hire,
     take_group,
     to_revoke,
     whom_to_ask,

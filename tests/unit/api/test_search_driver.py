@@ -20,13 +20,12 @@ from muster.api.search_state import _chosen
 from muster.farm import canonical, points
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
-from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
 from muster.farm.results import store_value
-from muster.farm.steering import Steering
+from muster.farm.steering import Proposed, Steering
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Proposal

@@ -19,14 +19,13 @@ from tests.unit.farm.test_ledger import SLOT, new_tasks, record
 from muster.farm import points
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
-from muster.farm.driver import Proposed
 from muster.farm.events import Event, Logged
 from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
 from muster.farm.picture import Picture
-from muster.farm.steering import Steering
+from muster.farm.steering import Proposed, Steering
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
 
