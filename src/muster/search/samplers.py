@@ -1,13 +1,25 @@
-"""Where the settings of a search come from."""
+"""Where the settings of a search come from, and its random numbers: each depends on what it is for
+and on nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
+from random import Random
 from typing import Any, Protocol
 
-from muster.search.draws import random_for
 from muster.search.spec import SearchSpec
 from muster.search.trials import Trial
+
+
+def seed_for(seed: int, purpose: str, *numbers: int) -> int:
+    """A seed of 32 bits for this purpose; the same for ever."""
+    text = f"{seed} {purpose} {' '.join(map(str, numbers))}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big")
+
+
+def random_for(seed: int, purpose: str, *numbers: int) -> Random:
+    return Random(seed_for(seed, purpose, *numbers))
 
 
 class Sampler(Protocol):

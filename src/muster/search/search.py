@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from muster.search.draws import random_for
 from muster.search.ranking import rank_trials
 from muster.search.records import (
     Decision,
@@ -25,10 +24,12 @@ from muster.search.records import (
     Spent,
     Standing,
 )
-from muster.search.samplers import Sampler, make_sampler
+from muster.search.samplers import Sampler, make_sampler, random_for
 from muster.search.spec import SearchSpec
-from muster.search.stopping.rule import Rule
-from muster.search.stopping.table import make_rule
+from muster.search.stopping.asha import Asha, AshaStop
+from muster.search.stopping.hyperband import Hyperband
+from muster.search.stopping.median import Median
+from muster.search.stopping.rule import NoRule, Rule
 from muster.search.trials import TaskTrace, Trial
 
 #: So often another setting is drawn in place of one that there is already.
@@ -47,7 +48,7 @@ class Search:
     def __init__(self, spec: SearchSpec) -> None:
         self.spec = spec
         self.trials: list[Trial] = []
-        self._rule: Rule = make_rule(spec)
+        self._rule: Rule = _make_rule(spec)
         self._sampler: Sampler = make_sampler(spec)
         self._queue: deque[Proposal] = deque()
         self._known: dict[str, int] = {}
@@ -295,6 +296,21 @@ class Search:
         if (self.spec.space.size or _MAX_LISTED + 1) > _MAX_LISTED:
             return None
         return next((p for p in self.spec.space.settings() if not self._is_known(p)), None)
+
+
+def _make_rule(spec: SearchSpec) -> Rule:
+    """The rule that the specification names, with nothing seen yet."""
+    stopping, goal = spec.stopping, spec.objectives[0]
+    match stopping.rule:
+        case "asha":
+            return Asha(stopping, goal)
+        case "asha-stop":
+            return AshaStop(stopping, goal)
+        case "hyperband":
+            return Hyperband(stopping, goal)
+        case "median":
+            return Median(stopping, goal)
+    return NoRule()
 
 
 def _identity(params: Mapping[str, Any]) -> str:

@@ -19,8 +19,9 @@ from muster.search.search import Search
 from muster.search.simulate import simulate
 from muster.search.space import Space
 from muster.search.spec import Budget, SearchSpec, Stopping, objectives
-from muster.search.stopping.best_share import BestShare, RunningMedian
+from muster.search.stopping.asha import BestShare
 from muster.search.stopping.hyperband import brackets
+from muster.search.stopping.median import RunningMedian
 
 POOL = Space.from_texts(["which=int(0,10000)"])
 

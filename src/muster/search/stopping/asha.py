@@ -9,10 +9,50 @@ moment. Of a rung with n trials the best floor(n / eta) are promoted, each as so
 
 from __future__ import annotations
 
+import heapq
+import math
+
 from muster.search.records import Decision
 from muster.search.spec import Objective, Stopping
-from muster.search.stopping.best_share import BestShare
+from muster.search.stopping.rule import Rule
 from muster.search.trials import Report, Trial
+
+
+class BestShare:
+    """Numbers with their owners, of which the best ``n // eta`` (and ``at_least`` so many) are
+    known at any time, in O(log n) for each that is added. A NaN is the worst; of equals the owner
+    with the lower number is better.
+    """
+
+    def __init__(self, eta: int, *, maximize: bool, at_least: int = 0) -> None:
+        self._eta, self._at_least = eta, at_least
+        self._sign = -1.0 if maximize else 1.0
+        self._top: list[tuple[float, int]] = []  # the worst of the best first, costs negated
+        self._rest: list[tuple[float, int]] = []  # the best of the others first
+
+    def __len__(self) -> int:
+        return len(self._top) + len(self._rest)
+
+    def add(self, value: float, owner: int) -> tuple[int, float] | None:
+        """Add a number. Returns the owner that this brings among the best, with its number, or
+        None. It is one at most, because the share grows by one at most; it may be the new one.
+        """
+        cost = math.inf if math.isnan(value) else self._sign * value
+        room = max((len(self) + 1) // self._eta, min(self._at_least, len(self) + 1))
+        if len(self._top) < room:
+            cost, owner = heapq.heappushpop(self._rest, (cost, owner))
+            heapq.heappush(self._top, (-cost, -owner))
+            return owner, self._sign * cost
+        if not room:
+            heapq.heappush(self._rest, (cost, owner))
+            return None
+        worst = heapq.heappushpop(self._top, (-cost, -owner))
+        heapq.heappush(self._rest, (-worst[0], -worst[1]))
+        return None if -worst[1] == owner else (owner, self._sign * cost)
+
+    def cutoff(self) -> float | None:
+        """The worst number among the best, None where there is none."""
+        return -self._sign * self._top[0][0] if self._top else None
 
 
 class Rungs:
@@ -35,7 +75,7 @@ class Rungs:
         return self._shares[index]
 
 
-class Asha:
+class Asha(Rule):
     """Pauses each trial at each rung and promotes the best."""
 
     pauses = True
@@ -44,8 +84,6 @@ class Asha:
         self._rungs = Rungs(spec, goal)
         self._eta = spec.eta
         self._promoted: set[tuple[int, int]] = set()
-
-    def begun(self, trial: Trial) -> None: ...
 
     def mark(self, trial: Trial, index: int) -> float | None:
         return self._rungs.mark(index)
@@ -66,27 +104,17 @@ class Asha:
             decisions.append(Decision("promote", entered[0], rung=report.step, evidence=evidence))
         return decisions
 
-    def finished(self, trial: Trial) -> list[Decision]:
-        return []
 
-    def left(self, trial: Trial) -> list[Decision]:
-        return []
-
-
-class AshaStop:
+class AshaStop(Rule):
     """Ends a trial for good that is not among the best of those who came to the rung so far.
 
     The variant without pauses, for trials that keep no checkpoint. The first trials of a rung have
     nobody to lose against, so the best one always goes on.
     """
 
-    pauses = False
-
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         self._rungs = Rungs(spec, goal, at_least=1)
         self._eta = spec.eta
-
-    def begun(self, trial: Trial) -> None: ...
 
     def mark(self, trial: Trial, index: int) -> float | None:
         return self._rungs.mark(index)
@@ -100,9 +128,3 @@ class AshaStop:
             "value": report.value, "cutoff": share.cutoff(), "trials": len(share), "eta": self._eta
         }  # fmt: skip
         return [Decision("stop", trial.number, rung=report.step, evidence=evidence)]
-
-    def finished(self, trial: Trial) -> list[Decision]:
-        return []
-
-    def left(self, trial: Trial) -> list[Decision]:
-        return []

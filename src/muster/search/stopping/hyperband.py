@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from muster.search.records import Decision
 from muster.search.spec import Objective, Stopping
+from muster.search.stopping.rule import Rule
 from muster.search.trials import Report, Trial
 
 
@@ -59,7 +60,7 @@ class _Bracket:
     arrived: list[dict[int, float]] = field(default_factory=list)
 
 
-class Hyperband:
+class Hyperband(Rule):
     """The last bracket may be smaller, by how many trials there were to be when it began. Trials
     from before the search are in none."""
 

@@ -7,22 +7,42 @@ strictly worse than the median of the running averages, up to s, of all trials t
 
 from __future__ import annotations
 
+import heapq
 import math
 
 from muster.search.records import Decision, is_better
 from muster.search.spec import Objective, Stopping
-from muster.search.stopping.best_share import RunningMedian
+from muster.search.stopping.rule import Rule
 from muster.search.trials import Report, Trial
 
 
-class Median:
-    pauses = False
+class RunningMedian:
+    """The median of a growing set, from two heaps (the mean of the middle two of an even one)."""
 
+    def __init__(self) -> None:
+        self._low: list[float] = []  # negated, the largest first
+        self._high: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._low) + len(self._high)
+
+    def add(self, value: float) -> None:
+        heapq.heappush(self._high, -heapq.heappushpop(self._low, -value))
+        if len(self._high) > len(self._low):
+            heapq.heappush(self._low, -heapq.heappop(self._high))
+
+    def median(self) -> float | None:
+        if not self._low:
+            return None
+        if len(self._low) > len(self._high):
+            return -self._low[0]
+        return (self._high[0] - self._low[0]) / 2
+
+
+class Median(Rule):
     def __init__(self, spec: Stopping, goal: Objective) -> None:
         self._spec, self._goal = spec, goal
         self._medians: list[RunningMedian] = []
-
-    def begun(self, trial: Trial) -> None: ...
 
     def mark(self, trial: Trial, index: int) -> float | None:
         limit, step = self._spec.max_step, self._spec.median_step(index)
@@ -45,7 +65,4 @@ class Median:
                 self._medians.append(RunningMedian())
             if not math.isnan(report.mean):
                 self._medians[index].add(report.mean)
-        return []
-
-    def left(self, trial: Trial) -> list[Decision]:
         return []
