@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,11 +15,11 @@ import orjson
 
 from muster.api.options import SearchOptions
 from muster.api.search_driver import SEARCH, SearchDriver, Setting, Stored
-from muster.api.search_look import annotated_space
 from muster.api.workload import Numbers, Workload, of_command, of_function
 from muster.base.clock import Clock
-from muster.base.errors import PlanMismatchError, UsageError
-from muster.base.target import parse_target, ref_of
+from muster.base.errors import PlanMismatchError, TargetError, UsageError
+from muster.base.settings import child_environment
+from muster.base.target import load, parse_target, ref_of
 from muster.farm import space as farm_space
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import NewTask
@@ -34,6 +37,8 @@ from muster.search.spec import (
     Stopping,
     objectives,
 )
+
+_MARK = b"\nmuster-space "
 
 
 def spec_of(
@@ -97,6 +102,32 @@ def _guess(text: str) -> dict[str, Any]:
             raise UsageError(f"--try {text}: {part!r} is not NAME=VALUE.", hint="--try lr=1e-3")
         found[name.strip()] = read_value(value)
     return found
+
+
+def annotated_space(target: str) -> Space | None:
+    """The space that a function's annotations describe; None where no parameter is annotated with a
+    range. It is read in another process, which imports what the target imports.
+
+    Raises TargetError where the target cannot be imported.
+    """
+    argv = [sys.executable, "-m", "muster.api.search", target]
+    done = subprocess.run(argv, capture_output=True, check=False, env=child_environment({}))
+    _, mark, text = done.stdout.rpartition(_MARK)
+    if done.returncode or not mark:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        raise TargetError(f"The space of {target} cannot be read: {said[-1]}")
+    found = orjson.loads(text)
+    return Space.from_json(found) if found else None
+
+
+def main(target: str) -> int:
+    """Be that process."""
+    space = Space.of_function(load(parse_target(target), Path.cwd()))
+    sys.stdout.flush()
+    found = {} if space is None else space.to_json()
+    sys.stdout.buffer.write(_MARK + orjson.dumps(found))
+    sys.stdout.flush()
+    return 0
 
 
 def search_of_function(
@@ -267,3 +298,7 @@ def check_same_search(folder: RunFolder, spec: SearchSpec) -> None:
             hint="only its budget may grow. Choose another --run-dir or --name for the new one, or "
             "begin anew with --restart, which keeps the old run.",
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
