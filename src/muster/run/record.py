@@ -75,6 +75,11 @@ class RunRecord:
         return self.kind == "map"
 
     @property
+    def is_search(self) -> bool:
+        """Whether it is a sweep whose settings are chosen as results come."""
+        return self.kind == "sweep" and bool(self.spec.get("search"))
+
+    @property
     def call(self) -> str:
         """The function that makes such a run."""
         return _CALLS.get(self.kind, "muster.fit")

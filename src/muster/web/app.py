@@ -20,15 +20,14 @@ from muster.base.errors import MusterError, UsageError
 from muster.base.shown_text import one_line
 from muster.web import guard
 from muster.web.actions import Refused, act
-from muster.web.content.index import data_of, explained
-from muster.web.defects import Defects
-from muster.web.encoding import to_json
+from muster.web.content.index import Defects, data_of, explained
+from muster.web.content.plain import to_json
 from muster.web.folder import Folders, inside
+from muster.web.guard import Credentials
 from muster.web.pages.bodies import BODIES
 from muster.web.pages.document import Shell, render
 from muster.web.query import BadQuery, Query
 from muster.web.stream import Watchers
-from muster.web.token import Credentials
 
 STATIC = Path(__file__).parent / "static"
 _MOST_BODY = 16 * 1024

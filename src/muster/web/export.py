@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from muster.base.codec import write_json
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.web.content.index import data_of, explained
-from muster.web.encoding import to_json
+from muster.web.content.plain import to_json
 from muster.web.folder import Folder, Folders
 from muster.web.pages.document import Shell, render
 from muster.web.query import Query

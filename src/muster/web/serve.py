@@ -19,8 +19,7 @@ from muster.base.settings import read_settings
 from muster.base.signals import ENDING, handled
 from muster.web.app import Dashboard, make_app
 from muster.web.folder import Folders
-from muster.web.guard import Place
-from muster.web.token import Credentials, read_token
+from muster.web.guard import Credentials, Place, read_token
 
 if TYPE_CHECKING:
     import uvicorn

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.concurrency import run_in_threadpool
 
-from muster.web.defects import Defects
-from muster.web.encoding import to_json
+from muster.web.content.index import Defects
+from muster.web.content.plain import to_json
 from muster.web.folder import Folder, Folders
 from muster.web.watch import RunLook, RunsLook, Told
 

@@ -28,8 +28,7 @@ from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
 from muster.run.lock import is_held
 from muster.run.record import read_run
-from muster.web.filtering import parse, predicate
-from muster.web.query import BadQuery
+from muster.web.query import BadQuery, parse, predicate
 
 _CHUNK = 2000
 #: A look at all states may take this part of the time.

@@ -22,7 +22,7 @@ from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
 from muster.run.folder import RunFolder
-from muster.web.content import about, compare, errors, map, overview, runs, slots, task, training
+from muster.web.content import about, compare, map, overview, runs, task, training
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
@@ -155,7 +155,7 @@ def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
     folder = Folder(run.path)
     folders = Folders([tmp_path])
     made = [
-        errors.content(folder, Query()),
+        overview.errors(folder, Query()),
         about.content(folder, Query()),
         overview.content(folder, Query()),
         compare.content(folders, Query([("run", id_of(run.path)), ("task", "1")])),
@@ -199,11 +199,11 @@ def test_a_hundred_attempts_or_thousands_are_a_bounded_number_of_bars(tmp_path: 
     for name, num in (("few", 60), ("many", 6000)):
         run = made_sweep(tmp_path / name, num)
         with LedgerReader(run.ledger) as ledger:
-            spans = ledger.work_spans(slots.MOST_BARS)
-            rows = slots.slots(ledger, {}, 0.0)
+            spans = ledger.work_spans(overview.MOST_BARS)
+            rows = overview.slots(ledger, {}, 0.0)
         assert sum(span.num for span in spans) == num
         bars = [bar for row in rows for bar in row["bars"]]
-        assert len(rows) == 8 and len(bars) <= slots.MOST_BARS
+        assert len(rows) == 8 and len(bars) <= overview.MOST_BARS
         assert {bar[2] for bar in bars} == {"done", "failed"}
         assert min(bar[0] for bar in bars) == min(span.begin_s for span in spans)
         assert max(bar[1] for bar in bars) == max(span.end_s for span in spans)
@@ -216,7 +216,7 @@ def test_a_task_that_runs_has_a_bar_that_ends_now(tmp_path: Path) -> None:
     workers = [{"slot": "cpu:1", "state": "running", "task": "9", "elapsed_s": 5.0},
                {"slot": "cpu:99", "state": "idle", "task": "", "elapsed_s": None}]  # fmt: skip
     with LedgerReader(run.ledger) as ledger:
-        rows = slots.slots(ledger, {"workers": workers}, 1000.0)
+        rows = overview.slots(ledger, {"workers": workers}, 1000.0)
     [row] = [row for row in rows if row["label"] == "cpu:1"]
     assert row["bars"][-1] == [995.0, 1000.0, "running", ""]
 
@@ -267,7 +267,7 @@ def test_a_log_goes_on_where_it_was_whatever_bytes_are_in_it(tmp_path: Path) -> 
 
 
 def test_causes_say_how_often_and_from_when_to_when(tmp_path: Path) -> None:
-    found = errors.content(Folder(made_sweep(tmp_path / "run", 400).path), Query())
+    found = overview.errors(Folder(made_sweep(tmp_path / "run", 400).path), Query())
     assert [(one["text"], one["count"], one["failed"]) for one in found["groups"]] == [
         ("KeyError: 'x'", 4, 4), ("ValueError: the loss is not finite", 4, 4),
     ]  # fmt: skip
@@ -364,5 +364,5 @@ def test_a_rank_that_failed_says_why(tmp_path: Path) -> None:
     found = training.content(opened("run-failed", tmp_path), Query())
     assert [one["state"] for one in found["ranks"]].count("failed") >= 1
     assert any(one["error"] for one in found["ranks"])
-    groups = errors.content(opened("run-failed", tmp_path / "again"), Query())["groups"]
+    groups = overview.errors(opened("run-failed", tmp_path / "again"), Query())["groups"]
     assert [one["tasks"] for one in groups if one["unit"] == "ranks"] == [[]], "ranks are no tasks"

@@ -15,7 +15,7 @@ from tests.made_runs import made_sweep
 from muster.api.rank_points import RankLog
 from muster.base.errors import UsageError
 from muster.web.content import curves
-from muster.web.content.decimate import between, decimate
+from muster.web.content.curves import between, decimate
 from muster.web.folder import Folder
 from muster.web.query import Query
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.web.filtering import Word, parse, predicate
-from muster.web.query import BadQuery, Query
+from muster.web.query import BadQuery, Query, Word, parse, predicate
 
 
 @pytest.mark.parametrize(

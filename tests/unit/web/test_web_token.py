@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.base.errors import SetupError
-from muster.web.token import Credentials, read_token
+from muster.web.guard import Credentials, read_token
 
 HOST = "127.0.0.1:8765"
 

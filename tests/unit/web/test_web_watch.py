@@ -13,7 +13,7 @@ import pytest
 
 from muster.base.errors import UsageError
 from muster.web import stream
-from muster.web.defects import Defects
+from muster.web.content.index import Defects
 from muster.web.folder import Folder, Folders
 from muster.web.stream import Watcher, Watchers
 from muster.web.watch import RunLook, RunsLook, Told

@@ -1,22 +1,32 @@
-"""The devices of this machine at this moment: how busy they are, and who holds them."""
+"""Devices: those of this machine at this moment, and what those of a run did lately."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import cache
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from muster.base.clock import SystemClock
+from muster.base.errors import MusterError
 from muster.base.settings import read_settings
 from muster.devices.inventory import Holder
 from muster.devices.leases import held_by
 from muster.devices.nvml_usage import GpuUsage, usage_source
-from muster.monitor.sample import Sample, Sampler
+from muster.monitor.files import last_rows
+from muster.monitor.sample import Row, Sample, Sampler
+from muster.run.folder import RunFolder
+from muster.web.content.curves import decimate
 from muster.web.content.plain import line, share
 from muster.web.folder import Folders
 from muster.web.query import Query
 
 _ONE_AT_A_TIME = Lock()
+#: Of each node's log; about 10,000 samples of a device.
+_MOST_BYTES = 2**20
+_MOST_DEVICES, _PX = 256, 300
 
 
 def content(folders: Folders, query: Query) -> dict[str, Any]:
@@ -74,3 +84,49 @@ def _device(index: int | None, name: str) -> dict[str, Any]:
         "total_mib": None, "temperature": None, "power_w": None, "throttle": None, "lost": None,
         "processes": [], "lease": None,
     }  # fmt: skip
+
+
+def devices_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """A row per device, with its last sample and how busy it was, from 0 to 1."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for log in folder.monitor_logs():
+        try:
+            for row in last_rows(log, _MOST_BYTES):
+                found.setdefault((row.host, row.device), []).append(row)
+        except MusterError:
+            continue
+    has_hosts = len({host for host, _ in found}) > 1
+    return [
+        _of_run(f"{host} {device}" if has_hosts else device, rows)
+        for (host, device), rows in sorted(found.items())[:_MOST_DEVICES]
+    ]
+
+
+def _of_run(label: str, rows: list[Row]) -> dict[str, Any]:
+    last = rows[-1]
+    known = [
+        (at, share(row.utilisation_percent)) for row in rows if (at := _seconds(row)) is not None
+    ]
+    x, y = (
+        np.array([np.nan if value is None else value for value in column], float)
+        for column in (zip(*known, strict=True) if known else ((), ()))
+    )
+    drawn = decimate(x, y, _PX)
+    return {
+        "label": line(label),
+        "name": last.name and line(last.name),
+        "busy": share(last.utilisation_percent),
+        "memory_mib": last.memory_used_mib,
+        "total_mib": last.memory_total_mib,
+        "power_w": last.power_w,
+        "temperature": last.temperature_c,
+        "lost": last.lost and line(last.lost),
+        "history": [list(point) for point in zip(drawn.x, drawn.y, strict=True)],
+    }
+
+
+def _seconds(row: Row) -> float | None:
+    try:
+        return datetime.fromisoformat(row.time_utc).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None

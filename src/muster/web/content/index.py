@@ -1,25 +1,28 @@
-"""What the pages hold: a function for each, from a run and a query to values that JSON has."""
+"""What the pages hold: a function for each, from a run and a query to values that JSON has; and
+what is said where one fails.
+"""
 
 from __future__ import annotations
 
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MusterError, SetupError, UsageError
+from muster.base.shown_text import one_line, without_secrets
 from muster.web.content import (
     about,
     compare,
     curves,
     devices,
-    errors,
-    log,
     map,
     overview,
     runs,
     search,
     task,
-    tasks,
     training,
 )
 from muster.web.folder import Folder, Folders
@@ -28,14 +31,14 @@ from muster.web.query import Query
 #: Of one run, by the name of the page.
 PAGES: dict[str, Callable[[Folder, Query], dict[str, Any]]] = {
     "overview": overview.content,
-    "tasks": tasks.content,
+    "tasks": task.table,
     "task": task.content,
-    "log": log.content,
+    "log": task.log,
     "curves": curves.content,
     "search": search.content,
     "training": training.content,
     "map": map.content,
-    "errors": errors.content,
+    "errors": overview.errors,
     "about": about.content,
 }
 
@@ -45,6 +48,7 @@ TOP: dict[str, Callable[[Folders, Query], dict[str, Any]]] = {
     "devices": devices.content,
     "compare": compare.content,
 }
+_MOST_SAID = 50
 
 
 def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[str, Any]:
@@ -80,3 +84,26 @@ def explained(run: str | None) -> Iterator[None]:
             f"({type(error).__name__}: {str(error)[:200]}).",
             hint="the other pages of the run may still be read.",
         ) from error
+
+
+class Defects:
+    """Methods may be called from any thread."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def note(self, error: BaseException | None) -> None:
+        """Say it, unless it is a sentence of ours, a file that cannot be read, or was said."""
+        if error is None or isinstance(error, MusterError | OSError):
+            return
+        steps = traceback.extract_tb(error.__traceback__)
+        ours = [step for step in steps if "muster" in Path(step.filename).parts] or steps
+        where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
+        kind = f"{type(error).__name__} at {where}"
+        with self._lock:
+            if kind in self._said or len(self._said) >= _MOST_SAID:
+                return
+            self._said.add(kind)
+        self._tell(one_line(without_secrets(f"A page failed: {kind}: {str(error)[:500]}")))

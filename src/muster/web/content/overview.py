@@ -1,25 +1,29 @@
-"""The page of a run: its verdict first, then how far it is and where it runs."""
+"""The page of a run: its verdict, how far it is, who worked when; and what failed, by cause."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from muster.api.ranks import rank_failures
+from muster.api.report.about import rejects
 from muster.api.runs import Run, Status
 from muster.api.search_state import read_search
 from muster.base.clock import SystemClock
 from muster.base.journal import read_journal
-from muster.farm.ledger.read import LedgerReader
+from muster.farm.ledger.read import LedgerReader, WorkSpan
 from muster.run.folder import RunFolder
 from muster.run.lock import is_held
-from muster.web.content import history, standing
-from muster.web.content.plain import finite, line
-from muster.web.content.slots import slots
+from muster.web.content import runs
+from muster.web.content.devices import devices_of
+from muster.web.content.plain import finite, line, listing
 from muster.web.folder import Folder
 from muster.web.query import Query
 
-_NUM_RECENT, _MOST_ALERTS = 10, 20
+_NUM_RECENT, _MOST_ALERTS, _MOST_GROUPS = 10, 20, 200
+#: All bars of a picture together, whatever the number of tasks; and its rows.
+MOST_BARS, _MOST_SLOTS = 2000, 128
 #: What happens in a run without anything being wrong.
 _QUIET = ("start", "end", "enqueued")
 _Stamps = tuple[bool | None, list[tuple[int, int]]]
@@ -34,27 +38,27 @@ def head(folder: Folder) -> dict[str, Any]:
     """What every page of a run shows at its top."""
     run = folder.run
     stored, status = run.stored, run.status()
-    live = standing.picture(folder) if status.is_running else {}
+    live = runs.picture(folder) if status.is_running else {}
     ended_s = SystemClock().wall_s() if status.is_running else folder.changed_s()
-    level, verdict = standing.verdict(run, status)
+    level, verdict = runs.verdict(run, status)
     return {
         "id": folder.id,
         "name": line(folder.path.name),
         "path": line(str(folder.path)),
-        "kind": standing.kind(stored),
+        "kind": runs.kind(stored),
         "state": status.state,
-        "tabs": standing.tabs(stored),
+        "tabs": runs.tabs(stored),
         "verdict": {
             "level": level,
             "text": verdict,
             "causes": _causes(run),
         },
-        "counts": standing.counts(status),
-        "progress": standing.progress(status),
+        "counts": runs.counts(status),
+        "progress": runs.progress(status),
         "rate": live.get("rate"),
-        "eta_s": standing.eta_s(live),
+        "eta_s": runs.eta_s(live),
         "seconds": ended_s - stored.created_s,
-        "best": _best(folder.folder, status),
+        "best": _best(run, status),
     }
 
 
@@ -64,9 +68,9 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     return {
         **head(folder),
         # The picture of a process that was killed would say for ever that its tasks run.
-        "slots": _slots(folder, standing.picture(folder) if is_held(folder.folder) else {})
+        "slots": _slots(folder, runs.picture(folder) if is_held(folder.folder) else {})
         if has_tasks else [],
-        "devices": history.devices(folder.folder),
+        "devices": devices_of(folder.folder),
         "alerts": _alerts(folder.folder),
         "recent": _recent(folder.folder) if has_tasks else [],
     }  # fmt: skip
@@ -82,13 +86,13 @@ def _causes(run: Run) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _best(folder: RunFolder, status: Status) -> dict[str, Any] | None:
+def _best(run: Run, status: Status) -> dict[str, Any] | None:
     """Of a search the best trial, of a training the best evaluation."""
-    if status.kind == "sweep" and (state := read_search(folder)) is not None:
-        for standing_of in state.search.best():
-            task = next(iter(state.tasks.get(standing_of.trial, ())), None)
+    if run.stored.is_search and (state := read_search(run.folder)) is not None:
+        for first in state.search.best():
+            task = next(iter(state.tasks.get(first.trial, ())), None)
             goal = state.spec.objectives[0].name
-            return {"name": line(goal), "value": finite(standing_of.values[0]), "task": task}
+            return {"name": line(goal), "value": finite(first.values[0]), "task": task}
     best = (status.training or {}).get("best")
     if isinstance(best, Mapping) and finite(best.get("value")) is not None:
         return {"name": line(str(best.get("metric"))), "value": best["value"], "task": None}
@@ -130,3 +134,96 @@ def _recent(folder: RunFolder) -> list[dict[str, Any]]:
              "seconds": one.seconds, "ended": one.ended_s}
             for one in ledger.recent(_NUM_RECENT)
         ]  # fmt: skip
+
+
+class Bar(NamedTuple):
+    """``task``: the key of its task; "" where it stands for several."""
+
+    begin_s: float
+    end_s: float
+    state: str
+    task: str
+
+
+def slots(ledger: LedgerReader, live: Mapping[str, Any], now_s: float) -> list[dict[str, Any]]:
+    """``live``: the last picture of the run's own process, for what runs at this moment."""
+    spans = ledger.work_spans(MOST_BARS)
+    by_slot = merged(spans, _resolution(spans))
+    for worker in live.get("workers") or ():
+        elapsed = worker.get("elapsed_s")
+        if worker.get("state") == "running" and isinstance(elapsed, int | float):
+            bars = by_slot.setdefault(line(worker["slot"]), [])
+            bars.append(Bar(now_s - elapsed, now_s, "running", ""))
+    return [
+        {"label": label, "bars": [list(bar) for bar in bars]}
+        for label, bars in [*by_slot.items()][:_MOST_SLOTS]
+    ]
+
+
+def merged(spans: Iterable[WorkSpan], gap_s: float) -> dict[str, list[Bar]]:
+    """Bars by slot; attempts that follow each other within ``gap_s`` and ended alike are one."""
+    found: dict[str, list[Bar]] = {}
+    for span in spans:
+        bars = found.setdefault(line(span.slot), [])
+        bar = Bar(span.begin_s, span.end_s, span.state, span.task if span.num == 1 else "")
+        if bars and bars[-1].state == bar.state and bar.begin_s - bars[-1].end_s <= gap_s:
+            bars[-1] = bars[-1]._replace(end_s=max(bar.end_s, bars[-1].end_s), task="")
+        else:
+            bars.append(bar)
+    return found
+
+
+def _resolution(spans: list[WorkSpan]) -> float:
+    """Less than this cannot be seen; nothing is joined where every attempt has a bar of its own."""
+    if all(span.num == 1 for span in spans):
+        return -1.0
+    return (max(span.end_s for span in spans) - min(span.begin_s for span in spans)) / MOST_BARS
+
+
+def errors(folder: Folder, query: Query) -> dict[str, Any]:
+    """``count``: attempts, records or ranks; ``failed``: tasks that stay failed."""
+    groups = [*_groups(folder)]
+    return {"groups": groups[:_MOST_GROUPS], "left_out": max(0, len(groups) - _MOST_GROUPS)}
+
+
+def _groups(folder: Folder) -> Iterator[dict[str, Any]]:
+    run = folder.run
+    if run.stored.is_gang:
+        yield from _of_ranks(folder)
+        return
+    if folder.folder.ledger.exists():
+        for group in run.failures():
+            text = (group.message or group.outcome).splitlines()[0]
+            yield _group(
+                text, group.num_attempts, group.trace or group.message, group.tasks, "attempts",
+                failed=group.num_failed, first=group.first_s, last=group.last_s,
+            )  # fmt: skip
+    for cause in rejects(folder.folder):
+        where = f" in the stage {cause.stage}" if cause.stage else ""
+        yield _group(f"{cause.reason}{where}", cause.num, cause.example, (), "records")
+
+
+def _of_ranks(folder: Folder) -> Iterator[dict[str, Any]]:
+    found = rank_failures(folder.folder)
+    if found.report:
+        yield _group(found.report[0], 1, "\n".join(found.report), (), "starts")
+    for rank, error in found.errors.items():
+        text = f"Rank {rank}: {error.type}: {error.message}"
+        trace = "\n".join((*error.frames, f"{error.type}: {error.message}"))
+        yield _group(text, 1, trace, (), "ranks", first=error.time_s, last=error.time_s)
+
+
+def _group(
+    text: str, count: int, trace: str, tasks: tuple[str, ...], unit: str, *,
+    failed: int = 0, first: float | None = None, last: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "text": line(text),
+        "count": count,
+        "unit": unit,
+        "failed": failed,
+        "first": first,
+        "last": last,
+        "tasks": list(tasks),
+        "trace": listing(trace),
+    }

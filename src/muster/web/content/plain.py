@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from muster.api.report.content import Block as Block
 from muster.api.report.content import Facts, Listing, Picture, Table, Text, in_words
 from muster.base.shown_text import clean_text, hide_secrets, one_line, without_secrets
@@ -13,7 +15,10 @@ from muster.base.shown_text import clean_text, hide_secrets, one_line, without_s
 _MOST_CHARS = 500
 #: Of a traceback or a log the last lines are read; what is longer is cut in front.
 _MOST_LISTED = 20_000
-_MOST_EXACT = 2**53
+#: A browser knows whole numbers up to 53 bits.
+_MOST_EXACT = 2**53 - 1
+#: NaN and infinity become null.
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER
 
 
 def finite(value: Any) -> float | None:
@@ -88,3 +93,28 @@ def block(given: Block) -> dict[str, Any]:
             return {"kind": "text", "text": line(text, 2000)}
         case Picture(_, alt, _):
             return {"kind": "text", "text": line(alt)}
+
+
+def to_json(value: Any) -> bytes:
+    """
+    >>> to_json({"a": 2**60, "b": float("nan"), "c": "\\udcff"}).decode()
+    '{"a":"1152921504606846976","b":null,"c":"\\\\\\\\udcff"}'
+    """
+    try:
+        return orjson.dumps(value, option=_OPTIONS)
+    except TypeError:
+        return orjson.dumps(_jsonable(value), option=_OPTIONS)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= _MOST_EXACT else str(value)
+    if isinstance(value, dict):
+        return {_jsonable(str(name)): _jsonable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item) for item in value]
+    return _jsonable(str(value))

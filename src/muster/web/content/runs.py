@@ -1,13 +1,30 @@
-"""The first page: every run there is, how it stands, how far it is."""
+"""How a run stands, as the first page and its own say it: counts, progress, a verdict."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from muster.api.map_publish import tally
+from muster.api.report.about import farm_state, gang_state
+from muster.api.report.content import Mood
+from muster.api.report.map import map_state, stage_folders
+from muster.api.runs import Run, Status
+from muster.base.codec import read_json
 from muster.base.errors import MusterError
-from muster.web.content import standing
+from muster.run.record import RunRecord
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
+
+_LEVELS = {"done": "good", "running": "working", "queued": "working", "failed": "bad",
+           "refused": "bad"}  # fmt: skip
+_TABS = {
+    "sweep": ("overview", "tasks", "errors", "about"),
+    "map": ("overview", "map", "tasks", "errors", "about"),
+    "train": ("overview", "training", "errors", "about"),
+    "agent": ("overview", "training", "errors", "about"),
+    "run": ("overview", "training", "errors", "about"),
+}
 
 
 def content(folders: Folders, query: Query) -> dict[str, Any]:
@@ -24,15 +41,15 @@ def _row(folder: Folder) -> dict[str, Any]:
     try:
         run = folder.run
         stored, status = run.stored, run.status()
-        level, verdict = standing.verdict(run, status)
+        level, sentence = verdict(run, status)
         row |= {
-            "kind": standing.kind(stored),
+            "kind": kind(stored),
             "state": status.state,
             "level": level,
-            "verdict": verdict,
-            "counts": standing.counts(status),
-            "progress": standing.progress(status),
-            "eta_s": standing.eta_s(standing.picture(folder)) if status.is_running else None,
+            "verdict": sentence,
+            "counts": counts(status),
+            "progress": progress(status),
+            "eta_s": eta_s(picture(folder)) if status.is_running else None,
             "started": stored.created_s,
             "changed": folder.changed_s(),
         }
@@ -41,3 +58,74 @@ def _row(folder: Folder) -> dict[str, Any]:
     except OSError as error:
         row["verdict"] = f"Cannot read {folder.path}: {error.strerror or error}."
     return row
+
+
+def tabs(stored: RunRecord) -> list[str]:
+    """The pages that say something about a run of this kind."""
+    found = list(_TABS[stored.kind])
+    if stored.is_search:
+        found.insert(1, "search")
+    return found
+
+
+def kind(stored: RunRecord) -> str:
+    """A search is a sweep of its own kind."""
+    return "search" if stored.is_search else stored.kind
+
+
+def verdict(run: Run, status: Status) -> tuple[str, str]:
+    """A level (good, working, bad, or paused: somebody has to go on with it), and the sentence of
+    the report.
+    """
+    text, mood = _sentence(run, status)
+    level = _LEVELS.get(status.state, "paused")
+    if mood is Mood.BAD or (status.state == "running" and status.counts.get("failed")):
+        level = "bad"
+    elif mood is Mood.OPEN and level == "good":
+        level = "paused"
+    return level, text.removesuffix(" What is missing is left out below.")
+
+
+def _sentence(run: Run, status: Status) -> tuple[str, Mood]:
+    if run.stored.is_gang:
+        return gang_state(run.folder, status)
+    if not run.stored.is_map or status.is_running:
+        return farm_state(status)
+    try:
+        return map_state(run, [tally(each) for each in stage_folders(run.folder)])
+    except (MusterError, LookupError, TypeError, ValueError, AttributeError):
+        return "Its records cannot be counted: what is written down is damaged.", Mood.OPEN
+
+
+def counts(status: Status) -> dict[str, int]:
+    found = dict.fromkeys(("done", "failed", "running", "waiting", "stopped", "cancelled"), 0)
+    found |= status.counts
+    return {**found, "total": status.total}
+
+
+def progress(status: Status) -> float | None:
+    """From 0 to 1; None where nothing is counted."""
+    ended = status.num_done
+    if ended is None or not status.num_total:
+        return 1.0 if status.state == "done" else None
+    ended += status.counts["failed"] + status.counts["cancelled"]
+    return min(1.0, ended / status.num_total)
+
+
+def picture(folder: Folder) -> dict[str, Any]:
+    """The last picture that the run's own process has drawn of it; empty where there is none."""
+    with suppress(MusterError):
+        found = read_json(folder.folder.status_json, "status")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def eta_s(live: dict[str, Any]) -> list[float] | None:
+    """The least and the most that is left; None where that is not known."""
+    found = live.get("eta") or live.get("eta_s")
+    if isinstance(found, int | float):
+        return [float(found), float(found)]
+    if isinstance(found, list | tuple) and len(found) == 2:
+        return [float(found[0]), float(found[1])]
+    return None

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 from muster.api.search_state import SearchState, read_search
 from muster.api.search_view import importance, view
 from muster.base.errors import UsageError
-from muster.web.content import standing
 from muster.web.folder import Folder
 from muster.web.query import Query
 
@@ -22,7 +21,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     """``importance=1``: with how much each parameter matters."""
     state = read_search(folder.folder)
     if state is None:
-        if "search" in standing.tabs(folder.run.stored):
+        if folder.run.stored.is_search:
             return {"goals": [], "history": []}  # it has not begun
         raise UsageError(f"{folder.path} is not a search.")
     wanted = query.text("importance") == "1"

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.web.pages.links import Links
-from muster.web.pages.markup import Html, facts, join, shown, table, tag
-from muster.web.pages.parts import duration, interval, moment, size, state, summary
+from muster.web.pages.markup import (
+    Html,
+    Links,
+    duration,
+    facts,
+    interval,
+    join,
+    moment,
+    shown,
+    size,
+    state,
+    summary,
+    table,
+    tag,
+)
 
 Data = Mapping[str, Any]
 _MOST_ROWS = 50

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from muster.web.encoding import to_json
+from muster.web.content.plain import to_json
 from muster.web.pages.bodies import BODIES
-from muster.web.pages.links import Links
-from muster.web.pages.markup import Html, tag
-from muster.web.pages.parts import run_head
+from muster.web.pages.markup import Html, Links, run_head, tag
 
 #: Which pages draw curves, and so load what draws them.
 _WITH_CURVES = frozenset({"task", "search", "training", "compare", "overview", "devices"})
