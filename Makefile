@@ -62,6 +62,7 @@ servers:
 # Two files at a time, the longest first (tests/longest_first.py).
 test: $(STAMP) servers
 	$(PYTEST) -n 2 --dist loadfile -m "not thorough and not slow and not gpu"
+	@$(if $(filter true 1,$(CI)),:,echo "To type just muster: source $(BIN)/activate")
 
 # Three at a time on two cores: many of these tests wait for processes that they have started.
 # Property tests draw random examples here, and fixed ones in make test. AFTER=test, as CI says it,

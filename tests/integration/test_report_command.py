@@ -341,7 +341,7 @@ def test_without_matplotlib_the_page_says_what_is_missing(place: Path, tmp_path:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         )
         assert done.returncode == 0, done.stderr
-        assert "pip install matplotlib" in Page(tmp_path / name / "index.html").text
+        assert "pip install 'muster-gpu[figures]'" in Page(tmp_path / name / "index.html").text
 
 
 # ---------------------------------------------------------------------- not finished

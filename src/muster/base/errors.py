@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 EXIT_OK = 0
@@ -76,8 +78,24 @@ class MissingPackageError(SetupError):
         other = f", or {instead}" if instead else ""
         super().__init__(
             f"{doing} needs the package {package}, which is not installed.",
-            hint=f"pip install 'muster-gpu[{extra}]'{other}.",
+            hint=f"{how_to_install(extra)}{other}.",
         )
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra: pip finds the muster that is installed, also from a clone.
+
+    A clone that runs by PYTHONPATH is not installed; there the command names the clone.
+    """
+    from importlib import metadata
+
+    clone = Path(__file__).parents[3]
+    try:
+        metadata.distribution("muster-gpu")
+    except metadata.PackageNotFoundError:
+        if (clone / "pyproject.toml").is_file():
+            return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
+    return f"pip install 'muster-gpu[{extra}]'"
 
 
 class LedgerError(SetupError):

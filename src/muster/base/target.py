@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from muster.base import target_files
-from muster.base.errors import TargetError
+from muster.base.errors import TargetError, how_to_install
 from muster.base.modules import Finder, Found, is_installed
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
@@ -406,6 +406,8 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
         )
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
+    elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        hint = f"{how_to_install('torch')}, or start muster from the environment that has torch."
     else:
         hint = f"{command} shows the whole traceback."
     return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)

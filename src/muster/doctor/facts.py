@@ -23,6 +23,8 @@ from muster.devices.nvml_health import GpuHealth, PairLink
 #: Raised when a field changes its meaning; a file of a later version is refused.
 FACTS_VERSION = 1
 
+NO_TORCH = "torch is not installed"
+
 Status = Literal["ok", "failed", "hung", "skipped"]
 
 

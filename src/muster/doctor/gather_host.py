@@ -25,7 +25,7 @@ from muster.base.clock import iso_utc
 from muster.base.memory_limit import host_memory_mib
 from muster.base.settings import usable_cpu_count
 from muster.doctor.child import read_answer, run_probe
-from muster.doctor.facts import HostFacts, PciGpu, Run, TorchFacts
+from muster.doctor.facts import NO_TORCH, HostFacts, PciGpu, Run, TorchFacts
 
 _VENDORS: dict[str, Literal["nvidia", "amd", "intel"]] = {
     "0x10de": "nvidia",
@@ -175,7 +175,7 @@ def installed_torch(environment: Mapping[str, str]) -> TorchFacts:
     except (ImportError, ValueError):
         found = None
     if found is None or found.origin is None:
-        return TorchFacts(run=Run(error="torch is not installed"))
+        return TorchFacts(run=Run(error=NO_TORCH))
     torch = read_version_file(Path(found.origin).parent / "version.py")
     has_triton = importlib.util.find_spec("triton") is not None
     return replace(torch, triton_lacks=triton_lacks(environment) if has_triton else None)

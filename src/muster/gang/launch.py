@@ -10,6 +10,7 @@ at the end, and a reaper does that for a launcher that is killed with -9.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from muster.base.errors import (
     EXIT_REQUEUE,
     EXIT_SETUP,
     EXIT_SOME_FAILED,
+    MissingPackageError,
     MusterError,
 )
 from muster.base.journal import EVENTS
@@ -126,8 +128,11 @@ class SupervisorHandle:
 def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
     """Start the supervisor early: it imports torch while the caller still decides what to run.
 
-    ``forks``: the spec will say ``start="fork"``. Use it as a context or call ``close``.
+    ``forks``: the spec will say ``start="fork"``. Use it as a context or call ``close``. Raises
+    MissingPackageError where torch is not installed.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackageError("Starting ranks", "torch", "torch")
     return SupervisorHandle(forks=forks)
 
 

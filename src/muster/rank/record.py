@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.base.atomic_files import replacing
+from muster.base.errors import how_to_install
 from muster.base.journal import read_journal
 from muster.base.metric_log import METRICS_FILE, TIME, as_number, as_step, is_logging, logging_to
 from muster.base.settings import variable
@@ -185,7 +186,7 @@ def open_record(
         return None
     record = Record(folder, step, with_tensorboard=with_tensorboard, say=say)
     if with_tensorboard and not record.has_tensorboard:
-        say("note       no TensorBoard files: pip install tensorboard")
+        say(f"note       no TensorBoard files: {how_to_install('tensorboard')}")
     return record
 
 

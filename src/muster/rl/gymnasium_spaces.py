@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from muster.base.errors import MissingPackageError, SetupError, UsageError
+from muster.base.errors import MissingPackageError, SetupError, UsageError, how_to_install
 from muster.rl.environment import ACTION_MASK, Actions, Continuous, Discrete, Entry, Observation
 
 try:
@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 except ImportError as error:
     raise SetupError(
         f"Gymnasium environments need gymnasium >= 1.1; the one here cannot be used: {error}.",
-        hint="pip install 'muster-gpu[rl]'.",
+        hint=f"{how_to_install('rl')}.",
     ) from error
 
 Space = gymnasium.Space[Any]

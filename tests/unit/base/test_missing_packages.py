@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -63,3 +65,14 @@ def test_what_is_missing_is_said_in_one_way(name: str, monkeypatch: pytest.Monke
     assert text.count("Hint: ") == 1 and f"Hint: pip install 'muster-gpu[{extra}]'" in text
     assert found.value.exit_code == 3
     assert any(line.startswith(package) for line in EXTRAS[extra])
+
+
+def test_a_clone_that_is_not_installed_is_named() -> None:
+    """Run by PYTHONPATH there is nothing that pip knows as muster-gpu."""
+    clone = Path(__file__).parents[3]
+    code = "from muster.base.errors import how_to_install as how; print(how('torch'))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=clone / "src", env={}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shlex.split(done.stdout) == ["pip", "install", "-e", f"{clone}[torch]"]

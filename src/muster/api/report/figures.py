@@ -12,6 +12,7 @@ from muster import plotting
 from muster.api.metrics import Series
 from muster.api.report.content import Block, Text, as_given
 from muster.api.report.groups import Group, Groups, as_number
+from muster.base.errors import how_to_install
 from muster.plotting import safe, ticks
 
 _MOST_METRICS = 6
@@ -22,8 +23,6 @@ _MOST_POINTS = 1500
 #: The fields of an evaluation's line that are not results.
 COUNTERS = ("kind", "step", "epoch", "samples", "seconds", "update", "episodes")
 
-NO_MATPLOTLIB = "There are no figures, because matplotlib is not installed: pip install matplotlib"
-
 
 def drawn(draw: Callable[[], list[Path]]) -> tuple[list[Path], list[Block]]:
     """What was drawn, or a sentence instead where matplotlib is missing."""
@@ -32,7 +31,8 @@ def drawn(draw: Callable[[], list[Path]]) -> tuple[list[Path], list[Block]]:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        return [], [Text(NO_MATPLOTLIB)]
+        install = how_to_install("figures")
+        return [], [Text(f"There are no figures, because matplotlib is not installed: {install}")]
 
 
 def why_no_picture(found: Groups) -> str | None:

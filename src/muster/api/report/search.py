@@ -17,6 +17,7 @@ from muster.api.runs import Run
 from muster.api.search_state import SearchState, again
 from muster.api.search_view import importance, view
 from muster.base.clock import human_duration, iso_utc
+from muster.base.errors import how_to_install
 from muster.base.shown_text import command_line, is_secret_name
 from muster.run.folder import RunFolder
 
@@ -188,7 +189,7 @@ def _no_importance(state: SearchState) -> str:
     if find_spec("optuna") is None or find_spec("sklearn") is None:
         return (
             "The importance of parameters is left out: it needs Optuna "
-            "(pip install 'muster-gpu[search]')."
+            f"({how_to_install('search')})."
         )
     return "There are too few values yet to tell which parameter matters."
 

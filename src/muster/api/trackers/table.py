@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from muster.api.trackers.tracker import Place, Tracker
-from muster.base.errors import UnknownNameError, UsageError
+from muster.base.errors import UnknownNameError, UsageError, how_to_install
 from muster.base.settings import variable
 
 
@@ -46,7 +46,7 @@ def check_installed(names: Collection[str]) -> None:
         if importlib.util.find_spec(package) is None:
             raise UsageError(
                 f"--log-to {name} needs the package {package}, which is not installed.",
-                hint=f"pip install 'muster-gpu[{name}]'. Nothing was started.",
+                hint=f"{how_to_install(name)}. Nothing was started.",
             )
     has_no_server = "mlflow" in names and not variable("MLFLOW_TRACKING_URI")
     if has_no_server and importlib.util.find_spec("sqlalchemy") is None:  # mlflow-skinny

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from muster.doctor.facts import Facts
+from muster.base.errors import how_to_install
+from muster.doctor.facts import NO_TORCH, Facts
 from muster.doctor.findings import Finding, error, note, ok, warning
 from muster.doctor.machine import MAKERS, accelerator_kind, has_maker, working_gpus
 
@@ -17,11 +18,19 @@ _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 def torch_build(facts: Facts) -> Iterator[Finding]:
     """torch is there, and built for this kind of GPU and this driver."""
     torch = facts.torch
+    if torch.version is None and torch.run.error in (None, NO_TORCH):
+        yield (warning if working_gpus(facts) else note)(
+            what="torch is not installed.",
+            why="Sweeps and maps of what needs no torch run; trainings, `muster run` and most "
+            "recipes do not.",
+            fix=f"{how_to_install('torch')}, or start muster from the environment that has torch.",
+        )
+        return
     if torch.version is None:
         yield error(
-            what=f"torch cannot be used: {torch.run.error or 'it is not installed'}.",
+            what=f"torch cannot be used: {torch.run.error}.",
             why="No PyTorch program runs.",
-            fix="pip install torch",
+            fix="Reinstall torch.",
         )
         return
     if torch.run.status in ("failed", "hung"):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.base.errors import SetupError, UsageError
+from muster.base.errors import SetupError, UsageError, how_to_install
 from muster.base.settings import kept_environment
 from muster.farm.executors.cluster import ClusterRequest
 
@@ -103,7 +103,7 @@ def check_can_authenticate(ray: Any) -> None:
         raise SetupError(
             f"Ray {ray.__version__} cannot ask for a token: whoever can log in to this machine "
             "could run code in a cluster that is started here.",
-            hint="pip install 'ray>=2.52', or give --address of a cluster that runs already.",
+            hint=f"{how_to_install('ray')}, or give --address of a cluster that runs already.",
         )
 
 
