@@ -148,7 +148,7 @@ def openings(house: House) -> list[str]:
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "hold"
-        and house.target(module, "hold").endswith("lock.hold")
+        and house.target(module, "hold").endswith((".lock.hold", ".session.hold"))
     }
     return sorted(found)
 

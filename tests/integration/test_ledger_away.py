@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import muster
+from muster.base.atomic_files import file_system_of
 from muster.base.errors import LedgerError
-from muster.base.mounts import file_system_of
 from muster.base.settings import Settings
 from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.home import choose_place

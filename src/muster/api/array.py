@@ -39,9 +39,8 @@ from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
-from muster.run.lock import is_held
 from muster.run.record import RunRecord
-from muster.run.session import open_run
+from muster.run.session import is_held, open_run
 from muster.slurm.commands import RefusedError, elements_of, submit_array
 from muster.slurm.script import array_name, array_script
 from muster.slurm.site import with_defaults

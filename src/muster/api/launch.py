@@ -42,8 +42,7 @@ from muster.farm.task import TargetSpec
 from muster.farm.view import RunView
 from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
-from muster.run.folder_id import own_id
-from muster.run.record import plain_options, read_run
+from muster.run.record import own_id, plain_options, read_run
 from muster.run.session import open_run
 
 _LEAD_ON_FILES_S = 0.3

@@ -22,9 +22,8 @@ from muster.farm.ledger.store import Ledger
 from muster.farm.task import TaskState
 from muster.run import session
 from muster.run.folder import RunFolder
-from muster.run.lock import is_held
 from muster.run.record import Kind, RunRecord, read_run
-from muster.run.requests import ask_to_cancel
+from muster.run.session import ask_to_cancel, is_held
 from muster.run.state import Tasks, Word, state_of
 from muster.slurm.commands import cancel as scancel
 from muster.slurm.job import living_job

@@ -31,8 +31,8 @@ from muster.base.errors import (
     SetupError,
     UsageError,
 )
+from muster.base.journal import Tail
 from muster.base.settings import read_settings
-from muster.base.tail import Tail
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run, write_run
 from muster.run.session import Renew, open_run

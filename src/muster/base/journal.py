@@ -1,11 +1,11 @@
-"""Append-only JSON lines: what happened to a run, for people and programs that look later."""
+"""Files that grow by lines: journals of what happened to a run, and logs that are followed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,3 +55,70 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+_CHUNK = 1 << 20
+
+
+class Tail:
+    """New lines of one file, from where it ended when this was made.
+
+    ``hidden_from``: the byte from which on nothing is to be heard, None for no limit. It is asked
+    after every read, so it must be known before that byte is written.
+    """
+
+    def __init__(
+        self, path: Path, hear: Callable[[str], None], hidden_from: Callable[[], int | None]
+    ) -> None:
+        self._path = path
+        self._hear = hear
+        self._hidden_from = hidden_from
+        self._rest = b""
+        self._position = path.stat().st_size if path.exists() else 0
+        self.start = self._position
+
+    def read(self, *, is_last: bool = False) -> None:
+        """Hand on the whole lines since the last call; ``is_last``: also one without an end."""
+        while data := self._new():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._hear(_text(line))
+        if is_last and self._rest:
+            self._hear(_text(self._rest))
+            self._rest = b""
+
+    def skip_to(self, position: int) -> None:
+        """Hear what is left before ``position``, then go on from there."""
+        self.read(is_last=True)
+        self._position = self.start = position
+
+    def _new(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read(_CHUNK)
+        except OSError:  # not written yet
+            return b""
+        limit = self._hidden_from() if data else None
+        if limit is not None:
+            data = data[: max(0, limit - self._position)]
+        self._position += len(data)
+        return data
+
+
+def last_lines(path: Path, count: int, *, start: int = 0) -> tuple[str, ...]:
+    """The last lines of a file that say something, none of them before byte ``start``."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(start, size - 160 * max(count, 50)))
+            data = file.read()
+    except OSError:
+        return ()
+    lines = [_text(line) for line in data.split(b"\n") if line.strip()]
+    return tuple(lines[-count:])
+
+
+def _text(line: bytes) -> str:
+    """What a terminal would show in the end of a line that a progress bar has rewritten."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")

@@ -36,11 +36,10 @@ from muster.base.errors import (
     MissingPackageError,
     MusterError,
 )
-from muster.base.journal import EVENTS
+from muster.base.journal import EVENTS, Tail, last_lines
 from muster.base.reaper import Reaper
 from muster.base.settings import RUN_MARKER, child_environment, waiting_threads
 from muster.base.signals import WARNING, Requests, listening, stop_code
-from muster.base.tail import Tail, last_lines
 from muster.gang.blame import (
     RankEnd,
     RankError,

@@ -1,4 +1,4 @@
-"""One start of a run: its folder made, its lock held, its record written, its journal kept.
+"""One start of a run: its folder made, its lock held, its record written, requests to it heard.
 
 Whatever runs is opened here. The order matters: the record is read and written under the lock, so
 that two starts cannot both begin a run, and requests of others are heard only once the record says
@@ -7,23 +7,180 @@ what they are about. The lock goes last, so whoever finds a run free finds it wh
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from muster.base.atomic_files import explain_os_error
+from filelock import FileLock, Timeout
+
+from muster.base.atomic_files import explain_os_error, write_atomic
 from muster.base.clock import SystemClock
 from muster.base.errors import (
     EXIT_INTERRUPTED,
     EXIT_SOME_FAILED,
     MusterError,
     PlanMismatchError,
+    SetupError,
 )
 from muster.base.journal import Journal
 from muster.run.folder import RunFolder
-from muster.run.lock import hold
 from muster.run.record import RunRecord, read_run, write_run
-from muster.run.requests import Mailbox
+
+if sys.platform == "linux":
+    import fcntl
+
+#: How long a start waits for those who only look, where looking takes the lock (not on Linux).
+_LOOKERS_S = 0.2
+_FLOCK = "@hhqqi0q"  # struct flock
+
+
+@contextmanager
+def hold(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder's lock; raises a SetupError that names the holder if somebody else has it.
+
+    The lock belongs to the process and vanishes with it, also after kill -9.
+    """
+    with _locked(folder):
+        pid_file = folder.lock.with_suffix(".pid")
+        with suppress(OSError):  # only a name for others
+            pid_file.write_text(f"{os.getpid()} {socket.gethostname()}")
+        try:
+            yield
+        finally:
+            # This folder may have been moved aside meanwhile, and the name may now be that of a new
+            # run: then the file is another process's and stays.
+            if _holder(folder) == str(os.getpid()):
+                with suppress(OSError):
+                    pid_file.unlink(missing_ok=True)
+
+
+def is_held(folder: RunFolder) -> bool:
+    """Whether a coordinator works on this folder now. Asking never makes a start fail."""
+    if not folder.lock.exists():
+        return False
+    if sys.platform != "linux":
+        return _is_locked_elsewhere(folder)
+    try:
+        descriptor = os.open(folder.lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:  # the lock cannot be read, so only what its holder wrote can tell
+        return _is_alive_here(folder)
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request())
+    finally:
+        os.close(descriptor)
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+@contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    if sys.platform != "linux":
+        lock = FileLock(folder.lock)
+        try:
+            folder.lock.touch()
+            before = os.stat(folder.lock)
+            lock.acquire(timeout=_LOOKERS_S)
+        except Timeout:
+            raise _busy(folder) from None
+        try:
+            if not _has_the_name(before, folder):  # moved aside before our lock
+                raise _busy(folder)
+            yield
+        finally:
+            lock.release()
+        return
+    try:
+        # The file is never truncated or removed, so that everybody locks the same one. But
+        # ``--restart`` moves it aside with its folder, which is looked at below.
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise explain_os_error(error, "write", folder.lock) from error
+    try:
+        # Earlier versions of muster take the first kind of lock and see no other. The second kind
+        # belongs to the open file as well, holds between the hosts of NFS, and can be asked about.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock_request())
+    except (BlockingIOError, PermissionError):
+        os.close(descriptor)
+        raise _busy(folder) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise explain_os_error(error, "lock", folder.lock) from error
+    try:
+        opened = os.fstat(descriptor)
+        if not _has_the_name(opened, folder):  # moved aside between our open and our lock
+            raise _busy(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _has_the_name(lock: os.stat_result, folder: RunFolder) -> bool:
+    try:
+        return os.path.samestat(lock, os.stat(folder.lock))
+    except FileNotFoundError:
+        return False
+
+
+def _is_locked_elsewhere(folder: RunFolder) -> bool:
+    """Whether the lock is taken. This system cannot be asked about locks, so it is tried."""
+    lock = FileLock(folder.lock)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return True
+    except OSError:
+        return _is_alive_here(folder)
+    lock.release()
+    return False
+
+
+def _lock_request() -> bytes:
+    """A request for a write lock on the whole file."""
+    assert sys.platform == "linux"
+    return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _busy(folder: RunFolder) -> SetupError:
+    holder = _holder(folder)
+    who = f"process {holder}" if holder else "another process"
+    return SetupError(
+        f"{folder.path} is being worked on by {who}.",
+        hint=f"watch it with `muster status {folder.path}`, or end it with "
+        f"`muster cancel {folder.path}`.",
+    )
+
+
+def _holder(folder: RunFolder) -> str:
+    """The holder's process id, with its host if that is another one; "" where it is not known."""
+    try:
+        pid, _, host = folder.lock.with_suffix(".pid").read_text().partition(" ")
+    except OSError:
+        return ""
+    elsewhere = f" on {host}" if host and host != socket.gethostname() else ""
+    return f"{pid}{elsewhere}" if pid else ""
+
+
+def _is_alive_here(folder: RunFolder) -> bool:
+    pid, _, elsewhere = _holder(folder).partition(" ")
+    if not pid.isdigit() or elsewhere:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
 
 #: Makes the record that a folder shall have of the one that it has (None: it has none); raises
 #: where the run may not begin or go on.
@@ -115,3 +272,88 @@ def _code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     return error.exit_code if isinstance(error, MusterError) else EXIT_SOME_FAILED
+
+
+_LOOK_EVERY_S = 0.05
+_POLL_EVERY_S = 0.4
+
+
+class Mailbox:
+    """A context for the holder of the run's lock: inside it requests find somebody.
+
+    A request names the session that it is for, so one that comes late does nothing to the next.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._token = uuid.uuid4().hex
+        self._poll_due_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._folder.requests.mkdir(exist_ok=True)
+        self._remove_all()
+        write_atomic(_session_file(self._folder), self._token.encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The session's name goes first: whoever finds a request gone, and the name still there,
+        # knows that the request was taken.
+        with suppress(OSError):
+            _session_file(self._folder).unlink(missing_ok=True)
+            self._remove_all()
+
+    def is_cancelled(self) -> bool:
+        """Whether a request to cancel was there, which this takes. It seldom looks at the disk."""
+        if time.monotonic() < self._poll_due_s:
+            return False
+        self._poll_due_s = time.monotonic() + _POLL_EVERY_S
+        try:
+            _request(self._folder, self._token).unlink()
+        except OSError:
+            return False
+        return True
+
+    def _remove_all(self) -> None:
+        for path in self._folder.requests.iterdir():
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+def ask_to_cancel(
+    folder: RunFolder, is_running: Callable[[], bool], *, timeout_s: float = 5.0
+) -> bool:
+    """Ask the session of ``folder`` to cancel the run.
+
+    True when the session has heard it, or is slow and will hear it. False when ``is_running()``
+    says that nobody is left to hear it.
+    """
+    token = None
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        now = _current(folder)
+        if now is not None and now != token:
+            token = now
+            write_atomic(_request(folder, token), b"cancel")
+        elif now is not None and not _request(folder, now).exists() and _current(folder) == now:
+            return True
+        if not is_running():
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return token is not None and _current(folder) == token
+
+
+def _request(folder: RunFolder, token: str) -> Path:
+    return folder.requests / f"cancel-{token}"
+
+
+def _session_file(folder: RunFolder) -> Path:
+    return folder.requests / "session"
+
+
+def _current(folder: RunFolder) -> str | None:
+    """The session that answers requests now; None where none does."""
+    try:
+        token = _session_file(folder).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return token if token.isalnum() else None

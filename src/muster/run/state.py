@@ -19,8 +19,7 @@ from muster.base.errors import (
     EXIT_USAGE,
     MusterError,
 )
-from muster.base.journal import read_journal
-from muster.base.tail import last_lines
+from muster.base.journal import last_lines, read_journal
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.base.codec import read_record, write_json
 from muster.run.folder import RunFolder
-from muster.run.folder_id import known_id, own_id
+from muster.run.record import known_id, own_id
 from muster.slurm.commands import job_status
 from muster.slurm.states import JobStatus
 

@@ -26,8 +26,8 @@ from muster.farm.rows import SYSTEM, flattened, metrics_of, system_of
 from muster.farm.task import TaskState
 from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
-from muster.run.lock import is_held
 from muster.run.record import read_run
+from muster.run.session import is_held
 from muster.web.query import BadQuery, parse, predicate
 
 _CHUNK = 2000

@@ -11,7 +11,7 @@ from muster.base.errors import MusterError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import frames_above
 from muster.run.folder import RunFolder
-from muster.run.lock import is_held
+from muster.run.session import is_held
 from muster.web.content.index import PAGES
 from muster.web.content.overview import head
 from muster.web.folder import Folder, Folders

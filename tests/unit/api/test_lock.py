@@ -17,12 +17,12 @@ from filelock import FileLock
 
 from muster.base.errors import SetupError
 from muster.run.folder import RunFolder
-from muster.run.lock import hold, is_held
+from muster.run.session import hold, is_held
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from muster.run.lock import hold
+from muster.run.session import hold
 from muster.run.folder import RunFolder
 
 with hold(RunFolder(Path(sys.argv[1]))):

@@ -16,7 +16,7 @@ from muster.base.journal import read_journal
 from muster.pipeline.sinks.formats import spec_of
 from muster.pipeline.stages import spec_of_object
 from muster.run.folder import RunFolder
-from muster.run.lock import is_held
+from muster.run.session import is_held
 
 
 def same(record: dict[str, Any]) -> dict[str, Any]:

@@ -35,9 +35,8 @@ from muster.farm.rows import batches
 from muster.farm.space import Space
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, TaskState
 from muster.run.folder import RunFolder
-from muster.run.lock import hold
 from muster.run.record import read_run, write_run
-from muster.run.session import open_run
+from muster.run.session import hold, open_run
 
 SLOT = SlotSpec(slot_id=0, label="cpu:0", devices=())
 TARGET = "import helper\ndef f(x: int = 0, y: int = 0, z: int = 0, seed: int = 0): return {}\n"

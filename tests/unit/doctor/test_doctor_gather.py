@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.base.atomic_files import file_system_of
 from muster.base.errors import UsageError
-from muster.base.mounts import file_system_of
 from muster.devices.device_request import parse_devices
 from muster.devices.inventory import Holder
 from muster.doctor.checks.host import network_disk

@@ -12,7 +12,7 @@ import pytest
 
 from muster.api.options import GangOptions
 from muster.base.errors import UsageError
-from muster.base.tail import Tail, last_lines
+from muster.base.journal import Tail, last_lines
 from muster.cli.commands import run
 from muster.gang.beacon import BEACON, Beacon, read_place
 from muster.gang.rank import _is_ours

@@ -274,7 +274,7 @@ def _moment(text: object) -> datetime | None:
 
 def log_blocks(folder: RunFolder) -> list[Block]:
     """The last lines that rank 0 printed. Reads its log."""
-    from muster.base.tail import last_lines
+    from muster.base.journal import last_lines
 
     found = last_lines(folder.rank_log(0), 30)
     return [Listing("The last lines that rank 0 printed", "\n".join(found))] if found else []

@@ -28,9 +28,8 @@ from muster.base.processes import end_marked
 from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
 from muster.base.shown_text import one_line
 from muster.run.folder import RunFolder
-from muster.run.folder_id import own_id
-from muster.run.lock import is_held
-from muster.run.record import read_run
+from muster.run.record import own_id, read_run
+from muster.run.session import is_held
 
 #: How long a run that has ended waits for its trackers, and one that was told to end.
 END_S, HURRY_S = 30.0, 5.0

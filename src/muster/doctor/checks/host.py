@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from muster.base.mounts import is_remote
+from muster.base.atomic_files import is_remote
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import Facts
 from muster.doctor.findings import Finding, error, note, ok, warning

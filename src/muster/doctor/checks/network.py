@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from muster.base.mounts import is_remote
+from muster.base.atomic_files import is_remote
 from muster.doctor.checks.speed import probe_trouble
 from muster.doctor.facts import AllReduce, Facts, Interface, ReduceTry
 from muster.doctor.findings import Finding, error, note, ok, warning

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from muster.base.mounts import file_system_of
+from muster.base.atomic_files import file_system_of
 from muster.doctor.probes.report import Tell, one_line, progress
 
 _CHUNK = 4 << 20

@@ -54,7 +54,7 @@ from muster.farm.ledger.ship import (
 from muster.farm.ledger.store import Ledger, MetricRow, NewTask
 from muster.farm.task import AttemptRecord, SlotSpec, Task
 from muster.run.folder import RunFolder
-from muster.run.folder_id import own_id
+from muster.run.record import own_id
 
 
 class _AtHome(NamedTuple):

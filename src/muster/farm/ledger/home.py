@@ -23,8 +23,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from muster.base.atomic_files import file_system_of, is_remote
 from muster.base.errors import LedgerError
-from muster.base.mounts import file_system_of, is_remote
 from muster.base.settings import Settings
 from muster.farm.ledger.connect import explained
 from muster.run.folder import RunFolder

@@ -14,7 +14,7 @@ from muster.base.clock import SystemClock
 from muster.base.journal import read_journal
 from muster.farm.ledger.read import LedgerReader, WorkSpan
 from muster.run.folder import RunFolder
-from muster.run.lock import is_held
+from muster.run.session import is_held
 from muster.web.content import runs
 from muster.web.content.devices import devices_of
 from muster.web.content.plain import finite, line, listing

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.run.folder import RunFolder
-from muster.run.folder_id import own_id
+from muster.run.record import own_id
 
 
 def _hard_links(old: Path, new: Path) -> None:
