@@ -57,14 +57,14 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
     ("muster.cli.train_flags.TaskPlace", "task"): (
         "muster.cli.train_flags", "name, words = split_target(",
     ),
-    ("muster.cli.launcher.questions.LaunchFlags", "kind"): (
-        "muster.cli.launcher.questions", 'answers["kind"]',
+    ("muster.cli.questions.LaunchFlags", "kind"): (
+        "muster.cli.questions", 'answers["kind"]',
     ),
-    ("muster.cli.launcher.questions.LaunchFlags", "target"): (
-        "muster.cli.launcher.questions", 'answers["target"]',
+    ("muster.cli.questions.LaunchFlags", "target"): (
+        "muster.cli.questions", 'answers["target"]',
     ),
-    ("muster.cli.launcher.questions.LaunchFlags", "args"): (
-        "muster.cli.launcher.questions", 'answers.get("args")',
+    ("muster.cli.questions.LaunchFlags", "args"): (
+        "muster.cli.questions", 'answers.get("args")',
     ),
 }  # fmt: skip
 

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from muster.api.earlier_work import move_aside
-from muster.api.housekeeping import Housekeeping
+from muster.api.housekeeping import Housekeeping, Rehearsal
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import check_same_plan, choose_folder, renewal
-from muster.api.rehearsal import Rehearsal
 from muster.api.runs import Run
 from muster.api.search_records import gpus_per_worker
 from muster.api.trackers.guard import tracking

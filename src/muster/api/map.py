@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from muster.api.map_publish import (
     size_of,
     tally,
 )
-from muster.api.map_view import RecordCount, cost_line
 from muster.api.options import MapSettings, SweepOptions, options_of_call
 from muster.api.placing import would_take
 from muster.api.plans import check_same_plan
@@ -35,15 +36,18 @@ from muster.base.settings import read_settings
 from muster.base.signals import listening
 from muster.base.target import refuse_while_imported
 from muster.devices.discovery import discover
+from muster.devices.inventory import Inventory
+from muster.devices.placement import Placement
 from muster.farm.canonical import name_with_hash
 from muster.farm.coordinator import Ending
-from muster.farm.view import RunView
+from muster.farm.view import Interval, Rate, RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 from muster.pipeline.stages import spec_of_object, specs_of_text
-from muster.plan.prices import read_prices
+from muster.plan.prices import PriceList, read_prices
+from muster.plan.units import Figure, Seconds
 from muster.run.folder import RunFolder, default_root
 from muster.run.record import read_run
 
@@ -320,3 +324,70 @@ def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
     if not job.settings.overwrite:
         check_output(folder, job.output, overwrite=False)
     move_aside(folder, "map", audience.say, first=lambda: discard(job.output))
+
+
+@dataclass
+class RecordCount:
+    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts."""
+
+    total: int
+    before: int = 0
+    rejected_before: int = 0
+    last: RunView | None = None
+    _rate: Rate = field(default_factory=Rate)
+    _tokens: Rate = field(default_factory=Rate)
+
+    def of(self, view: RunView) -> RunView:
+        numbers = view.numbers
+        now = time.monotonic()
+        done = min(self.total, self.before + int(numbers.get("records", 0)))
+        rejected = self.rejected_before + int(numbers.get("rejected", 0))
+        tokens = int(numbers.get("tokens", 0))
+        self._rate.add(now, done)
+        self._tokens.add(now, tokens)
+        rate = self._rate.per_second()
+        left_s = (self.total - done) / rate if rate else None
+        self.last = view._replace(
+            name=view.name + self._beside(numbers.get("waited_s", 0.0), view, tokens),
+            total=self.total,
+            num_done=done - rejected,
+            num_failed=rejected,
+            rate=rate,
+            eta=None if left_s is None else Interval(left_s, left_s),
+        )
+        return self.last
+
+    def _beside(self, waited_s: float, view: RunView, tokens: int) -> str:
+        """Tokens per second, and the share of time that workers wait for input."""
+        parts = []
+        rate = self._tokens.per_second()
+        if tokens and rate:
+            parts.append(f"{rate:,.0f} tokens/s")
+        worked_s = waited_s + view.numbers.get("busy_s", 0.0)
+        if worked_s > 1.0:
+            parts.append(f"{100 * waited_s / worked_s:.0f} % waiting for input")
+        return "".join(f" · {part}" for part in parts)
+
+
+def cost_line(
+    placement: Placement, inventory: Inventory, seconds: float, prices: PriceList
+) -> str | None:
+    """What ``seconds`` on these devices cost, with the prices and their origin, in a sentence.
+
+    None where no card has a price. Cards of one's own are left out: they cost their electricity,
+    and their power over the run is not known here.
+    """
+    used = {uuid for slot in placement.slots for uuid in slot.device_uuids}
+    cards = Counter(device.name for device in inventory.devices if device.uuid in used)
+    wall = Figure(value=Seconds(seconds), origin="measured")
+    total, said, currency = 0.0, [], ""
+    for card, count in cards.items():
+        price = prices.price(card, is_owned=False)
+        money = None if price is None else price.of(count, wall, None)
+        if price is None or money is None:
+            continue
+        total, currency = total + money.value.value, money.value.currency
+        said.append(f"{count} × {card} at {price} ({price.origin}: {price.source})")
+    if not said:
+        return None
+    return f"cost: {total:.2f} {currency} for {'; '.join(said)}"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from muster.base.clock import human_duration
 from muster.base.shown_text import one_line
-from muster.cli.wording import counts_text, left_text, rate_text
+from muster.cli.output import counts_text, left_text, rate_text
 from muster.farm.view import RunView, WorkerLine
 
 _STYLES = {

@@ -1,5 +1,6 @@
-"""Gathers the facts, each by a child process or a plain read, none of which can hang the doctor.
+"""Examines a machine: gathers the facts or reads them, checks them, keeps them, writes the repairs.
 
+Facts are gathered each by a child process or a plain read, none of which can hang the doctor.
 What everybody needs comes first and what takes longest comes last, under one deadline, so that a
 machine where much is broken still gives a report in time.
 """
@@ -12,15 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from muster.base.errors import UsageError
+from muster.base.atomic_files import write_atomic
+from muster.base.codec import to_json
+from muster.base.errors import SetupError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.base.settings import child_environment
 from muster.devices.device_request import DeviceRequest, parse_devices
 from muster.devices.inventory import Inventory
 from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
+from muster.doctor.checks.table import run_checks
 from muster.doctor.child import read_answer, run_probe
-from muster.doctor.facts import DiskFacts, Facts, TorchFacts
+from muster.doctor.facts import DiskFacts, Facts, TorchFacts, load_facts
+from muster.doctor.findings import Finding, env_script, sorted_by_severity
 from muster.doctor.gather_host import gather_host, installed_torch, running_torch
 from muster.doctor.gather_network import gather_master, gather_network, wants_master
 from muster.doctor.gather_probes import (
@@ -250,3 +255,50 @@ def _busy(facts: Facts) -> set[int]:
 def _backend(targets: Targets, torch: TorchFacts) -> str | None:
     wanted = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}.get(targets.kind)
     return wanted if wanted in (torch.backends or ()) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """``findings``: in the order of the checks, good ones included."""
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+
+
+def examine(options: DoctorOptions, say: Callable[[str], None] = lambda _: None) -> Examination:
+    """Look at this machine; ``say`` hears what is being done.
+
+    Raises UsageError for devices that do not exist.
+    """
+    return _checked(gather(options, say))
+
+
+def examine_recorded(path: Path) -> Examination:
+    """Look at the machine recorded in ``path``; UsageError when that is not a facts file."""
+    return _checked(load_facts(path))
+
+
+def _checked(facts: Facts) -> Examination:
+    return Examination(facts=facts, findings=tuple(run_checks(facts)))
+
+
+def keep_facts(path: Path, facts: Facts) -> None:
+    """Write ``facts`` to ``path``; SetupError where that fails."""
+    _write("the facts", path, to_json(facts))
+
+
+def write_fixes(path: Path, examination: Examination) -> None:
+    """Write to ``path`` what the findings would set; SetupError where that fails."""
+    findings = sorted_by_severity(examination.findings)
+    script = env_script(findings, examination.facts.host.name, path.name)
+    _write("the settings", path, script.encode())
+
+
+def _write(what: str, path: Path, data: bytes) -> None:
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        raise SetupError(
+            f"Cannot write {what} to {path}: {error.strerror or error}.",
+            hint="name a file in a folder that exists and that you may write to.",
+        ) from None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.cli.output import PlainScreen
-from muster.cli.wording import waiting_lines
+from muster.cli.output import PlainScreen, waiting_lines
 from muster.farm.view import RunView, WorkerLine
 
 

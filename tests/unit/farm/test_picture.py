@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.farm.test_decide import Rig, cpus, tasks
 
-from muster.cli.wording import eta_text, left_text
+from muster.cli.output import eta_text, left_text
 from muster.farm.events import WorkerReady
 from muster.farm.picture import Picture
 from muster.farm.view import Interval, RunView, WorkerLine

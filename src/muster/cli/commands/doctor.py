@@ -10,13 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from muster.api.doctor import (
-    Examination,
-    examine,
-    examine_recorded,
-    keep_facts,
-    write_fixes,
-)
 from muster.api.plan import MemoryPlan, known_model, known_task, plan_memory
 from muster.base.clock import human_duration
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
@@ -27,7 +20,14 @@ from muster.cli.flags import JsonFlags
 from muster.cli.options import Part
 from muster.cli.parse import Parsed, parse_groups
 from muster.doctor.findings import SEVERITIES, Finding, exit_code
-from muster.doctor.gather import DoctorOptions
+from muster.doctor.gather import (
+    DoctorOptions,
+    Examination,
+    examine,
+    examine_recorded,
+    keep_facts,
+    write_fixes,
+)
 from muster.plan.request import PlanRequest
 
 _HELP = """Examine this machine: driver, torch, GPUs, links between them, disk, network, launcher.

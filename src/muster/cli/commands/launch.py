@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Callable
 from functools import partial
+from typing import Any, Protocol
 
 from muster.api.options import SweepOptions
 from muster.api.placing import device_request
@@ -11,8 +14,11 @@ from muster.base.errors import EXIT_INTERRUPTED, UsageError
 from muster.base.settings import read_settings
 from muster.cli import output, values
 from muster.cli.flags import SpaceFlags
-from muster.cli.launcher.asking import Asker, make_asker
-from muster.cli.launcher.questions import (
+from muster.cli.main import main as run_command
+from muster.cli.map_flags import MapPlaces
+from muster.cli.options import Part
+from muster.cli.parse import Parsed, parse_groups
+from muster.cli.questions import (
     WORK,
     Answers,
     Known,
@@ -24,10 +30,6 @@ from muster.cli.launcher.questions import (
     next_question,
     split,
 )
-from muster.cli.main import main as run_command
-from muster.cli.map_flags import MapPlaces
-from muster.cli.options import Part
-from muster.cli.parse import Parsed, parse_groups
 from muster.devices.discovery import discover
 from muster.train.config import TrainConfig
 
@@ -115,3 +117,76 @@ def _plan_words(known: Known) -> list[str]:
     if kind != "auto" and known.config is not None and known.config.batch_size is not None:
         words += ["--global-batch", f"{known.num_ranks * known.config.batch_size}"]
     return words
+
+
+#: What is wrong with a typed answer, in a sentence; None: nothing.
+Check = Callable[[str], str | None]
+
+
+class Asker(Protocol):
+    is_terminal: bool
+
+    def ask(self, question: Question, check: Check) -> str:
+        """The answer as text; KeyboardInterrupt when the user has had enough."""
+
+    def confirm(self, text: str) -> bool: ...
+
+
+class Flags:
+    """Nobody to ask: defaults stand in, and a question that needs an answer names its flag."""
+
+    is_terminal = False
+
+    def ask(self, question: Question, check: Check) -> str:
+        if question.default is None:
+            raise UsageError(
+                f"--{question.name} is missing, and this is no terminal to ask in.",
+                hint=question.text,
+            )
+        return question.default
+
+    def confirm(self, text: str) -> bool:
+        raise UsageError(
+            f"{text} This is no terminal to ask in.", hint="add --yes to run it or --print to not."
+        )
+
+
+class Terminal:
+    """Arrow keys to choose; an empty answer is the default, which is shown."""
+
+    is_terminal = True
+
+    def __init__(self) -> None:
+        import questionary
+
+        self._library: Any = questionary
+
+    def ask(self, question: Question, check: Check) -> str:
+        answer = self._prompt(question, check).unsafe_ask()
+        return ",".join(answer) if isinstance(answer, list) else str(answer)
+
+    def confirm(self, text: str) -> bool:
+        return bool(self._library.confirm(text, default=True).unsafe_ask())
+
+    def _prompt(self, question: Question, check: Check) -> Any:
+        ask, text = self._library, f"{question.name}: {question.text}"
+        titles = question.choices.items()
+        if question.form == "one":
+            choices = [ask.Choice(title, value) for value, title in titles]
+            return ask.select(text, choices, default=question.default)
+        if question.form == "many":
+            marked = (question.default or "").split(",")
+            choices = [ask.Choice(title, value, checked=value in marked) for value, title in titles]
+            return ask.checkbox(text, choices, validate=lambda picked: bool(picked) or "mark one")
+        # It is shown and not typed in place: whoever types would write behind it.
+        if question.default is not None:
+            text += f" (enter for {question.default or 'the default'})"
+        prompt = ask.path if question.form == "path" else ask.text
+        # Reading the command at every key would import a task again and again.
+        return prompt(
+            text, validate=lambda typed: check(typed) or True, validate_while_typing=False
+        )
+
+
+def make_asker() -> Asker:
+    return Terminal() if sys.stdin.isatty() and sys.stdout.isatty() else Flags()

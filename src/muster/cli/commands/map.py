@@ -42,8 +42,8 @@ def start(flags: Parsed, typed: Sequence[str]) -> int:
     if parsed.shown.dry_run:
         _show_plan(parsed, preview(parsed.job, parsed.options))
         return 0
+    from muster.api.housekeeping import rehearse_map
     from muster.api.launch import Audience
-    from muster.api.rehearsal import rehearse_map
 
     run, job = parsed.shown, parsed.job
     if parsed.recipe is not None:

@@ -89,7 +89,7 @@ def _run(
         folder, code = RunFolder(options.run_dir), code_of_script(script)
         options, typed = options_on_node(node, folder, options, code), node.argv
     if options.slurm is not None:
-        from muster.cli.slurm_gang import run_on_slurm
+        from muster.cli.gang_screen import run_on_slurm
 
         return run_on_slurm(_on_nodes(parsed, script, options, typed), parsed)
     if shown.dry_run:

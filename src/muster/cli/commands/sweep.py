@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+from muster.api.housekeeping import rehearse_sweep
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.options import SearchOptions, SweepOptions
 from muster.api.placing import placement_lines
 from muster.api.recipe import Recipe
-from muster.api.rehearsal import rehearse_sweep
 from muster.api.runs import Run
 from muster.api.search_state import read_search
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
@@ -27,10 +27,10 @@ from muster.base.target import names_at_top, read_source
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
+from muster.cli.output import summary_line
 from muster.cli.parse import Parsed, parse_groups, split_command, split_target
 from muster.cli.programs import as_program, is_script
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe
-from muster.cli.wording import summary_line
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 

@@ -74,9 +74,8 @@ def _train(
     from muster.api.fit import train_here
     from muster.api.train import plan_training, run_training
     from muster.cli import output
-    from muster.cli.gang_screen import show_gang_plan, sum_up_gang
+    from muster.cli.gang_screen import TrainScreen, show_gang_plan, sum_up_gang
     from muster.cli.train_flags import train_job
-    from muster.cli.train_screen import TrainScreen
 
     job, options = train_job(flags)
     shown = flags.shown
@@ -85,7 +84,7 @@ def _train(
 
         options, typed = options_on_node(node, job.folder, options, job.code), node.argv
     if options.slurm is not None:
-        from muster.cli.slurm_gang import run_on_slurm
+        from muster.cli.gang_screen import run_on_slurm
 
         return run_on_slurm(_on_nodes(job, options, typed, flags), flags)
     topology = read_topology()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from muster.base.errors import UsageError
+from muster.cli.commands.launch import Flags
 from muster.cli.help_page import field_texts
-from muster.cli.launcher.asking import Flags
-from muster.cli.launcher.questions import (
+from muster.cli.questions import (
     Answers,
     Machine,
     Question,
