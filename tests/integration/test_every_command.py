@@ -28,7 +28,8 @@ from muster.api.gangs import Script, renewal
 from muster.api.options import GangOptions
 from muster.cli.main import COMMANDS, main
 from muster.run.folder import RunFolder
-from muster.run.session import Mailbox, hold, open_run
+from muster.run.requests import Mailbox
+from muster.run.session import hold, open_run
 
 Main = Callable[..., CompletedProcess[str]]
 

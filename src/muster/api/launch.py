@@ -216,6 +216,7 @@ def _coordinate(
         requests=housekeeping.requests,
         housekeeping=housekeeping.do,
         clock=clock,
+        asked=housekeeping.session.asked,
     )
     labels = [slot.label for slot in plan.slots]
     journal = housekeeping.session.begin(tasks=workload.total, workers=labels, code=plan.code)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
+from muster.farm.asked import cancel_in
 from muster.farm.coordinator import Ending
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.read import FailureGroup, LedgerReader, LogPart
@@ -23,7 +24,8 @@ from muster.farm.task import TaskState
 from muster.run import session
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, read_run
-from muster.run.session import ask_to_cancel, is_held
+from muster.run.requests import ask, ask_to_cancel
+from muster.run.session import is_held
 from muster.run.state import Tasks, Word, state_of
 from muster.slurm.commands import cancel as scancel
 from muster.slurm.job import living_job
@@ -251,6 +253,36 @@ class Run:
         if not stored.is_map:
             refresh_export(self.folder)
         return False
+
+    def cancel_tasks(self, named: Sequence[str]) -> dict[int, str]:
+        """Cancel single tasks, each named by its number or the start of its key; the others go on.
+
+        By the task's number: "cancelled"; "told" for one that runs, which ends as soon as it can
+        and is killed otherwise; "together" for one that runs in one call with others and goes on;
+        "was done" and so on for one that had ended. Raises UsageError for a map, whose tasks are
+        parts of one output, and SetupError where who works on the run does not answer.
+        """
+        self.expect_tasks()
+        if self.stored.is_map:
+            raise UsageError(
+                f"{self.path} is a map: each of its tasks is a part of one output.",
+                hint=f"cancel all that has not ended: muster cancel {self.path}",
+            )
+        if self.folder.elements_json.exists():
+            raise UsageError(
+                f"{self.path} is an array: each of its elements has tasks of its own.",
+                hint=f"muster cancel {self.path}/elements/N --task KEY",
+            )
+        with LedgerReader(self.folder.ledger) as reader:
+            ids = list(dict.fromkeys(self.task_number(reader, one) for one in named))
+        if is_held(self.folder):
+            answer = ask(self.folder, {"cancel": ids}, lambda: is_held(self.folder))
+            if answer is not None:
+                return {int(number): str(word) for number, word in answer["tasks"].items()}
+        with _changing(self.folder) as ledger:
+            words = {one: cancel_in(ledger, one, nobody_works=True) for one in ids}
+        refresh_export(self.folder)
+        return words
 
     def reopen(self, *, cancelled: bool = False) -> int:
         """Make failed (and cancelled) tasks ready again; returns how many."""

@@ -162,10 +162,13 @@ class SearchDriver:
         """Hear what a pilot has brought in while there was no coordinator, and what was logged
         last; open again what was promoted in the last turn of one that died."""
         orders: list[Event] = []
-        for task_id in [t for t in self._of_task if t not in self._ended or t in self._failed]:
+        may_differ = self._failed | self._told.keys()
+        for task_id in [t for t in self._of_task if t not in self._ended or t in may_differ]:
             key, state, value = ledger.state_of(task_id)
-            if task_id in self._failed and state is not TaskState.DONE:
-                continue  # one that was retried may be done now
+            # One that has failed may have been retried, one that has paused may be cancelled.
+            news = TaskState.DONE if task_id in self._failed else TaskState.CANCELLED
+            if task_id in self._ended and state is not news:
+                continue
             for token, body in ledger.metrics_of(task_id):
                 orders += self.heard(Logged(0, task_id, token, 0, body))
             if state is TaskState.STOPPED and task_id not in self._told:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from muster.base.clock import Clock
 from muster.base.errors import MusterError, TargetError
 from muster.base.journal import Journal
+from muster.farm.asked import Cancelling
 from muster.farm.balance import imbalance_of_tasks
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Decisions, Policy
@@ -36,6 +37,7 @@ from muster.farm.steering import Driver, Steering
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
+from muster.run.requests import Ask
 
 #: Results that arrive within this time share one commit.
 GATHER_S = 0.004
@@ -76,12 +78,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """The edges of the loop. ``requests`` is asked every turn and must be cheap."""
+    """The edges of the loop. ``requests`` is asked every turn and must be cheap.
+
+    ``asked``: what others ask about single tasks, each to be answered.
+    """
 
     show: Callable[[RunView], None]
     requests: Callable[[], list[Request]]
     housekeeping: Callable[[RunView], tuple[list[Event], list[Request]]]
     clock: Clock
+    asked: Callable[[], list[Ask]] = list
 
 
 @dataclass
@@ -134,6 +140,7 @@ class Coordinator:
         self._chunk = _FIRST_CHUNK
         self._feeding = plan.driver is None and ledger.meta("enqueued") != plan.plan_id
         self._refetch = False
+        self._one_by_one = Cancelling(ledger)
         self._cancelling = False
         self._stopping = False
         self._interrupted = False
@@ -200,10 +207,12 @@ class Coordinator:
             orders += steering.tell(events, decisions, self._scheduler, now)
             self._doubt(steering.problem, decisions)
             self._refetch |= bool(orders or decisions.done or decisions.failed or decisions.stopped)
+            self._refetch |= bool(decisions.cancelled or self._one_by_one.has_news)
         has_records = bool(
             decisions.done or decisions.failed or decisions.tried or decisions.retokened
             or decisions.reopened or decisions.divided or decisions.late or decisions.fetch
             or decisions.starts or decisions.stopped or decisions.promoted
+            or decisions.cancelled or self._one_by_one.has_news
         )  # fmt: skip
         deaths = [event for event in events if isinstance(event, WorkerDied)]
         broken = [event for event in events if isinstance(event, TargetBroken)]
@@ -214,6 +223,7 @@ class Coordinator:
             self._record(decisions, deaths, logged, orders)
             fetched = self._fetch(decisions.fetch)
             self._ledger.commit()
+            self._one_by_one.answer()
             self._publish(decisions)
             if broken:  # what came with it has been recorded
                 raise TargetError(broken[0].message)
@@ -312,7 +322,10 @@ class Coordinator:
             ledger.record_late(worker_id, finished)
         for death in deaths:
             ledger.worker_ended(death.worker_id, death.reason)
+        waited = self._one_by_one.record(self._scheduler, decisions)
+        self._picture.cancelled(len(waited))
         if self._steering is not None:
+            self._steering.cancelled(waited)
             decisions.stopped += self._steering.stop_waiting(orders)
             self._steering.record()
 
@@ -378,6 +391,7 @@ class Coordinator:
             self._next_view_s = now + _VIEW_EVERY_S
             view = self._picture.view(self._scheduler, now, self._phase())
             self._hooks.show(view)
+            events += self._one_by_one.hear(self._hooks.asked())
             if now >= self._next_snapshot_s:
                 self._next_snapshot_s = now + _SNAPSHOT_EVERY_S
                 self._ledger.snapshot()

@@ -95,6 +95,15 @@ class Scheduler:
         waiting = self.queue or self.solo or self.wary or self.delayed or self._reserved
         return self.exhausted and not waiting
 
+    @property
+    def cancelling(self) -> list[int]:
+        """Tasks that are cancelled and have not ended yet."""
+        return self._halts.cancelling
+
+    @property
+    def _queues(self) -> tuple[deque[Task], ...]:
+        return self.queue, self.solo, self.wary
+
     def open_tasks(self) -> list[Task]:
         """Claimed tasks that have not ended: to be given back when the run stops early."""
         held = [*self.queue, *self.solo, *self.wary, *(task for _, _, task in self.delayed)]
@@ -147,14 +156,14 @@ class Scheduler:
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
                 case StopTask():
-                    queues = (self.queue, self.solo, self.wary)
-                    self._halts.stop(event, queues, self.delayed, now, out)
+                    self._on_stop(event, now, out)
                 case Reopen():
                     self._on_reopen(event, out)
                 case Drain():
                     self.draining = True
         while self.delayed and self.delayed[0][0] <= now:
             self._enqueue(heapq.heappop(self.delayed)[2])
+        self._halts.end_waiting(self._queues, self.delayed, now, out)
         self._check_time_limits(now, out)
         self._halts.kill_overdue(now, out)
         if self.draining or self.paused:
@@ -421,9 +430,15 @@ class Scheduler:
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
         """One that has not ended yet does so all the same, and is then tried again."""
-        if not self._halts.forget(event.task_id):
+        if not self._halts.reopen(event.task_id):
             out.promoted.append(event.task_id)
             self.exhausted = False
+
+    def _on_stop(self, event: StopTask, now: float, out: Decisions) -> None:
+        for key, task in list(self._reserved.items()):
+            if task.task_id == event.task_id and not self.roster.is_in_flight(task):
+                self.solo.appendleft(self._reserved.pop(key))
+        self._halts.stop(event, self._queues, self.delayed, now, out)
 
     # ------------------------------------------------------------------ handing out
 

@@ -65,6 +65,7 @@ class Decisions:
     retokened: list[Task] = field(default_factory=list)  # were handed out and are not to blame
     reopened: list[Task] = field(default_factory=list)  # failed because of their device
     stopped: list[Stopped] = field(default_factory=list)
+    cancelled: list[Stopped] = field(default_factory=list)  # one by one, by the user
     promoted: list[int] = field(default_factory=list)  # were stopped: to be claimed again
     divided: list[Division] = field(default_factory=list)
     late: list[tuple[int, Finished]] = field(default_factory=list)

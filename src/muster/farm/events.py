@@ -125,10 +125,14 @@ class Capacity(NamedTuple):
 
 
 class StopTask(NamedTuple):
-    """A task is to end early, on purpose; ``pauses``: it may first reach its next checkpoint."""
+    """A task is to end early, on purpose; ``pauses``: it may first reach its next checkpoint.
+
+    ``cancels``: its user wants so, which counts before all that a search says of it.
+    """
 
     task_id: int
     pauses: bool = False
+    cancels: bool = False
 
 
 class Reopen(NamedTuple):

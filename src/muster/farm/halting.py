@@ -50,9 +50,31 @@ class Halts:
         out: Decisions,
     ) -> None:
         """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
+        before = self._told.get(event.task_id)
+        if before is not None and before.cancels:
+            return
         if not self._tell(event, now, out):
             task = take_waiting(event.task_id, queues, delayed)
-            out.stopped += [] if task is None else [Stopped(task, None)]
+            ended = out.cancelled if event.cancels else out.stopped
+            ended += [] if task is None else [Stopped(task, None)]
+
+    def end_waiting(
+        self,
+        queues: Iterable[deque[Task]],
+        delayed: list[tuple[float, int, Task]],
+        now: float,
+        out: Decisions,
+    ) -> None:
+        """End those that were told to end and wait again, because they have lost their worker."""
+        held = [w.in_flight.keys() for w in self._roster.workers.values()] if self._told else []
+        for event in [e for e in self._told.values() if not any(e.task_id in ids for ids in held)]:
+            del self._told[event.task_id]
+            self.stop(event, queues, delayed, now, out)
+
+    @property
+    def cancelling(self) -> list[int]:
+        """The tasks that were told to end because they are cancelled."""
+        return sorted(event.task_id for event in self._told.values() if event.cancels)
 
     def _tell(self, event: StopTask, now: float, out: Decisions) -> bool:
         """Tell the worker that has the task; returns whether there is one."""
@@ -61,17 +83,29 @@ class Halts:
                 self._told[event.task_id] = event
                 worker.halted_s = now
                 out.halts.append((worker.worker_id, event.task_id, event.pauses))
+                if event.task_id != next(iter(worker.in_flight)) and not worker.revoking:
+                    worker.revoking = True  # handed out ahead: it need not begin
+                    out.revokes.append(worker.worker_id)
                 return True
         return False
 
     def forget(self, task_id: int) -> bool:
-        """It may go on, or was done before; returns whether it had been told to end."""
+        """It was done before; returns whether it had been told to end."""
         return self._told.pop(task_id, None) is not None
 
+    def reopen(self, task_id: int) -> bool:
+        """It may go on unless it is cancelled; returns whether it has yet to end."""
+        event = self._told.get(task_id)
+        if event is not None and not event.cancels:
+            del self._told[task_id]
+        return event is not None
+
     def ended(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
-        """Only an error of the task's own counts as one; whatever else ended it did as asked."""
-        del self._told[task.task_id]
-        if record.finished.outcome in (Outcome.EXCEPTION, Outcome.BAD_RESULT):
+        """Only an error of the task's own counts as one; whatever else ended it did as asked.
+        One that is cancelled is so, however it ended."""
+        if self._told.pop(task.task_id).cancels:
+            out.cancelled.append(Stopped(task, record))
+        elif record.finished.outcome in (Outcome.EXCEPTION, Outcome.BAD_RESULT):
             out.failed.append(record)
         else:
             out.stopped.append(Stopped(task, record))

@@ -65,7 +65,8 @@ class Picture:
             elif isinstance(event, WorkerReady):
                 self.pids[event.worker_id] = event.pid
         self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)
-        stopped = [record for _, record in decisions.stopped if record is not None]
+        ended = [*decisions.stopped, *decisions.cancelled]
+        stopped = [record for _, record in ended if record is not None]
         tried = [record for record, _ in decisions.tried]
         for record in [*decisions.done, *decisions.failed, *stopped, *tried]:
             self._learn(record)
@@ -78,12 +79,13 @@ class Picture:
         for record in [*decisions.failed, *stopped]:
             self._ended_one(record)
         self._counts[TaskState.STOPPED] += len(decisions.stopped) - len(decisions.promoted)
+        self._counts[TaskState.CANCELLED] += len(decisions.cancelled)
         self._counts[TaskState.DONE] += len(decisions.done)
         self._counts[TaskState.FAILED] += len(decisions.failed) - len(decisions.reopened)
         self._retried += len(decisions.tried) + len(decisions.reopened)
         self.notes.extend(decisions.notes)
         del self.notes[:-_MAX_NOTES]
-        if decisions.done or decisions.failed or decisions.stopped:
+        if decisions.done or decisions.failed or ended:
             self._rate.add(now, self._ended)
 
     def view(self, scheduler: Scheduler, now: float, phase: str) -> RunView:
@@ -177,7 +179,8 @@ def tell(events: Sequence[Event], decisions: Decisions) -> None:
                 EVENTS.debug("worker %d ended: %s", event.worker_id, event.reason)
             case _:
                 continue
-    stopped = [record for _, record in decisions.stopped if record is not None]
+    ended = [*decisions.stopped, *decisions.cancelled]
+    stopped = [record for _, record in ended if record is not None]
     for record in [*decisions.done, *decisions.failed, *stopped]:
         EVENTS.debug(_ended(record))
     for record, _ in decisions.tried:

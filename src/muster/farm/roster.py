@@ -95,7 +95,11 @@ class Roster:
         return [slot for slot in self.slots if slot.spec.device_key == device_key]
 
     def is_in_flight(self, task: Task) -> bool:
-        return any(task.task_id in worker.in_flight for worker in self.workers.values())
+        return self.has(task.task_id)
+
+    def has(self, task_id: int) -> bool:
+        """Whether a worker has this task."""
+        return any(task_id in worker.in_flight for worker in self.workers.values())
 
     def num_at_work(self) -> int:
         """Workers that take tasks now: one that waits in a cluster's queue does not."""

@@ -136,6 +136,8 @@ class Steering:
                 orders += driver.ended(record.task_id, TaskState.DONE, record.finished.value)
             for record in news.failed:
                 orders += driver.ended(record.task_id, TaskState.FAILED, b"{}")
+            for task, _ in news.cancelled:
+                orders += driver.ended(task.task_id, TaskState.CANCELLED, b"{}")
             for task, _ in news.stopped:
                 value = driver.last_of(task.task_id)
                 orders += driver.ended(task.task_id, TaskState.STOPPED, value)
@@ -163,6 +165,11 @@ class Steering:
                 stopped.append(Stopped(task, None))
                 self._orders += self._driver.ended(task_id, TaskState.STOPPED, value)
         return stopped
+
+    def cancelled(self, task_ids: Iterable[int]) -> None:
+        """The user has cancelled tasks that waited in the ledger."""
+        for task_id in task_ids:
+            self._orders += self._driver.ended(task_id, TaskState.CANCELLED, b"{}")
 
     def choose(self, scheduler: Scheduler, picture: Picture) -> Fetched:
         """Claim what waits in the ledger, and let the driver choose what is missing to a full hand.

@@ -11,16 +11,13 @@ import os
 import socket
 import struct
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from muster.base.atomic_files import explain_os_error, write_atomic
+from muster.base.atomic_files import explain_os_error
 from muster.base.clock import SystemClock
 from muster.base.errors import (
     EXIT_INTERRUPTED,
@@ -32,6 +29,7 @@ from muster.base.errors import (
 from muster.base.journal import Journal
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, read_run, write_run
+from muster.run.requests import Ask, Mailbox
 
 if sys.platform == "linux":
     import fcntl
@@ -200,6 +198,10 @@ class Session:
     def is_cancelled(self) -> bool:
         return self._mailbox is not None and self._mailbox.is_cancelled()
 
+    def asked(self) -> list[Ask]:
+        """What others have asked since the last call, each to be answered."""
+        return [] if self._mailbox is None else self._mailbox.asked()
+
     def begin(self, **fields: Any) -> Journal:
         """Write down that the work begins; the journal is for what happens to it."""
         self._journal = Journal(self._folder.events, SystemClock())
@@ -272,88 +274,3 @@ def _code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     return error.exit_code if isinstance(error, MusterError) else EXIT_SOME_FAILED
-
-
-_LOOK_EVERY_S = 0.05
-_POLL_EVERY_S = 0.4
-
-
-class Mailbox:
-    """A context for the holder of the run's lock: inside it requests find somebody.
-
-    A request names the session that it is for, so one that comes late does nothing to the next.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._token = uuid.uuid4().hex
-        self._poll_due_s = 0.0
-
-    def __enter__(self) -> Self:
-        self._folder.requests.mkdir(exist_ok=True)
-        self._remove_all()
-        write_atomic(_session_file(self._folder), self._token.encode())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # The session's name goes first: whoever finds a request gone, and the name still there,
-        # knows that the request was taken.
-        with suppress(OSError):
-            _session_file(self._folder).unlink(missing_ok=True)
-            self._remove_all()
-
-    def is_cancelled(self) -> bool:
-        """Whether a request to cancel was there, which this takes. It seldom looks at the disk."""
-        if time.monotonic() < self._poll_due_s:
-            return False
-        self._poll_due_s = time.monotonic() + _POLL_EVERY_S
-        try:
-            _request(self._folder, self._token).unlink()
-        except OSError:
-            return False
-        return True
-
-    def _remove_all(self) -> None:
-        for path in self._folder.requests.iterdir():
-            if path.is_file():
-                path.unlink(missing_ok=True)
-
-
-def ask_to_cancel(
-    folder: RunFolder, is_running: Callable[[], bool], *, timeout_s: float = 5.0
-) -> bool:
-    """Ask the session of ``folder`` to cancel the run.
-
-    True when the session has heard it, or is slow and will hear it. False when ``is_running()``
-    says that nobody is left to hear it.
-    """
-    token = None
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        now = _current(folder)
-        if now is not None and now != token:
-            token = now
-            write_atomic(_request(folder, token), b"cancel")
-        elif now is not None and not _request(folder, now).exists() and _current(folder) == now:
-            return True
-        if not is_running():
-            return False
-        time.sleep(_LOOK_EVERY_S)
-    return token is not None and _current(folder) == token
-
-
-def _request(folder: RunFolder, token: str) -> Path:
-    return folder.requests / f"cancel-{token}"
-
-
-def _session_file(folder: RunFolder) -> Path:
-    return folder.requests / "session"
-
-
-def _current(folder: RunFolder) -> str | None:
-    """The session that answers requests now; None where none does."""
-    try:
-        token = _session_file(folder).read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return token if token.isalnum() else None

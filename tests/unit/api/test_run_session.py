@@ -13,7 +13,8 @@ from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.base.journal import read_journal
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, new_record, read_run
-from muster.run.session import ask_to_cancel, is_held, open_run
+from muster.run.requests import ask_to_cancel
+from muster.run.session import is_held, open_run
 
 
 @pytest.fixture

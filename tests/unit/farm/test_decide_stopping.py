@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.farm.test_decide import TARGETS, Rig, cpus, tasks
+from tests.unit.farm.test_decide import TARGETS, Rig, cpus, gpus, tasks
 
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy
-from muster.farm.events import Fetched, Reopen, StopTask, WorkerDied, WorkerReady
+from muster.farm.events import Fetched, Reopen, Returned, StopTask, WorkerDied, WorkerReady
 from muster.farm.task import Outcome, TargetSpec
 
 AS_ASKED = [
@@ -121,3 +121,100 @@ def test_tasks_that_are_chosen_late_are_asked_for_one_per_free_worker() -> None:
     assert len(out.sends) == 2
     assert out.fetch == 1
     assert not scheduler.is_finished
+
+
+# ------------------------------------------------------------------ what its user cancels
+
+
+@pytest.mark.parametrize("outcome", [*AS_ASKED, Outcome.EXCEPTION, Outcome.BAD_RESULT])
+def test_however_a_cancelled_task_ends_it_is_cancelled(outcome: Outcome) -> None:
+    rig = Rig(cpus(1), tasks(2))
+    rig.ready()
+    worker = rig.worker_on(0)
+    assert rig.step(StopTask(1, cancels=True)).halts == [(worker, 1, False)]
+    assert rig.scheduler.cancelling == [1]
+    out = rig.end(worker, outcome)
+    [(task, record)] = out.cancelled
+    assert task.task_id == 1 and record is not None
+    assert (out.failed, out.tried, out.done, out.stopped) == ([], [], [], [])
+    assert [task.task_id for send in out.sends for task in send.tasks] == [2]
+    assert rig.scheduler.cancelling == []
+
+
+def test_a_cancelled_task_that_was_faster_is_done() -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1, cancels=True))
+    out = rig.end(rig.worker_on(0))
+    assert (len(out.done), out.cancelled, rig.scheduler.cancelling) == (1, [], [])
+
+
+@pytest.mark.parametrize("order", [StopTask(1, pauses=True), StopTask(1), Reopen(1)])
+def test_what_a_search_says_of_a_cancelled_task_changes_nothing(order: StopTask | Reopen) -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1, cancels=True))
+    out = rig.step(order)
+    assert (out.halts, out.promoted) == ([], [])
+    [(task, _)] = rig.end(rig.worker_on(0), Outcome.STOPPED).cancelled
+    assert task.task_id == 1
+
+
+def test_a_task_that_is_to_pause_can_be_cancelled() -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1, pauses=True))
+    worker = rig.worker_on(0)
+    assert rig.step(StopTask(1, cancels=True)).halts == [(worker, 1, False)]
+    assert len(rig.end(worker, Outcome.STOPPED).cancelled) == 1
+
+
+def test_a_cancelled_task_waits_for_nothing_wherever_it_waits() -> None:
+    """In the queue, for its next try, and for a device that it is to have alone."""
+    rig = Rig(cpus(1), tasks(2))
+    rig.ready()
+    rig.end(rig.worker_on(0), Outcome.CRASH)  # it is tried again after a pause
+    assert [t.task_id for t, _ in rig.step(StopTask(1, cancels=True)).cancelled] == [1]
+    rig = Rig(gpus(1, per_gpu=2), tasks(2))
+    rig.ready()
+    rig.end(rig.worker_on(0), Outcome.DEVICE_OOM)  # its GPU is emptied for it
+    assert [t.task_id for t, _ in rig.step(StopTask(1, cancels=True)).cancelled] == [1]
+    assert rig.scheduler.solo == rig.scheduler.queue == type(rig.scheduler.queue)()
+    rig.end(rig.worker_on(1))
+    assert rig.scheduler.is_finished
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_one_that_was_handed_out_ahead_ends_with_its_worker(cancels: bool) -> None:
+    """It is told, loses its worker through the task before it, and does not begin again."""
+    rig = Rig(cpus(1), tasks(3))
+    worker = rig.worker_on(0)
+    rig.ready()
+    held = rig.scheduler.roster.workers[worker].in_flight
+    held |= {task.task_id: task for task in [rig.scheduler.queue.popleft()]}
+    out = rig.step(StopTask(2, cancels=cancels))
+    assert (out.halts, out.revokes) == ([(worker, 2, False)], [worker])
+    out = rig.die(worker)
+    ended = out.cancelled if cancels else out.stopped
+    assert [(t.task_id, t.token, record) for t, record in ended] == [(2, 2, None)]
+    assert [t.task_id for t in out.retokened] == [2]
+
+
+def test_one_that_was_handed_out_ahead_is_taken_back() -> None:
+    rig = Rig(cpus(1), tasks(3))
+    worker = rig.worker_on(0)
+    rig.ready()
+    second = rig.scheduler.queue.popleft()
+    rig.scheduler.roster.workers[worker].in_flight[second.task_id] = second
+    rig.step(StopTask(2, cancels=True))
+    out = rig.step(Returned(worker, [2]))
+    assert [t.task_id for t, _ in out.cancelled] == [2]
+    assert 2 not in {task.task_id for task in rig.scheduler.open_tasks()}
+
+
+def test_a_task_in_a_call_with_others_goes_on() -> None:
+    rig = Rig(cpus(1), tasks(4, target=2))
+    rig.ready()
+    out = rig.step(StopTask(2, cancels=True))
+    assert (out.cancelled, out.halts, rig.scheduler.cancelling) == ([], [], [])
+    assert rig.scheduler.roster.has(2)

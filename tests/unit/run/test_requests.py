@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.run.folder import RunFolder
-from muster.run.session import Mailbox, ask_to_cancel
+from muster.run.requests import Mailbox, ask_to_cancel
 
 
 def test_a_request_that_comes_late_does_nothing_to_the_next_session(tmp_path: Path) -> None:

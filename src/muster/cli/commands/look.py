@@ -53,6 +53,15 @@ class _Export(RunPlace):
     """A .csv, .parquet or .jsonl file; of a search also a .db file, an Optuna study."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Cancel(LookFlags):
+    """Which run, and which of its tasks."""
+
+    task: Annotated[tuple[str, ...], Flag(metavar="N")] = ()
+    """Cancel only these tasks of a sweep or a search, each named by its number or the start of its
+    key; the others go on. One that runs is told to end, and killed if it does not."""
+
+
 _LIST = """List the runs below a folder, the newest first.
 
 Examples:
@@ -83,8 +92,9 @@ Examples:
 """
 _CANCEL = """Cancel what has not ended; what is finished is kept.
 
-Example:
+Examples:
   muster cancel runs/train-1a2b3c
+  muster cancel runs/train-1a2b3c --task 12 40
 """
 
 
@@ -303,8 +313,10 @@ def _output_of_map(run: Run) -> str:
 
 
 def cancel(argv: list[str]) -> int:
-    flags = parse(LookFlags, argv, "cancel", _CANCEL)
+    flags = parse(_Cancel, argv, "cancel", _CANCEL)
     run: Run = open_run(flags.run)
+    if flags.task:
+        return _cancel_tasks(run, flags)
     is_gang, job = run.stored.is_gang, _job(run)
     asked = run.cancel()
     array = _array(run, asks_slurm=True)
@@ -326,6 +338,27 @@ def cancel(argv: list[str]) -> int:
         output.say(f"{run.folder.name}: cancelled what had not ended")
     if array is not None and array.num_queued and not flags.json:
         output.say("  those in the queue are SLURM's: end them with scancel")
+    return 0
+
+
+_OF_CANCELLED = {
+    "cancelled": "cancelled",
+    "told": "told to end; it is cancelled as soon as it has",
+    "together": "goes on: it runs in one call with others, and cannot be ended without them",
+}
+
+
+def _cancel_tasks(run: Run, flags: _Cancel) -> int:
+    words = run.cancel_tasks(flags.task)
+    if flags.json:
+        changed = any(word in ("cancelled", "told") for word in words.values())
+        output.say_json({"run": run.folder.name, "changed": changed, "tasks": words})
+        return 0
+    for number, word in words.items():
+        already = f"nothing to cancel, it is {word.removeprefix('was ')} already"
+        output.say(f"{run.folder.name}: task {number}: {_OF_CANCELLED.get(word, already)}")
+    if any(word in ("cancelled", "told") for word in words.values()):
+        output.say(f"  run them after all: muster retry {run.path} --cancelled")
     return 0
 
 

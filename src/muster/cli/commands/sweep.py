@@ -376,6 +376,8 @@ def _sum_up(run: Run, seconds: float, made: list[str]) -> None:
             if group.num_failed:
                 output.say(f"  {group.num_failed:,} × {group.message.splitlines()[0][:150]}")
         output.say(f"  see why: muster errors {run.path}   again: muster retry {run.path}")
+    if counts["cancelled"]:
+        output.say(f"  the cancelled ones after all: muster retry {run.path} --cancelled")
     if ending is not None and ending.paused:
         output.say(f"Paused: {ending.paused}")
         output.say(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from muster.farm import canonical
 from muster.farm.ledger.connect import explained, has_metrics, has_table
 from muster.farm.task import TaskState
 
@@ -85,6 +86,15 @@ class LedgerQueries:
         sql = "SELECT seconds FROM attempts WHERE task_id = ?"
         with explained(self.path, "read"):
             return float(sum(row[0] for one in task_ids for row in self._db.execute(sql, (one,))))
+
+    def is_paused(self, task_id: int) -> bool:
+        """Whether a stopped task of a search would go on if it were promoted."""
+        sql = "SELECT body FROM search WHERE kind = 'ended' AND task_id = ? ORDER BY id DESC"
+        with explained(self.path, "read"):
+            if not has_table(self._db, "search"):
+                return False
+            row = self._db.execute(sql, (task_id,)).fetchone()
+        return row is not None and canonical.decode(row[0]).get("state") == "paused"
 
     def search_rows(self) -> list[SearchRow]:
         with explained(self.path, "read"):

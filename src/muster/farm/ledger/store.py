@@ -35,6 +35,8 @@ from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
 
 
+#: The meta value that names the tasks which are cancelled and have not ended yet.
+CANCELLING = "cancelling"
 #: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
 MetricRow = tuple[int, int, int, bytes]
 
@@ -227,6 +229,8 @@ class Ledger(LedgerQueries):
         """`muster retry`: tasks in these final states become ready, with their tries forgotten."""
         allowed = [s.value for s in states if s in (TaskState.FAILED, TaskState.CANCELLED)]
         marks = ",".join("?" * len(allowed))
+        if TaskState.CANCELLED in states:
+            self.drop_meta(CANCELLING)
         with explained(self.path, "write"):
             return self._db.execute(
                 f"UPDATE tasks SET state = {READY}, tries = 0 WHERE state IN ({marks})", allowed
@@ -237,6 +241,21 @@ class Ledger(LedgerQueries):
             return self._db.execute(
                 "UPDATE tasks SET state = ? WHERE state IN (?, ?)", (CANCELLED, READY, CLAIMED)
             ).rowcount
+
+    def cancel_one(
+        self, task_id: int, open_states: Collection[TaskState] = (TaskState.READY,)
+    ) -> TaskState | None:
+        """Cancel a task that is open, or that a search has paused; None where this has done it,
+        else the state that the task has.
+        """
+        _, state, _ = self.state_of(task_id)
+        is_paused = state is TaskState.STOPPED and self.is_paused(task_id)
+        if not (state in open_states or is_paused):
+            return state
+        with explained(self.path, "write"):
+            self._db.execute("DELETE FROM results WHERE task_id = ?", (task_id,))
+            self._db.execute(f"UPDATE tasks SET state = {CANCELLED} WHERE task_id = ?", (task_id,))
+        return None
 
     # ------------------------------------------------------------------ claims
 
@@ -331,6 +350,14 @@ class Ledger(LedgerQueries):
                  for (task, record), value in zip(stopped, values, strict=True)],
             )  # fmt: skip
         self._insert_attempts([record for _, record in stopped if record is not None])
+
+    def record_cancelled(self, cancelled: Sequence[Stopped]) -> None:
+        with explained(self.path, "write"):
+            self._db.executemany(
+                f"UPDATE tasks SET state = {CANCELLED} WHERE task_id = ? AND token = ?",
+                [(task.task_id, task.token) for task, _ in cancelled],
+            )
+        self._insert_attempts([record for _, record in cancelled if record is not None])
 
     def stop_ready(
         self, task_id: int, value: bytes, has_files: Callable[[Task], bool]

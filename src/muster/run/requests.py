@@ -1,0 +1,183 @@
+"""Asking the process that works on a run for something, by a file in the run's folder.
+
+A request names the session that it is for, which is one start of the run. So what was left for a
+session that has ended does nothing to the next one. To cancel the run is a request without an
+answer; every other is answered, by a file too, once what was asked for is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from muster.base.atomic_files import write_atomic
+from muster.base.errors import SetupError
+from muster.run.folder import RunFolder
+
+_LOOK_EVERY_S = 0.05
+_POLL_EVERY_S = 0.4
+#: How long the one who asks waits for an answer; a run at work takes up requests twice a second.
+ANSWER_S = 50.0
+
+
+class Ask(NamedTuple):
+    """What somebody asks of a session, which owes one answer to it."""
+
+    what: Mapping[str, Any]
+    answer: Callable[[Mapping[str, Any]], None]
+
+
+class Mailbox:
+    """A context for the holder of the run's lock: inside it requests find somebody."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._token = uuid.uuid4().hex
+        self._poll_due_s = self._ask_due_s = 0.0
+        self._taken: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._folder.requests.mkdir(exist_ok=True)
+        self._remove_all()
+        write_atomic(_session_file(self._folder), self._token.encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The session's name goes first: whoever finds a request gone, and the name still there,
+        # knows that the request was taken.
+        with suppress(OSError):
+            _session_file(self._folder).unlink(missing_ok=True)
+            self._remove_all()
+
+    def is_cancelled(self) -> bool:
+        """Whether a request to cancel was there, which this takes. It seldom looks at the disk."""
+        if time.monotonic() < self._poll_due_s:
+            return False
+        self._poll_due_s = time.monotonic() + _POLL_EVERY_S
+        try:
+            _request(self._folder, self._token).unlink()
+        except OSError:
+            return False
+        return True
+
+    def asked(self) -> list[Ask]:
+        """What was asked since the last call. It seldom looks at the disk."""
+        if time.monotonic() < self._ask_due_s:
+            return []
+        self._ask_due_s = time.monotonic() + _POLL_EVERY_S
+        found = []
+        for path in sorted(self._folder.requests.glob(f"ask-{self._token}-*")):
+            if path.name in self._taken:
+                continue
+            self._taken.add(path.name)
+            with suppress(OSError, ValueError, RecursionError):  # another's file: nobody waits
+                what = json.loads(path.read_bytes())
+                if isinstance(what, dict):
+                    found.append(Ask(what, _answering(path)))
+        return found
+
+    def _remove_all(self) -> None:
+        for path in self._folder.requests.iterdir():
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+def ask_to_cancel(
+    folder: RunFolder, is_running: Callable[[], bool], *, timeout_s: float = 5.0
+) -> bool:
+    """Ask the session of ``folder`` to cancel the run.
+
+    True when the session has heard it, or is slow and will hear it. False when ``is_running()``
+    says that nobody is left to hear it.
+    """
+    token = None
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        now = _current(folder)
+        if now is not None and now != token:
+            token = now
+            write_atomic(_request(folder, token), b"cancel")
+        elif now is not None and not _request(folder, now).exists() and _current(folder) == now:
+            return True
+        if not is_running():
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return token is not None and _current(folder) == token
+
+
+def ask(
+    folder: RunFolder,
+    what: Mapping[str, Any],
+    is_running: Callable[[], bool],
+    *,
+    timeout_s: float = ANSWER_S,
+) -> dict[str, Any] | None:
+    """Ask the session of ``folder`` for something, and return its answer.
+
+    None when ``is_running()`` says that nobody is left to answer. Raises SetupError where the
+    session has not answered in time: it may do so later.
+    """
+    token, path = None, None
+    deadline = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < deadline:
+            now, alive = _current(folder), is_running()
+            if path is not None and (answer := _read_answer(path)) is not None:
+                return answer
+            if not alive:
+                return None
+            if now is not None and now != token:  # the first, or one that began meanwhile
+                token, path = now, folder.requests / f"ask-{now}-{uuid.uuid4().hex[:12]}"
+                write_atomic(path, json.dumps(what).encode())
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        if path is not None:
+            for left in (path, _answer_file(path)):
+                left.unlink(missing_ok=True)
+    raise SetupError(
+        f"{folder.path} is at work and has not answered within {timeout_s:.0f} s.",
+        hint="it may be busy, or run its tasks in its own process; ask again.",
+    )
+
+
+def _answering(path: Path) -> Callable[[Mapping[str, Any]], None]:
+    def answer(what: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # whoever asked is told to ask again
+            if path.exists():  # otherwise nobody waits any more
+                write_atomic(_answer_file(path), json.dumps(what).encode())
+
+    return answer
+
+
+def _answer_file(path: Path) -> Path:
+    return path.with_name(path.name.replace("ask-", "answer-", 1))
+
+
+def _read_answer(path: Path) -> dict[str, Any] | None:
+    try:
+        answer = json.loads(_answer_file(path).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _request(folder: RunFolder, token: str) -> Path:
+    return folder.requests / f"cancel-{token}"
+
+
+def _session_file(folder: RunFolder) -> Path:
+    return folder.requests / "session"
+
+
+def _current(folder: RunFolder) -> str | None:
+    """The session that answers requests now; None where none does."""
+    try:
+        token = _session_file(folder).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return token if token.isalnum() else None
