@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 import muster
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.entry import train
+from muster.train.loop import train
 
 ITEMS, BATCH = 1_000_000, 1_000
 

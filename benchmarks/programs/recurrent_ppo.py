@@ -141,7 +141,7 @@ class CountedPolicy(CascadedPolicy):
 
 def with_muster(args: Any) -> dict[str, Any]:
     from muster.rl.config import PpoConfig
-    from muster.rl.entry import train_agent
+    from muster.rl.loop import train_agent
     from muster.rl.policy import RecurrentPolicy
     from muster.run.folder import RunFolder
     from muster_recipes.ppo.config import PpoRecipeConfig

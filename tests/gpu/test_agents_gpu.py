@@ -12,8 +12,8 @@ from tests.unit.rl.toy_agents import CartPoleAgent
 
 from muster.rank.precision import Precision
 from muster.rl.config import PpoConfig
-from muster.rl.entry import train_agent
 from muster.rl.environment import Place
+from muster.rl.loop import train_agent
 from muster.rl.policy import RecurrentPolicy
 from muster.rl.rollout import Actor
 from muster.run.folder import RunFolder

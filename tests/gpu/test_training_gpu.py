@@ -17,7 +17,7 @@ from tests.unit.train.toy_tasks import Toy
 
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.entry import train as train_here
+from muster.train.loop import train as train_here
 
 pytestmark = pytest.mark.gpu
 

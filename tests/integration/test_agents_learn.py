@@ -28,7 +28,7 @@ from muster.agents import (
     streams,
 )
 from muster.rl.config import PpoConfig
-from muster.rl.entry import train_agent
+from muster.rl.loop import train_agent
 from muster.run.folder import RunFolder
 
 LENGTH = 5

@@ -33,7 +33,7 @@ from muster.run.state import last_word
 from muster.train.config import TrainConfig
 
 #: The module that holds what a rank runs, by the type of its configuration.
-ENTRIES = {TrainConfig: "muster.train.entry", PpoConfig: "muster.rl.entry"}
+ENTRIES = {TrainConfig: "muster.train.loop", PpoConfig: "muster.rl.loop"}
 _MOST_STARTS = 20
 
 
@@ -183,7 +183,7 @@ def verify_task(
     """Compare the gradients of a task on one rank and on several; see ``train.verify``."""
     with TemporaryDirectory(prefix="muster-verify-") as place:
         here = dataclasses.replace(job, run_dir=Path(place))
-        entry = dataclasses.replace(here.entry(), target="muster.train.entry:verify_rank")
+        entry = dataclasses.replace(here.entry(), target="muster.train.verify:verify_rank")
         ending = run_gang(
             here.folder, entry, options, audience, kind=here.kind, supervisor=supervisor
         )

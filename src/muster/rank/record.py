@@ -1,10 +1,13 @@
-"""What rank 0 writes while training: metrics.jsonl, TensorBoard files and status.json."""
+"""What rank 0 shows and writes of a training: lines for people, metrics.jsonl, TensorBoard files,
+status.json, and the results.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import platform
 import threading
 import time
 from collections import deque
@@ -13,11 +16,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from muster.base.atomic_files import replacing
+from muster.base.clock import human_duration
+from muster.base.codec import write_json
 from muster.base.errors import how_to_install
 from muster.base.journal import read_journal
 from muster.base.metric_log import METRICS_FILE, TIME, as_number, as_step, is_logging, logging_to
 from muster.base.settings import variable
+from muster.rank.curves import draw_curves
+from muster.rank.life import Results, Say
+from muster.rank.meter import peak_memory_mib
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder
 
@@ -236,3 +246,93 @@ def _last_steps(path: Path) -> dict[str, int]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a metrics.jsonl; none when there is no such file."""
     return [line for line in read_journal(path) if isinstance(line.get("kind"), str)]
+
+
+_LINE_EVERY_S = 5.0
+_STATUS_EVERY_S = 0.5
+
+
+class Reporter:
+    """Every rank has one and calls it at the same places; only rank 0's speaks and writes.
+
+    ``record``: where rank 0 writes, None on the others. ``fraction``: the part of the training that
+    is done, from 0 to 1.
+    """
+
+    def __init__(
+        self, gang: Gang, folder: RunFolder, step: int, say: Say, *, with_tensorboard: bool
+    ) -> None:
+        self.record = open_record(gang, folder, step, say, with_tensorboard=with_tensorboard)
+        self._say = say
+        self._device = gang.device
+        self._began_s = self._line_due_s = self._status_due_s = 0.0
+        self._done_at_start = 0.0
+
+    def begin(self, text: str, fraction: float) -> None:
+        self._say(f"train      {text}")
+        self._began_s = time.monotonic()
+        self._line_due_s = self._began_s + _LINE_EVERY_S
+        self._done_at_start = fraction
+
+    def show(
+        self,
+        fraction: float,
+        picture: Callable[[], dict[str, Any]],
+        words: Callable[[], list[str]],
+    ) -> None:
+        """Say where the training is, from time to time: for `muster status`, and as a line."""
+        if self.record is None:
+            return
+        now = time.monotonic()
+        if now >= self._status_due_s:
+            self._status_due_s = now + _STATUS_EVERY_S
+            eta_s, memory_mib = self._eta_s(fraction), peak_memory_mib(self._device)
+            self.record.status({**picture(), "eta_s": eta_s, "memory_mib": memory_mib})
+        if now >= self._line_due_s:
+            self._line_due_s = now + _LINE_EVERY_S
+            parts = words()
+            if (memory_mib := peak_memory_mib(self._device)) is not None:
+                parts.append(f"{memory_mib:,.0f} MiB")
+            if (eta_s := self._eta_s(fraction)) is not None:
+                parts.append(f"ETA {human_duration(eta_s)}")
+            self._say(" · ".join(parts))
+
+    def evaluated(self, values: dict[str, Any], text: str, *, is_best: bool) -> None:
+        if self.record is not None:
+            self.record.line("evaluation", values)
+            self._say(f"{text}{'  *best' if is_best else ''}")
+
+    def flush(self) -> None:
+        if self.record is not None:
+            self.record.flush()
+
+    def close(self) -> None:
+        if self.record is not None:
+            self.record.close()
+
+    def _eta_s(self, fraction: float) -> float | None:
+        done = fraction - self._done_at_start
+        return (1 - fraction) / done * (time.monotonic() - self._began_s) if done > 0 else None
+
+
+def write_results(
+    gang: Gang, folder: RunFolder, results: Results, *, monitor: str, about: str
+) -> Results:
+    """Add what all trainings report to ``results``; rank 0 writes them and draws curves, which are
+    headed by what they are ``about``.
+    """
+    memory = gang.council.gather(peak_memory_mib(gang.device))
+    whole = {
+        **results,
+        "num_ranks": gang.num_ranks,
+        "device": gang.device.type,
+        "measured": {"peak_memory_mib": memory, "machine": platform.node(), **results["measured"]},
+        "torch": torch.__version__,
+    }
+    if gang.is_first:
+        write_json(folder.training_results, whole)
+        lines = read_metrics(folder.metrics)
+        if any(line["kind"] in ("train", "update") for line in lines):
+            ranks = f"{gang.num_ranks} rank{'s' * (gang.num_ranks != 1)}"
+            draw_curves(folder.curves, lines, monitor, f"{folder.name} · {about}, {ranks}")
+    return whole

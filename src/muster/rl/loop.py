@@ -12,18 +12,30 @@ from muster.base.errors import MusterError, UnknownNameError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
-from muster.rank.life import Decision, Results, Status, Trainer, state_record
-from muster.rank.reporting import Reporter
+from muster.rank.life import (
+    Decision,
+    Results,
+    Start,
+    Status,
+    Trainable,
+    Trainer,
+    be_rank,
+    live,
+    memory_explained,
+    state_record,
+)
+from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, mix, seed_everything
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
-from muster.rl.agreement import Agreed, agree
+from muster.rl.config import PpoConfig
 from muster.rl.losses import gae, normalise_advantages
 from muster.rl.progress import between
 from muster.rl.reporting import evaluate, headlines, picture, sum_up, update_values, words
 from muster.rl.rollout import Rollout, collect
-from muster.rl.setup import AgentRun, with_rank
-from muster.rl.update import Experience, end_for_nan, no_room_error, update
+from muster.rl.setup import AgentRun, prepare, with_rank
+from muster.rl.task import AgentTask, make_agent_task
+from muster.rl.update import Agreed, Experience, agree, end_for_nan, no_room_error, update
 
 
 class AgentTrainer(Trainer):
@@ -204,3 +216,13 @@ def _absorb(run: AgentRun, agreed: Agreed) -> None:
     """Update the statistics, only here, so that acting and learning have used the same ones."""
     run.policy.normaliser.absorb(agreed.observation_deltas.to(run.gang.device))
     run.return_scale.absorb(agreed.return_deltas.to(run.gang.device))
+
+
+def _begin(task: AgentTask, config: PpoConfig, start: Start) -> AgentTrainer:
+    with memory_explained(partial(no_room_error, config, start.gang.device)):
+        return AgentTrainer(prepare(task, config, start))
+
+
+TRAINABLE = Trainable(PpoConfig, make_agent_task, _begin)
+#: See ``rank.life``: a rank as the launcher starts it, and one in this process.
+run_rank, train_agent = partial(be_rank, TRAINABLE), partial(live, TRAINABLE)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
 from muster.rank.life import Results, load_best
-from muster.rank.reporting import write_results
-from muster.rl.agreement import Agreed
-from muster.rl.curves import draw_curves
+from muster.rank.record import write_results
 from muster.rl.environment import Split
 from muster.rl.evaluation import Episodes, play
 from muster.rl.losses import explained_variance
 from muster.rl.setup import AgentRun, place_of
 from muster.rl.task import make_environments
-from muster.rl.update import Learned
+from muster.rl.update import Agreed, Learned
 
 _PHASES = ("acting", "stepping", "learning")
 
@@ -165,10 +162,9 @@ def sum_up(run: AgentRun, why: str) -> Results:
         "measured": _measured(run),
         "evaluations": progress.evaluations,
     }
-    ranks = f"{run.gang.num_ranks} rank{'s' * (run.gang.num_ranks != 1)}"
-    title = f"{folder.name} · {run.env.spec.name}, {ranks}"
-    draw = partial(draw_curves, folder.curves, monitor=run.task.monitor, title=title)
-    results = write_results(run.gang, folder, results, draw)
+    results = write_results(
+        run.gang, folder, results, monitor=run.task.monitor, about=run.env.spec.name
+    )
     run.gang.council.meet()
     return results
 

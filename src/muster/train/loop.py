@@ -14,15 +14,29 @@ from muster.base.errors import MusterError
 from muster.gang.beacon import BEACON
 from muster.rank.checkpoint import Snapshot
 from muster.rank.checkpoint_files import model_tensors, optimizer_tensors
-from muster.rank.life import Decision, Results, StartAgain, Status, Trainer, state_record
+from muster.rank.life import (
+    Decision,
+    Results,
+    Start,
+    StartAgain,
+    Status,
+    Trainable,
+    Trainer,
+    be_rank,
+    live,
+    memory_explained,
+    state_record,
+)
 from muster.rank.meter import remember_micro_batch
-from muster.rank.reporting import Reporter
+from muster.rank.record import Reporter
 from muster.rank.seeding import STEP, get_generators, mix
 from muster.rank.stop import Interval, StopFlag
 from muster.rank.sync import check_identical
+from muster.train.config import TrainConfig
 from muster.train.diagnose import (
     are_finite,
     loss_not_finite,
+    no_room_error,
     out_of_memory_error,
     parameters_not_finite,
     rebalance,
@@ -31,8 +45,9 @@ from muster.train.diagnose import (
 from muster.train.evaluation import monitored
 from muster.train.progress import LossTrail, StepLoss, factor_at
 from muster.train.reporting import StepLines, headlines, opening, picture, sum_up, words
-from muster.train.setup import Training
+from muster.train.setup import Training, prepare
 from muster.train.step import Sums, accumulate, update
+from muster.train.task import Task, make_task
 
 
 class ModelTrainer(Trainer):
@@ -283,3 +298,13 @@ def _save(run: Training, *, is_best: bool) -> None:
             best=run.progress.best if is_best else None,
         )
     )
+
+
+def _begin(task: Task, config: TrainConfig, start: Start) -> ModelTrainer:
+    with memory_explained(partial(no_room_error, start.gang.device)):
+        return ModelTrainer(prepare(task, config, start))
+
+
+TRAINABLE = Trainable(TrainConfig, make_task, _begin)
+#: See ``rank.life``: a rank as the launcher starts it, and one in this process.
+run_rank, train = partial(be_rank, TRAINABLE), partial(live, TRAINABLE)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from muster.rank.checkpoint_files import find_steps, load_state, step_folder
 from muster.rank.life import Results, load_best
-from muster.rank.record import Record, StepLine
-from muster.rank.reporting import write_results
-from muster.train.curves import draw_curves
+from muster.rank.record import Record, StepLine, write_results
 from muster.train.progress import Arriving, StepLoss
 from muster.train.setup import Training
 
@@ -136,10 +133,7 @@ def sum_up(run: Training, why: str) -> Results:
         },
         "evaluations": progress.evaluations,
     }
-    ranks = f"{run.gang.num_ranks} rank{'s' * (run.gang.num_ranks != 1)}"
-    title = f"{run.folder.name} · {run.strategy}, {ranks}"
-    draw = partial(draw_curves, run.folder.curves, monitor=task.monitor, title=title)
-    results = write_results(run.gang, run.folder, results, draw)
+    results = write_results(run.gang, run.folder, results, monitor=task.monitor, about=run.strategy)
     _finish(run, chosen)
     return results
 

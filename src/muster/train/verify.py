@@ -10,24 +10,29 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from muster.base.codec import decode, write_json
 from muster.base.errors import UsageError
+from muster.gang.topology import read_topology
+from muster.rank.life import refusals_told
 from muster.rank.meter import Meter
 from muster.rank.precision import Precision, agree_on_precision, use_tf32
-from muster.rank.process_group import Gang
+from muster.rank.process_group import Gang, joined
 from muster.rank.replica import Replica, SingleReplica, make_replica, resolve_strategy
 from muster.rank.seeding import MODEL, DataOrder, Position, mix, seed_everything
+from muster.run.folder import RunFolder
 from muster.train.batches import BatchPlan, plan_batches
 from muster.train.config import TrainConfig
 from muster.train.feed import Feed, Fetcher, check_dataset, open_dataset
 from muster.train.feed import draws_random_numbers as draws
 from muster.train.rehearsal import find_example, find_unused, rehearse
 from muster.train.step import Work, accumulate
-from muster.train.task import Task
+from muster.train.task import Task, make_task
 
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -46,6 +51,25 @@ class Finding:
     text: str
     worst: str = ""
     difference: float | None = None
+
+
+def verify_rank(
+    *,
+    task: str,
+    task_config: str | None,
+    task_values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    folder: str,
+    **_: Any,
+) -> None:
+    """One rank of ``muster verify``; rank 0 leaves the findings in the folder."""
+    place = RunFolder(Path(folder))
+    with refusals_told(place), joined(read_topology()) as gang:
+        made = make_task(task, task_config, task_values)
+        say = print if gang.is_first else lambda text: None
+        findings = verify(made, decode(TrainConfig, config, ignore_unknown=True), gang, say)
+        if gang.is_first:
+            write_json(place.verify_json, findings)
 
 
 def verify(

@@ -136,7 +136,7 @@ def test_a_beacon_is_plain_attributes() -> None:
     assert sys.getsizeof(beacon) < 100
 
 
-@pytest.mark.parametrize("name", ["gang.rank", "rank.life", "train.entry", "rl.entry"])
+@pytest.mark.parametrize("name", ["gang.rank", "rank.life", "train.loop", "rl.loop"])
 def test_what_stands_between_a_rank_and_its_task_is_left_out_of_tracebacks(name: str) -> None:
     found = importlib.util.find_spec(f"muster.{name}")
     assert found is not None and found.origin is not None

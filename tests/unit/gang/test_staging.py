@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from muster.rank.staging import Staging
+from muster.rank.checkpoint import Staging
 
 
 class Driver:

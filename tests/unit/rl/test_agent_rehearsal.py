@@ -18,8 +18,8 @@ from tests.unit.train.rank_jobs import last_weights
 
 from muster.base.errors import UsageError
 from muster.rl.config import PpoConfig
-from muster.rl.entry import train_agent
 from muster.rl.environment import Entry, EnvSpec, Place, Split, VectorEnv
+from muster.rl.loop import train_agent
 from muster.rl.policy import Policy
 from muster.run.folder import RunFolder
 

@@ -136,8 +136,8 @@ def _be_mother(root: Path, jobs: list[Job], ports: list[int], limit_s: float) ->
     import matplotlib.figure
     import torch._dynamo  # noqa: F401  the first step would load it in every rank
 
-    import muster.rl.entry
-    import muster.train.entry  # noqa: F401
+    import muster.rl.loop
+    import muster.train.loop  # noqa: F401
 
     matplotlib.figure.Figure.savefig = lambda _, path, **__: Path(path).touch()
     gc.collect()
@@ -248,8 +248,8 @@ def _train(job: Job, root: Path) -> Outcome:
 
 
 def _trainer(task: Task | AgentTask) -> Callable[..., dict[str, Any] | None]:
-    from muster.rl.entry import train_agent
-    from muster.train.entry import train
+    from muster.rl.loop import train_agent
+    from muster.train.loop import train
 
     return train_agent if isinstance(task, AgentTask) else train
 

@@ -22,7 +22,7 @@ from muster.base.target import parse_target
 from muster.gang.topology import Topology
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
-from muster.train.entry import train
+from muster.train.loop import train
 from muster.train.task import make_task
 
 TASK = (Path(__file__).parents[2] / "programs" / "line_task.py").read_text()

@@ -14,7 +14,7 @@ from tests.unit.train.toy_tasks import Toy
 from muster.rank.meter import Meter
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.entry import train
+from muster.train.loop import train
 from muster.train.progress import LossTrail, StepLoss
 
 BATCH, STEP_S, HOST_S = 64, 0.02, 0.001

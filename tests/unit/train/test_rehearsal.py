@@ -18,8 +18,8 @@ from torch import nn
 from muster.base.errors import UsageError
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.entry import train
 from muster.train.feed import _is_same
+from muster.train.loop import train
 from muster.train.setup import _drops
 
 SETTINGS: dict[str, Any] = {"epochs": 2, "global_batch": 8, "tensorboard": False}

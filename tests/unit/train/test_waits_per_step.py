@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from muster.run.folder import RunFolder
 from muster.train.config import TrainConfig
-from muster.train.entry import train
+from muster.train.loop import train
 from muster.train.task import Loss
 
 _READS = {"item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__"}

@@ -116,15 +116,9 @@ def _curves(
             shutil.copyfile(folder.curves, place.curves)
         return [place.curves]
     known = [dict(line) for line in lines if "kind" in line]
-    monitor = _monitor(results, lines)
-    if "update" in kinds:
-        from muster.rl.curves import draw_curves as draw_agent
+    from muster.rank.curves import draw_curves
 
-        draw_agent(place.curves, known, monitor, folder.name)
-    else:
-        from muster.train.curves import draw_curves
-
-        draw_curves(place.curves, known, monitor, folder.name)
+    draw_curves(place.curves, known, _monitor(results, lines), folder.name)
     return [place.curves]
 
 
