@@ -42,8 +42,8 @@ from muster.run.folder import RunFolder
 from muster.run.record import RunRecord
 from muster.run.session import is_held, open_run
 from muster.slurm.commands import RefusedError, elements_of, submit_array
+from muster.slurm.request import with_defaults
 from muster.slurm.script import array_name, array_script
-from muster.slurm.site import with_defaults
 from muster.slurm.states import JobStatus
 
 

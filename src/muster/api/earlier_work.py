@@ -18,8 +18,7 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run
 from muster.run.session import is_held, open_run
-from muster.slurm.commands import elements_of
-from muster.slurm.job import living_job
+from muster.slurm.commands import elements_of, living_job
 from muster.slurm.script import array_name, job_name
 
 

@@ -32,7 +32,7 @@ from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, new_record
 from muster.run.session import Renew, open_run
-from muster.slurm.job import typed_for_job
+from muster.slurm.commands import typed_for_job
 
 __all__ = ["Entry", "GangEnding", "Script", "start_supervisor"]
 

@@ -27,7 +27,7 @@ from muster.farm.executors.cluster import ClusterRequest
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView, WorkerLine
-from muster.slurm.site import with_defaults
+from muster.slurm.request import with_defaults
 
 
 class DeviceChoice(Protocol):

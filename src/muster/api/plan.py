@@ -23,7 +23,15 @@ from muster.devices.inventory import Device
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.plan.calibrate import Calibration, Probe, calibrate
-from muster.plan.compute import Group, parse_devices
+from muster.plan.compute import (
+    Group,
+    Makespan,
+    Member,
+    MixedPlan,
+    makespans,
+    parse_devices,
+    plan_mixed,
+)
 from muster.plan.inputs import (
     Known,
     compute_on,
@@ -34,7 +42,6 @@ from muster.plan.inputs import (
     work_of,
 )
 from muster.plan.memory import Footprint, Need, footprint, largest_micro_batch, remedies
-from muster.plan.mixed import Makespan, Member, MixedPlan, makespans, plan_mixed
 from muster.plan.prices import PriceList
 from muster.plan.request import PlanRequest
 from muster.plan.scaling import Prediction, predict

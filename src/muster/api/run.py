@@ -26,7 +26,7 @@ from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.run.folder import RunFolder, default_root
 from muster.run.record import plain_options, read_run
-from muster.slurm.job import read_job
+from muster.slurm.commands import read_job
 
 
 def plan_script(script: Script, options: GangOptions) -> GangPlan:

@@ -28,7 +28,7 @@ from muster.run.requests import ask, ask_to_cancel
 from muster.run.session import is_held
 from muster.run.state import Tasks, Word, state_of
 from muster.slurm.commands import cancel as scancel
-from muster.slurm.job import living_job
+from muster.slurm.commands import living_job
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -37,12 +37,10 @@ from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run, write_run
 from muster.run.session import Renew, open_run
 from muster.run.state import last_ending
-from muster.slurm.commands import RefusedError, submit
+from muster.slurm.commands import RefusedError, living_job, read_job, submit, write_job
 from muster.slurm.follow import follow_job
-from muster.slurm.job import living_job, read_job, write_job
-from muster.slurm.request import JobRequest
+from muster.slurm.request import JobRequest, with_defaults
 from muster.slurm.script import gang_script
-from muster.slurm.site import with_defaults
 from muster.slurm.states import SENTENCES, JobStatus
 
 _LOOK_S, _FILE_S = 0.2, 10.0

@@ -125,7 +125,7 @@ class MasterFacts:
 
     ``is_local``: the address is one of this host's. ``port_problem``: why the port could not be
     bound (on the master) or connected to (elsewhere). ``clock_skew_s``: this host's clock minus
-    the master's, by the exchange of ``doctor.probes.network``; ``peers``: hosts that came.
+    the master's, by the exchange of the probe ``network``; ``peers``: hosts that came.
     """
 
     run: Run = field(default_factory=Run)

@@ -26,8 +26,13 @@ from muster.doctor.checks.table import run_checks
 from muster.doctor.child import read_answer, run_probe
 from muster.doctor.facts import DiskFacts, Facts, TorchFacts, load_facts
 from muster.doctor.findings import Finding, env_script, sorted_by_severity
-from muster.doctor.gather_host import gather_host, installed_torch, running_torch
-from muster.doctor.gather_network import gather_master, gather_network, wants_master
+from muster.doctor.gather_host import (
+    gather_host,
+    gather_master,
+    gather_network,
+    installed_torch,
+    running_torch,
+)
 from muster.doctor.gather_probes import (
     Targets,
     measure_all_reduce,
@@ -37,7 +42,7 @@ from muster.doctor.gather_probes import (
     no_time,
     read_loaded,
 )
-from muster.doctor.machine import working_gpus
+from muster.doctor.machine import wants_master, working_gpus
 
 #: Variables that decide how a run behaves. Others may hold secrets and are left out.
 _PREFIXES = (

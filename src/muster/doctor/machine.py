@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.devices.discovery import apply_visibility
 from muster.devices.inventory import Device, Inventory
@@ -100,3 +100,20 @@ def has_maker(facts: Facts, vendor: str) -> bool:
         return bool(facts.inventory.devices)
     # A processor's own graphics of AMD is on the bus as well; it is not meant for computing.
     return any(card.vendor == vendor and card.is_compute for card in facts.host.pci_gpus)
+
+
+def wants_master(environment: Mapping[str, str]) -> bool:
+    """Whether the environment names several nodes that meet at MASTER_ADDR."""
+    return bool(environment.get("MASTER_ADDR")) and num_nodes(environment) > 1
+
+
+def num_nodes(environment: Mapping[str, str]) -> int:
+    """How many hosts the launcher's variables name; 1 where they do not say."""
+    for name in ("NNODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
+        text = environment.get(name, "")
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+    world, local = environment.get("WORLD_SIZE", ""), environment.get("LOCAL_WORLD_SIZE", "")
+    if world.isdigit() and local.isdigit() and int(local) > 0:
+        return max(1, -(-int(world) // int(local)))
+    return 1

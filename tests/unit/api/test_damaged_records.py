@@ -28,7 +28,7 @@ from muster.rank.record import read_metrics
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.state import last_word
-from muster.slurm.job import read_job
+from muster.slurm.commands import read_job
 
 RUN = {
     "run_id": "1", "name": "a", "kind": "train", "created_s": 1.5, "targets": [],

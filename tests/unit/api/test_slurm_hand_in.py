@@ -23,7 +23,7 @@ from muster.base.errors import PlanMismatchError, SetupError, UsageError
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.session import open_run
-from muster.slurm.job import typed_for_job
+from muster.slurm.commands import typed_for_job
 from muster.slurm.request import JobRequest
 
 ARGV = ("muster", "train", "har", "--on", "slurm")
@@ -68,7 +68,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def gang_of(path: Path, *, lr: float = 1e-3, code: Code | None = None, **values: Any) -> SlurmGang:
     folder, options = RunFolder(path), GangOptions(slurm=JobRequest())
-    entry = Entry(target="muster.train.entry:run_rank", params={"lr": lr})
+    entry = Entry(target="muster.train.loop:run_rank", params={"lr": lr})
     renew = renewal(folder, entry, options, "train", code or {}, {}, ARGV)
     return SlurmGang(folder=folder, request=JobRequest(), kind="train", renew=renew, **values)
 

@@ -18,7 +18,7 @@ from muster.pipeline.engines.answers import check as check_loading
 from muster.pipeline.engines.engine import EngineSpec
 from muster.pipeline.engines.remote import OpenAiEngine
 from muster.pipeline.engines.vllm_offline import VllmEngine
-from muster.pipeline.sources import hub, unpack
+from muster.pipeline.sources import files, hub
 from muster.slurm import script
 from muster_recipes.har import vit
 from muster_recipes.reasoning.referee import Referee
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, str, Callable[[], object]]] = {
         "quantize",
         lambda: check_loading(EngineSpec(model="m", quantize="8bit")),
     ),
-    "zstandard": ("zstandard", "zstd", unpack._zstd_copier),
+    "zstandard": ("zstandard", "zstd", files._zstd_copier),
     "datasets": ("datasets", "datasets", lambda: hub._load("name", None)),  # type: ignore[arg-type]
     "ray": ("ray", "ray", ray._import_ray),
     "submitit": ("submitit", "slurm", script._submitit),

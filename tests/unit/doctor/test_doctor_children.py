@@ -31,8 +31,8 @@ from muster.doctor.gather_probes import (
     no_time,
     repairs,
 )
-from muster.doctor.probes import all_reduce, copies, matmul
-from muster.doctor.probes.copies import parse_targets
+from muster.doctor.probes import all_reduce, speed
+from muster.doctor.probes.speed import parse_targets
 
 
 def program(text: str, limit_s: float = 300.0, silence_s: float | None = None) -> Outcome:
@@ -154,12 +154,12 @@ def test_a_device_that_torch_cannot_use_is_told_beside_its_figures() -> None:
     """No GPU is here, so a cuda device fails where a broken one would, and the probe does not."""
     if torch.cuda.is_available():
         pytest.skip("here the devices work")
-    row = copies.try_pair("cuda", 0, 1, 0.01)
+    row = speed.try_pair("cuda", 0, 1, 0.01)
     assert row["is_right"] is False
     assert row["problem"]
-    assert copies.try_pair("cpu", 0, 1, 0.01)["is_right"] is True
+    assert speed.try_pair("cpu", 0, 1, 0.01)["is_right"] is True
     devices = parse_targets("cuda", "0,3")
-    rows = matmul.measure("fp32", devices, ["0", "3"], 0.01)
+    rows = speed.measure("fp32", devices, ["0", "3"], 0.01)
     assert [(row["device"], "tflops" in row) for row in rows] == [(0, False), (3, False)]
     assert all(row["problem"] for row in rows)
 
@@ -168,7 +168,7 @@ def test_a_device_that_torch_cannot_use_is_told_beside_its_figures() -> None:
 def test_the_error_of_a_product_is_that_of_its_precision(name: str) -> None:
     """Sums of 256 products: sqrt(256) roundings in fp32, or one at the end of a bf16 product."""
     dtype = getattr(torch, name)
-    error = matmul.relative_error(torch.device("cpu"), dtype)
+    error = speed.relative_error(torch.device("cpu"), dtype)
     assert error < max(16 * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
     assert error > 0
 

@@ -17,19 +17,16 @@ from muster.doctor.facts import DiskFacts, Facts, NetworkFacts, load_facts
 from muster.doctor.gather import choose_targets, relevant
 from muster.doctor.gather_host import (
     cpu_quota,
+    default_interface,
     gather_host,
+    interfaces,
+    is_own_address,
     pci_gpus,
     read_version_file,
     triton_lacks,
 )
-from muster.doctor.gather_network import (
-    default_interface,
-    interfaces,
-    is_own_address,
-    num_nodes,
-    wants_master,
-)
-from muster.doctor.probes.disk import existing
+from muster.doctor.machine import num_nodes, wants_master
+from muster.doctor.probes.host import existing
 
 HOSTS = Path(__file__).parent / "hosts"
 

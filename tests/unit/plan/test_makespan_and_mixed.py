@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.plan.compute import ComputeTime
-from muster.plan.mixed import (
+from muster.plan.compute import (
+    ComputeTime,
     Member,
     balanced_shares,
     least_makespan,

@@ -8,8 +8,7 @@ import pytest
 
 from muster.base.errors import SetupError
 from muster.base.settings import read_settings
-from muster.slurm.request import JobRequest
-from muster.slurm.site import read_site
+from muster.slurm.request import JobRequest, read_site
 
 WHOLE = """
 partition = "gpu"

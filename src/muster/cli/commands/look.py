@@ -21,7 +21,7 @@ from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
 from muster.farm.task import TaskState
 from muster.run.state import Word, has_saved, state_of_array
-from muster.slurm.job import living_job, read_job
+from muster.slurm.commands import living_job, read_job
 from muster.slurm.states import JobStatus
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from muster.cli.recipes import with_seeds_as_stored
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord
-from muster.slurm.commands import elements_of
-from muster.slurm.job import living_job
+from muster.slurm.commands import elements_of, living_job
 from muster.slurm.script import array_name
 
 

@@ -10,25 +10,24 @@ from dataclasses import replace
 
 from muster.doctor.checks import (
     devices,
-    driver,
     host,
     network,
+    software,
     speed,
-    torch_build,
 )
 from muster.doctor.facts import Facts
 from muster.doctor.findings import Finding
 
 CHECKS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
-    "driver": driver.driver_present,
-    "gpus-answer": driver.gpus_answer,
-    "visible-devices": driver.visible_devices,
-    "device-order": driver.device_order,
-    "torch-build": torch_build.torch_build,
-    "counts": torch_build.counts_agree,
-    "compute-capability": torch_build.compute_capability,
-    "triton": torch_build.triton_compiles,
-    "accelerator": torch_build.accelerator,
+    "driver": software.driver_present,
+    "gpus-answer": software.gpus_answer,
+    "visible-devices": software.visible_devices,
+    "device-order": software.device_order,
+    "torch-build": software.torch_build,
+    "counts": software.counts_agree,
+    "compute-capability": software.compute_capability,
+    "triton": software.triton_compiles,
+    "accelerator": software.accelerator,
     "memory-holders": devices.memory_holders,
     "compute-mode": devices.compute_mode,
     "ecc": devices.ecc_errors,

@@ -32,7 +32,7 @@ _PERIOD = 1021
 _NUM_ROUNDS = 5
 
 
-def main(words: list[str], tell: Tell) -> None:
+def all_reduce(words: list[str], tell: Tell) -> None:
     progress("importing torch")
     importlib.import_module("torch.distributed")
     progress("starting the ranks")

@@ -33,8 +33,8 @@ from muster.farm.task import Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.slurm.commands import cancel, elements_of, show_job, submit_array
 from muster.slurm.follow import JobWatch, end_all
+from muster.slurm.request import with_defaults
 from muster.slurm.script import array_script, job_name
-from muster.slurm.site import with_defaults
 from muster.slurm.states import Elements, JobStatus, ending_of, never_starts, was_preempted
 
 #: How long pilots wait for a coordinator that has gone silent.

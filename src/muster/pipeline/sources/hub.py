@@ -18,8 +18,8 @@ from muster.base.errors import (
     UnknownNameError,
     UsageError,
 )
+from muster.pipeline.sources.files import spool_stream
 from muster.pipeline.sources.source import Selection
-from muster.pipeline.sources.unpack import spool_stream
 
 _LIMIT_S = 3.0
 _PAUSE_S = 1.0

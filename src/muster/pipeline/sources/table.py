@@ -10,11 +10,20 @@ from typing import Any
 from muster.base.errors import UsageError
 from muster.pipeline.sources.columnar import ArrowStream, Parquet
 from muster.pipeline.sources.conditions import parse_conditions
-from muster.pipeline.sources.files import changes, check_start, find_files, fingerprint, identity
+from muster.pipeline.sources.files import (
+    changes,
+    check_start,
+    find_files,
+    fingerprint,
+    identity,
+    recode,
+    spool,
+    text_encoding,
+    unpack,
+)
 from muster.pipeline.sources.hub import InputOptions, arrow_files, streamed_file
 from muster.pipeline.sources.source import DataFile, Format, Selection, Source
 from muster.pipeline.sources.text import Delimited, JsonLines
-from muster.pipeline.sources.unpack import recode, spool, text_encoding, unpack
 
 __all__ = ["InputOptions", "changes", "identity", "open_input", "reopen"]
 

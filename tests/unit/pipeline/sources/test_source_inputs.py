@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from muster.base.errors import UnknownNameError, UsageError
+from muster.pipeline.sources.files import spool_stream
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import (
     InputOptions,
@@ -25,7 +26,6 @@ from muster.pipeline.sources.table import (
     open_input,
     reopen,
 )
-from muster.pipeline.sources.unpack import spool_stream
 
 ROWS = [{"n": n, "text": "x" * (n % 7)} for n in range(300)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.pipeline.chunks_here import run_chunks
 
 from muster.base.errors import UsageError
+from muster.pipeline.sources.files import recode
 from muster.pipeline.sources.source import BadRow, Selection
 from muster.pipeline.sources.table import InputOptions, changes, open_input, reopen
-from muster.pipeline.sources.unpack import recode
 
 
 def rows(path: Path, folder: Path, **options: Any) -> list[Any]:
