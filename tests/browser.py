@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 _AXE = Path(__file__).parent / "fixtures" / "axe" / "axe-4.14.1.min.js.gz"
+#: A name of somebody else's that means this machine: DNS rebinding.
+REBOUND = "rebound.example"
 #: A busy machine is no defect of a page.
 PATIENCE_MS = 90_000
 #: What Chromium notes of a server that is not there, which some tests bring about.
@@ -33,7 +38,11 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.skip("no Chromium here (make servers installs it on Debian)")
     with api.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        # Every name but the one that tests make mean this machine is unknown: nothing gets out.
+        names = f"MAP {REBOUND} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+        browser = started.chromium.launch(
+            executable_path=path, args=["--no-sandbox", f"--host-resolver-rules={names}"]
+        )
         try:
             yield browser
         finally:
@@ -50,14 +59,31 @@ class Look:
         self.page: Page = self.context.new_page()
         self.wrong: list[str] = []
         self.asked: list[str] = []
+        #: Whether a question of the page is answered with yes or no; None: it must not ask.
+        self.agrees: bool | None = None
+        self.questions: list[str] = []
         self.page.on(
             "console",
             # That there is no log yet is an answer; the page says it, and Chromium notes it.
             lambda said: "/log?" in said.location["url"] or self._heard(said.type, said.text),
         )
         self.page.on("pageerror", lambda error: self.wrong.append(f"{error} {error.stack}"))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("dialog", lambda dialog: self.wrong.append(f"dialog {dialog.message}"))
+        self.page.on("request", self._note)
+        self.page.on("dialog", self._answer)
+
+    def _note(self, request: Any) -> None:
+        self.asked.append(request.url)
+        if request.headers.get("referer"):
+            self.wrong.append(f"referer {request.headers['referer']} for {request.url}")
+
+    def _answer(self, dialog: Any) -> None:
+        if self.agrees is None:
+            self.wrong.append(f"dialog {dialog.message}")
+        self.questions.append(dialog.message)
+        if self.agrees:
+            dialog.accept()
+        else:
+            dialog.dismiss()
 
     def _heard(self, kind: str, text: str) -> None:
         if kind in ("error", "warning") and not any(word in text for word in _NOTED):
@@ -76,6 +102,29 @@ class Look:
 
     def text(self, selector: str = "main") -> str:
         return self.page.inner_text(selector)
+
+    def drag(self, selector: str, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """From one place on an element to another: shares of its width, pixels from its top."""
+        self.page.locator(selector).first.scroll_into_view_if_needed()
+        box = self.page.locator(selector).first.bounding_box()
+        assert box is not None
+        mouse = self.page.mouse
+        mouse.move(box["x"] + begin[0] * box["width"], box["y"] + begin[1])
+        mouse.down()
+        mouse.move(box["x"] + end[0] * box["width"], box["y"] + end[1], steps=4)
+        mouse.up()
+
+    def held(self) -> dict[str, float]:
+        """What the page holds after its garbage was collected: bytes, elements, listeners."""
+        ask = self.context.new_cdp_session(self.page)
+        try:
+            ask.send("Performance.enable")
+            ask.send("HeapProfiler.collectGarbage")
+            said = ask.send("Performance.getMetrics")["metrics"]
+        finally:
+            ask.detach()
+        names = ("JSHeapUsedSize", "Nodes", "JSEventListeners")
+        return {one["name"]: one["value"] for one in said if one["name"] in names}
 
     def until(self, expression: str) -> None:
         """Wait until a JavaScript expression is true.
@@ -118,3 +167,26 @@ def look(browser: Browser, server: WebServer, **options: Any) -> Iterator[Look]:
         assert "refused a part" not in told, told
     finally:
         found.context.close()
+
+
+def run_id(server: WebServer, name: str) -> str:
+    return str(server.runs()[name]["id"])
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@contextmanager
+def files_served(folder: Path) -> Iterator[int]:
+    """A plain server of files, at a port of this machine."""
+    answer = partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), answer) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        try:
+            yield found.server_port
+        finally:
+            found.shutdown()
+            thread.join()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from contextlib import closing
 from itertools import product
 from pathlib import Path
+
+from tests.hostile_texts import HOSTILE
+from tests.tracked import gang_folder
 
 from muster.api.options import SweepOptions
 from muster.farm import canonical, points
@@ -104,3 +108,61 @@ def _curve(end: float, num_points: int) -> bytes:
         for step in range(num_points)
         for name, sign in (("loss", 1.0), ("score", -1.0))
     )  # fmt: skip
+
+
+def grow(ledger: Ledger, seed: int, num_points: int = 1) -> None:
+    """Ten more tasks of a made sweep end, and the first of all logs some points, as a busy run
+    would do it. ``seed``: another one each time.
+    """
+    encoded, target = canonical.payload_and_key(TARGET), ledger.target_id(TARGET)
+    ledger.begin()
+    new = [encoded({"lr": 0.1, "width": 16, "opt": "adam", "seed": seed + n}) for n in range(10)]
+    ledger.add_tasks(NewTask(key, target, payload) for payload, key in new)
+    ended = [
+        AttemptRecord(task.task_id, task.token, 1, Finished(
+            task.task_id, task.token, Outcome.OK, time.time(), 0.1, 0, 0, 100.0))
+        for task in ledger.claim(10)
+    ]  # fmt: skip
+    values = [(canonical.encode({"loss": 0.5, "accuracy": 0.5}), None) for _ in ended]
+    ledger.record_done(ended, values)
+    logged = (("loss", 10 * seed + n, time.time(), 0.5) for n in range(num_points))
+    ledger.record_metrics([(1, 1, 1, points.encode(logged))])
+    ledger.commit()
+
+
+def hostile_sweep(path: Path) -> RunFolder:
+    """A sweep whose settings, results and failures hold every hostile text."""
+    run = made_sweep(path, 1)
+    said = [*HOSTILE.values()]
+    with closing(Ledger(run.ledger)) as ledger:
+        ledger.begin()
+        db = ledger._db
+        payload = canonical.encode({f"p{n}": text for n, text in enumerate(said)})
+        db.execute("UPDATE tasks SET payload = ?", (payload,))
+        db.execute("UPDATE results SET value = ?", (payload,))
+        for n, text in enumerate(said):
+            db.execute(
+                "INSERT INTO failures VALUES (?, ?, 'exception', ?, ?)",
+                (n + 1, str(n), *[text.encode("utf-8", "replace").decode()] * 2),
+            )
+            row = (1, n + 5, 1, 1.0, 1.0, "exception", None, 1.0, 0, 0, n + 1, None)
+            db.execute(f"INSERT INTO attempts VALUES ({','.join('?' * len(row))})", row)
+        ledger.commit()
+    return run
+
+
+def hostile_training(path: Path) -> RunFolder:
+    """A training whose records hold every hostile text as a name and as a value."""
+    lines = [
+        {"kind": "evaluation", "step": at, text: 0.5, "loss": float("nan")}
+        for at, text in enumerate(HOSTILE.values())
+    ]
+    folder = gang_folder(path, lines)
+    events = [{"event": "start", "ranks": list(HOSTILE.values())},
+              {"event": "end", "exit_code": 1, "stall": HOSTILE["html"] + HOSTILE["bidi"],
+               "report": list(HOSTILE.values())}]  # fmt: skip
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    results = {"best": {"metric": HOSTILE["cursor"], "value": 1},
+               "metrics": {HOSTILE["title"]: {"a": 1}}}  # fmt: skip
+    folder.training_results.write_text(json.dumps(results))
+    return folder

@@ -1,42 +1,76 @@
-"""A copy of the dashboard in a real Chromium, opened from the disk: nothing answers but files."""
+"""A copy of the dashboard in a real Chromium, opened from the disk or from a plain server of files:
+nothing answers but files.
+"""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.made_runs import made_sweep
-from tests.tracked import gang_folder
+from tests.browser import PATIENCE_MS, chromium, files_served
+from tests.fixtures.old_runs.old_runs import unpack
+from tests.made_runs import hostile_sweep, made_sweep
 
 from muster.web.export import export
-from muster.web.folder import id_of
+from muster.web.folder import Folders
 
-CHROMIUM = shutil.which("chromium")
+OLD = Path(__file__).parents[1] / "fixtures/old_runs/0.1.0"
+KINDS = ("train-done", "agent-done", "map-done", "run-failed")
 READY = "document.documentElement.dataset.ready === '1'"
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-def test_a_copy_that_is_opened_from_the_disk_does_what_a_server_would(tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
-    lines = [{"kind": "train", "step": n, "loss": 1 / (n + 1)} for n in range(50)]
-    train = gang_folder(tmp_path / "runs/train", lines)
-    sweep = made_sweep(tmp_path / "runs/sweep", 60, num_curves=2, num_points=50)
-    export([tmp_path / "runs"], tmp_path / "copy")
-    front = (tmp_path / "copy").as_uri()
-    complaints: list[str] = []
-    asked: list[str] = []
-    with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_default_timeout(90_000)
-        page.on("console", lambda told: complaints.append(told.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda one: one.url.startswith(("file:", "data:")) or complaints.append(one.url),
-        )
-        page.goto(f"{front}/index.html")
+class Copy:
+    """A tab with a copy below ``front``. What its console or its page says is in ``wrong``."""
+
+    def __init__(self, browser: Any, front: str) -> None:
+        self.front = front
+        self.context = browser.new_context()
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.wrong: list[str] = []
+        self.page.on("console", lambda told: self.wrong.append(told.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda one: self._asks(one.url))
+
+    def _asks(self, url: str) -> None:
+        if not url.startswith((self.front, "data:")):
+            self.wrong.append(url)
+
+    def go(self, path: str) -> None:
+        self.page.goto(f"{self.front}/{path}.html")
+        self.page.wait_for_function(READY)
+        assert self.wrong == [], path
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("copied")
+    for name in KINDS:
+        unpack(OLD / f"{name}.tar.xz", place)
+    made_sweep(place / "runs/sweep", 60, num_curves=2, num_points=50)
+    hostile_sweep(place / "runs/<img src=x onerror=alert(1)>")
+    export([place / "runs"], place / "copy")
+    return place
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    with chromium() as found:
+        yield found
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_copy_does_what_a_server_would(browser: Any, copy: Path, is_served: bool) -> None:
+    """From the disk every page of every kind of run, from a server the first ones; and what can
+    be done in them.
+    """
+    with files_served(copy / "copy") as port:
+        front = f"http://127.0.0.1:{port}" if is_served else (copy / "copy").as_uri()
+        tab = Copy(browser, front)
+        page = tab.page
+        for name in ("compare", "devices", "index"):
+            tab.go(name)
         page.get_by_role("link", name="sweep", exact=True).click()
         page.get_by_role("link", name="Tasks", exact=True).click()
         page.wait_for_function(READY)
@@ -45,10 +79,17 @@ def test_a_copy_that_is_opened_from_the_disk_does_what_a_server_would(tmp_path: 
         page.locator("[data-search]").fill("")
         page.locator("a[href*='/task/']").first.click()
         page.locator("canvas").nth(1).wait_for()
-        page.goto(f"{front}/run/{id_of(train.path)}/training.html")
+        runs = {folder.path.name: folder.id for folder in Folders([copy / "runs"]).all()}
+        assert len(runs) == len(KINDS) + 2
+        for run in runs.values():
+            tab.go(f"run/{run}")
+            links = page.eval_on_selector_all("nav.tabs a", "all => all.map((one) => one.href)")
+            assert len(links) >= 3
+            for link in [] if is_served else links[1:]:
+                tab.go(link.removeprefix(f"{front}/").removesuffix(".html"))
+        tab.go(f"run/{runs['train-done']}/training")
         page.locator("canvas").first.wait_for()
-        page.goto(f"{front}/run/{id_of(sweep.path)}/errors.html")
+        tab.go(f"run/{runs['sweep']}/errors")
         page.get_by_text("KeyError").first.wait_for()
-        browser.close()
-    assert complaints == []
-    assert {address.partition(":")[0] for address in asked} <= {"file", "data"}
+        tab.context.close()
+        assert tab.wrong == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.fixtures.old_runs.old_runs import unpack
 from tests.hostile_texts import HOSTILE, orders_in
-from tests.made_runs import made_sweep
+from tests.made_runs import hostile_sweep, hostile_training, made_sweep
 from tests.tracked import add_lines, gang_folder
 
 from muster.base.errors import MusterError, UsageError
@@ -129,27 +129,6 @@ def test_a_folder_that_loses_its_files_is_told_in_sentences(name: str, tmp_path:
                 assert "cannot be made" not in str(error), (path.name, page)
 
 
-def hostile_sweep(path: Path) -> RunFolder:
-    """A sweep whose settings, results and failures hold every hostile text."""
-    run = made_sweep(path, 1)
-    said = [*HOSTILE.values()]
-    with closing(Ledger(run.ledger)) as ledger:
-        ledger.begin()
-        db = ledger._db
-        payload = canonical.encode({f"p{n}": text for n, text in enumerate(said)})
-        db.execute("UPDATE tasks SET payload = ?", (payload,))
-        db.execute("UPDATE results SET value = ?", (payload,))
-        for n, text in enumerate(said):
-            db.execute(
-                "INSERT INTO failures VALUES (?, ?, 'exception', ?, ?)",
-                (n + 1, str(n), *[text.encode("utf-8", "replace").decode()] * 2),
-            )
-            row = (1, n + 5, 1, 1.0, 1.0, "exception", None, 1.0, 0, 0, n + 1, None)
-            db.execute(f"INSERT INTO attempts VALUES ({','.join('?' * len(row))})", row)
-        ledger.commit()
-    return run
-
-
 def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
     run = hostile_sweep(tmp_path / "run")
     folder = Folder(run.path)
@@ -168,18 +147,7 @@ def test_hostile_texts_of_tasks_are_cleaned_and_cut(tmp_path: Path) -> None:
 
 
 def test_hostile_texts_of_ranks_are_cleaned_and_cut(tmp_path: Path) -> None:
-    lines = [
-        {"kind": "evaluation", "step": at, text: 0.5, "loss": float("nan")}
-        for at, text in enumerate(HOSTILE.values())
-    ]
-    folder = gang_folder(tmp_path / "run", lines)
-    events = [{"event": "start", "ranks": list(HOSTILE.values())},
-              {"event": "end", "exit_code": 1, "stall": HOSTILE["html"] + HOSTILE["bidi"],
-               "report": list(HOSTILE.values())}]  # fmt: skip
-    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
-    results = {"best": {"metric": HOSTILE["cursor"], "value": 1},
-               "metrics": {HOSTILE["title"]: {"a": 1}}}  # fmt: skip
-    folder.training_results.write_text(json.dumps(results))
+    folder = hostile_training(tmp_path / "run")
     for page in ("overview", "training", "errors", "about"):
         one = PAGES[page](Folder(folder.path), Query())
         assert len(json.dumps(one, allow_nan=False)) < 300_000
