@@ -62,7 +62,7 @@ class Cancelling:
         """Record what is cancelled; returns the tasks among them that waited in the ledger."""
         self._ledger.record_cancelled(decisions.cancelled)
         ended = {task.task_id for task, _ in decisions.cancelled}
-        told = scheduler.cancelling
+        told = scheduler.halts.cancelling
         waited: list[int] = []
         for ids, answer in self._pending:
             words: dict[str, str] = {}

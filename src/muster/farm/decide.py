@@ -30,7 +30,7 @@ from muster.farm.events import (
     WorkerLeaving,
     WorkerReady,
 )
-from muster.farm.halting import Halts
+from muster.farm.halting import Halts, Waiting
 from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
@@ -80,7 +80,7 @@ class Scheduler:
         self._jitter = random.Random(0)
         self._reserved: dict[str, Task] = {}
         self._set_aside: dict[str, Blame] = {}  # by device: blamed for a failure that no other had
-        self._halts = Halts(policy, targets, self.roster)
+        self.halts = Halts(policy, targets, self.roster)
         self._now = 0.0
 
     # ------------------------------------------------------------------ the outside
@@ -95,14 +95,8 @@ class Scheduler:
         waiting = self.queue or self.solo or self.wary or self.delayed or self._reserved
         return self.exhausted and not waiting
 
-    @property
-    def cancelling(self) -> list[int]:
-        """Tasks that are cancelled and have not ended yet."""
-        return self._halts.cancelling
-
-    @property
-    def _queues(self) -> tuple[deque[Task], ...]:
-        return self.queue, self.solo, self.wary
+    def _waiting(self) -> Waiting:
+        return Waiting((self.queue, self.solo, self.wary), self.delayed, self._reserved)
 
     def open_tasks(self) -> list[Task]:
         """Claimed tasks that have not ended: to be given back when the run stops early."""
@@ -119,7 +113,7 @@ class Scheduler:
         times.extend(
             due
             for worker in self.roster.workers.values()
-            if (due := self._halts.due_s(worker)) is not None
+            if (due := self.halts.due_s(worker)) is not None
         )
         if self.policy.timeout_s is not None:
             times.extend(
@@ -156,16 +150,16 @@ class Scheduler:
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
                 case StopTask():
-                    self._on_stop(event, now, out)
+                    self.halts.stop(event, self._waiting(), now, out)
                 case Reopen():
                     self._on_reopen(event, out)
                 case Drain():
                     self.draining = True
         while self.delayed and self.delayed[0][0] <= now:
             self._enqueue(heapq.heappop(self.delayed)[2])
-        self._halts.end_waiting(self._queues, self.delayed, now, out)
+        self.halts.end_waiting(self._waiting(), now, out)
         self._check_time_limits(now, out)
-        self._halts.kill_overdue(now, out)
+        self.halts.kill_overdue(now, out)
         if self.draining or self.paused:
             out.revokes.extend(to_revoke(self.roster.workers.values()))
         else:
@@ -188,7 +182,7 @@ class Scheduler:
             outcome = finished.outcome
             is_in_doubt = finished.poisoned and worker.call_size > 1
             if outcome is Outcome.OK:
-                self._halts.forget(task.task_id)  # it was done before it could be stopped
+                self.halts.forget(task.task_id)  # it was done before it could be stopped
                 out.done.append(record)
                 self.ok_count += 1
                 self._pace.learn(task.target_id, finished.seconds)
@@ -301,8 +295,8 @@ class Scheduler:
         self, task: Task, record: AttemptRecord, worker: Worker, now: float, out: Decisions
     ) -> None:
         slot, outcome = worker.slot, record.finished.outcome
-        if task in self._halts:
-            self._halts.ended(task, record, out)
+        if task in self.halts:
+            self.halts.ended(task, record, out)
             return
         if outcome is Outcome.STOPPED:  # and reopened meanwhile
             again = task._replace(token=task.token + 1)
@@ -430,15 +424,9 @@ class Scheduler:
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
         """One that has not ended yet does so all the same, and is then tried again."""
-        if not self._halts.reopen(event.task_id):
+        if not self.halts.reopen(event.task_id):
             out.promoted.append(event.task_id)
             self.exhausted = False
-
-    def _on_stop(self, event: StopTask, now: float, out: Decisions) -> None:
-        for key, task in list(self._reserved.items()):
-            if task.task_id == event.task_id and not self.roster.is_in_flight(task):
-                self.solo.appendleft(self._reserved.pop(key))
-        self._halts.stop(event, self._queues, self.delayed, now, out)
 
     # ------------------------------------------------------------------ handing out
 

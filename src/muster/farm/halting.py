@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from muster.farm.decisions import Decisions, Policy, Stopped
 from muster.farm.events import StopTask
@@ -12,21 +13,30 @@ from muster.farm.roster import Roster, Worker
 from muster.farm.task import AttemptRecord, Outcome, TargetSpec, Task
 
 
-def take_waiting(
-    task_id: int, queues: Iterable[deque[Task]], delayed: list[tuple[float, int, Task]]
-) -> Task | None:
-    """Take a task out of its queue, or out of the heap of those that wait for a retry."""
-    for waiting in queues:
-        for task in waiting:
+class Waiting(NamedTuple):
+    """Where tasks wait: in queues, for their next try, and for a device that they are to have
+    alone, which one that is in a worker's hands has already.
+    """
+
+    queues: Iterable[deque[Task]]
+    delayed: list[tuple[float, int, Task]]
+    reserved: dict[str, Task]
+
+    def take(self, task_id: int) -> Task | None:
+        for waiting in self.queues:
+            for task in waiting:
+                if task.task_id == task_id:
+                    waiting.remove(task)
+                    return task
+        for entry in self.delayed:
+            if entry[1] == task_id:
+                self.delayed.remove(entry)
+                heapq.heapify(self.delayed)
+                return entry[2]
+        for key, task in self.reserved.items():
             if task.task_id == task_id:
-                waiting.remove(task)
-                return task
-    for entry in delayed:
-        if entry[1] == task_id:
-            delayed.remove(entry)
-            heapq.heapify(delayed)
-            return entry[2]
-    return None
+                return self.reserved.pop(key)
+        return None
 
 
 class Halts:
@@ -41,35 +51,22 @@ class Halts:
     def __contains__(self, task: Task) -> bool:
         return task.task_id in self._told
 
-    def stop(
-        self,
-        event: StopTask,
-        queues: Iterable[deque[Task]],
-        delayed: list[tuple[float, int, Task]],
-        now: float,
-        out: Decisions,
-    ) -> None:
+    def stop(self, event: StopTask, waiting: Waiting, now: float, out: Decisions) -> None:
         """Tell a running task to end; one that waits ends at once, and one that has ended stays."""
         before = self._told.get(event.task_id)
         if before is not None and before.cancels:
             return
         if not self._tell(event, now, out):
-            task = take_waiting(event.task_id, queues, delayed)
+            task = None if self._roster.has(event.task_id) else waiting.take(event.task_id)
             ended = out.cancelled if event.cancels else out.stopped
             ended += [] if task is None else [Stopped(task, None)]
 
-    def end_waiting(
-        self,
-        queues: Iterable[deque[Task]],
-        delayed: list[tuple[float, int, Task]],
-        now: float,
-        out: Decisions,
-    ) -> None:
+    def end_waiting(self, waiting: Waiting, now: float, out: Decisions) -> None:
         """End those that were told to end and wait again, because they have lost their worker."""
         held = [w.in_flight.keys() for w in self._roster.workers.values()] if self._told else []
         for event in [e for e in self._told.values() if not any(e.task_id in ids for ids in held)]:
             del self._told[event.task_id]
-            self.stop(event, queues, delayed, now, out)
+            self.stop(event, waiting, now, out)
 
     @property
     def cancelling(self) -> list[int]:

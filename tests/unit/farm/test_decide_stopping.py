@@ -132,13 +132,13 @@ def test_however_a_cancelled_task_ends_it_is_cancelled(outcome: Outcome) -> None
     rig.ready()
     worker = rig.worker_on(0)
     assert rig.step(StopTask(1, cancels=True)).halts == [(worker, 1, False)]
-    assert rig.scheduler.cancelling == [1]
+    assert rig.scheduler.halts.cancelling == [1]
     out = rig.end(worker, outcome)
     [(task, record)] = out.cancelled
     assert task.task_id == 1 and record is not None
     assert (out.failed, out.tried, out.done, out.stopped) == ([], [], [], [])
     assert [task.task_id for send in out.sends for task in send.tasks] == [2]
-    assert rig.scheduler.cancelling == []
+    assert rig.scheduler.halts.cancelling == []
 
 
 def test_a_cancelled_task_that_was_faster_is_done() -> None:
@@ -146,7 +146,7 @@ def test_a_cancelled_task_that_was_faster_is_done() -> None:
     rig.ready()
     rig.step(StopTask(1, cancels=True))
     out = rig.end(rig.worker_on(0))
-    assert (len(out.done), out.cancelled, rig.scheduler.cancelling) == (1, [], [])
+    assert (len(out.done), out.cancelled, rig.scheduler.halts.cancelling) == (1, [], [])
 
 
 @pytest.mark.parametrize("order", [StopTask(1, pauses=True), StopTask(1), Reopen(1)])
@@ -216,5 +216,5 @@ def test_a_task_in_a_call_with_others_goes_on() -> None:
     rig = Rig(cpus(1), tasks(4, target=2))
     rig.ready()
     out = rig.step(StopTask(2, cancels=True))
-    assert (out.cancelled, out.halts, rig.scheduler.cancelling) == ([], [], [])
+    assert (out.cancelled, out.halts, rig.scheduler.halts.cancelling) == ([], [], [])
     assert rig.scheduler.roster.has(2)
