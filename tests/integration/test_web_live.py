@@ -37,7 +37,7 @@ def apart(x):
         time.sleep(0.01)
 
 def fragile(x):
-    while x == 2:
+    while x > 1:
         time.sleep(0.01)
     if not Path("mended").exists():
         raise ValueError("broken")
@@ -236,31 +236,44 @@ CANCEL = "button:text-is('Cancel this run')"
 RETRY = "button:text-is('Retry what failed')"
 
 
-def test_a_run_is_cancelled_and_tried_again_by_clicking(browser: Any, place: Path) -> None:
-    words = ["sweep", "work.py:fragile", "--grid", "x=1,2", "--devices", "cpu:2"]
+def test_a_task_and_a_run_are_cancelled_and_tried_again_by_clicking(
+    browser: Any, place: Path
+) -> None:
+    words = ["sweep", "work.py:fragile", "--grid", "x=1,2,3", "--devices", "cpu:3"]
+    counted = "document.querySelector('#head .counts')?.innerText.replace(/\\s+/g, ' ')"
     with (
         running(place, *words) as process,
         web_server(place, "--allow-actions") as server,
         look(browser, server) as tab,
     ):
-        to_the_run(tab)
-        tab.until("document.querySelector('#head .counts')?.innerText.includes('1')")
-        tab.until("document.querySelector('#head .counts')?.innerText.includes('failed')")
+        run = to_the_run(tab)
+        tab.until(f"{counted}?.includes('failed 1') && {counted}.includes('running 2')")
         tab.agrees = False
         tab.page.click(CANCEL)
         assert process.poll() is None
+
         tab.agrees = True
+        [third] = server.ask(f"/api/run/{run}/tasks?filter=x%3D3").json["rows"]
+        tab.go(f"/run/{run}/task/{third['key']}")
+        tab.page.click("button:text-is('Cancel this task')")
+        tab.until(f"{counted}?.includes('cancelled 1') && {counted}.includes('running 1')")
+        tab.page.wait_for_selector("h2.task .s-cancelled")
+        assert tab.page.locator("button:text-is('Cancel this task')").count() == 0
+        assert process.poll() is None
+
         tab.page.click(CANCEL)
         tab.until("document.querySelector('#head').innerText.includes('asked its coordinator')")
-        assert tab.questions == ["Cancel this run? What is done stays."] * 2
         assert process.wait(60) == 130
         tab.page.wait_for_selector(RETRY)
         assert tab.page.locator(CANCEL).count() == 0
         (place / "mended").touch()
         tab.page.click(RETRY)
-        tab.until("/ 1 *done|done *1/.test(document.querySelector('#head .counts')?.innerText)")
-        assert tab.questions[2:] == ["Try the failed tasks again, on this machine?"]
+        tab.until(f"{counted}?.includes('done 1')")
         assert tab.page.locator(RETRY).count() == 0
+        assert tab.questions == [
+            "Cancel this run? What is done stays.", "Cancel this task? The others go on.",
+            "Cancel this run? What is done stays.", "Try the failed tasks again, on this machine?",
+        ]  # fmt: skip
 
 
 OF_EACH_KIND = {

@@ -187,9 +187,11 @@ def test_an_idle_run_says_nothing_but_that_the_stream_is_alive(place: Path) -> N
 # ---------------------------------------------------------------------- actions
 
 
-def act(server: WebServer, name: str, action: object, **headers: str) -> tuple[int, Any]:
-    known = {"content-type": "application/json", "x-muster": "1", **headers}
-    body = json.dumps({"action": action}).encode()
+def act(
+    server: WebServer, name: str, action: object, key: str = "1", **of: object
+) -> tuple[int, Any]:
+    known = {"content-type": "application/json", "x-muster": key}
+    body = json.dumps({"action": action, **of}).encode()
     answer = server.ask(f"/api/run/{name}/act", "POST", headers=known, body=body)
     return answer.status, answer.json
 
@@ -201,7 +203,9 @@ def test_a_run_is_cancelled_and_tried_again_as_by_the_command_line(
         name, _ = start_of(server)
         for action, status in (("stop", 404), ("", 404), (None, 404), (["cancel"], 404)):
             assert act(server, name, action)[0] == status
-        assert act(server, name, "cancel", **{"x-muster": "0"})[0] == 403
+        for task in ("nothing", "--help", 0, 9, [1], "", True, "1 2"):
+            assert act(server, name, "cancel", task=task)[0] == 404, task
+        assert act(server, name, "cancel", key="0")[0] == 403
         # A cookie alone, which any server of this machine may have been sent, does not act.
         body = json.dumps({"token": server.token}).encode()
         entered = server.ask("/login", "POST", body=body, knows_token=False)

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.settings import child_environment
+from muster.farm.ledger.read import LedgerReader
 from muster.web.folder import Folder
 
 _COMMANDS = {"cancel": ("cancel",), "retry": ("retry", "--quiet")}
@@ -29,7 +30,10 @@ class Refused(SetupError):
 
 
 def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
-    """Do it, or begin it. Raises UsageError for an unknown action, Refused where it cannot be."""
+    """Do it, or begin it. ``task``: what is cancelled is this one alone.
+
+    Raises UsageError for an unknown action or task, Refused where it cannot be.
+    """
     name = asked.get("action")
     if not isinstance(name, str) or name not in _COMMANDS:
         raise UsageError(
@@ -43,6 +47,7 @@ def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
         "muster",
         *_COMMANDS[name],
         str(folder.run.path.absolute()),
+        *_task(folder, asked.get("task")),
     ]
     # Files, not pipes: what it starts outlives the dashboard. A session of its own: Ctrl-C here is
     # not for it.
@@ -62,6 +67,15 @@ def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
         text, _, hint = words_of[1].removeprefix("muster: ").partition("\nHint: ")
         raise Refused(text or f"`muster {name}` ended with exit code {code}.", hint=hint or None)
     return {"said": words_of[0] or f"`muster {name}` has ended."}
+
+
+def _task(folder: Folder, key: object) -> tuple[str, ...]:
+    """As words of the command: a number, whatever was sent."""
+    if key is None:
+        return ()
+    run = folder.expect_tasks()
+    with LedgerReader(folder.folder.ledger) as ledger:
+        return "--task", str(run.task_number(ledger, str(key)))
 
 
 def _text(file: IO[bytes]) -> str:

@@ -58,14 +58,15 @@ export async function ask(path, params, signal) {
   return found;
 }
 
-/** Asks for a change of the run, where the server was started with --allow-actions. */
-export async function act(id, action) {
+/** Asks for a change of the run, or `of` a part of it, where the server was started with
+    --allow-actions. */
+export async function act(id, action, of) {
   let key = "";
   try { key = localStorage.getItem("muster-act") || ""; } catch { /* no storage */ }
   const answer = await fetch(`/api/run/${id}/act`, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Muster": key || "none" },
-    body: JSON.stringify({ action }),
+    body: JSON.stringify({ action, ...of }),
   });
   const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || `The server answered ${answer.status}.`);

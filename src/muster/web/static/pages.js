@@ -1,7 +1,7 @@
 // The pages whose content is more than a table of tasks.
 import { first, html, inUrl, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
 import { on } from "./live.js";
-import { Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, levelOf } from "./parts.js";
+import { Action, Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, hasTasks, levelOf } from "./parts.js";
 import { Chunks, Gantt, History, Strip } from "./charts.js";
 import { Curves } from "./curves.js";
 import { Log } from "./log.js";
@@ -93,7 +93,8 @@ export function Task() {
   const names = [...new Set([...metrics, ...news])];
   const fields = [...new Set(attempts.flatMap(Object.keys))];
   const shown = (name, cell) => (name === "outcome" || name === "state" ? html`<${State} word=${cell} />` : name === "started" || name === "ended" ? format.moment(cell) : name === "seconds" ? format.duration(cell) : cell);
-  return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} /></h2>
+  return html`<h2 class="task">${value.name ?? value.key} <${State} word=${value.state} />
+      ${shell.actions && hasTasks && ["ready", "claimed"].includes(value.state) && html` <${Action} label="Cancel this task" action="cancel" of=${{ task: value.key }} ask="Cancel this task? The others go on." />`}</h2>
     <${Failure} error=${error} />
     ${value.error && html`<div class="error"><p>${value.error.text}</p>${value.error.trace && html`<details open><summary>Traceback</summary><pre tabindex="0">${value.error.trace}</pre></details>`}</div>`}
     <${Facts} pairs=${[["Took", format.duration(value.seconds)], ["All attempts", format.duration(value.all_seconds)], ["Peak memory", format.mib(value.peak_mib)], ["Key", html`<code>${value.key}</code>`]]} />

@@ -59,6 +59,9 @@ export function Verdict({ level, children }) {
     <span class="mark" aria-hidden="true">${LEVELS[level]}</span><p>${children}</p></div>`;
 }
 
+/** Whether its tasks are independent: each of them may be cancelled or tried again. */
+export const hasTasks = ["sweep", "search"].includes(run?.kind);
+
 /** The head of a run's pages; it follows the run while it works. */
 export function Head({ here }) {
   const [now, set] = useState(run);
@@ -69,7 +72,7 @@ export function Head({ here }) {
     <div class="title"><h1>${now.name}</h1><span class="kind">${format.text(now.kind)}</span>
       ${left !== "–" && html`<span class="left">${left} left</span>`}
       ${shell.actions && now.state === "running" && html`<${Action} label="Cancel this run" action="cancel" ask="Cancel this run? What is done stays." />`}
-      ${shell.actions && now.state !== "running" && now.counts?.failed > 0 && html`<${Action} label="Retry what failed" action="retry" ask="Try the failed tasks again, on this machine?" />`}
+      ${shell.actions && now.state !== "running" && now.counts?.failed > 0 && hasTasks && html`<${Action} label="Retry what failed" action="retry" ask="Try the failed tasks again, on this machine?" />`}
     </div>
     <${Verdict} level=${levelOf(now)}>${String(text)}</${Verdict}>
     <${Bar} counts=${now.counts} />
@@ -81,12 +84,12 @@ export function Head({ here }) {
 }
 
 /** A button that asks the run for something, as the command line does. */
-export function Action({ label, action, ask }) {
+export function Action({ label, action, ask, of }) {
   const [told, tell] = useState("");
   const press = async () => {
     if (!confirm(ask)) return;
     tell("Asked…");
-    try { tell((await act(run.id, action)).said); }
+    try { tell((await act(run.id, action, of)).said); }
     catch (error) { tell(error.message); }
   };
   return html`<span class="action"><button type="button" onClick=${press}>${label}</button> <span role="status">${told}</span></span>`;
