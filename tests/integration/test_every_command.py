@@ -41,6 +41,7 @@ STARTERS = {
 #: Commands that only look; they leave the folder as it is. What they are given besides the run.
 LOOKERS: dict[str, tuple[str, ...]] = {
     "status": (),
+    "why": (),
     "list": (),
     "best": (),
     "logs": ("1",),

@@ -106,13 +106,19 @@ class Tail:
         return data
 
 
-def last_lines(path: Path, count: int, *, start: int = 0) -> tuple[str, ...]:
-    """The last lines of a file that say something, none of them before byte ``start``."""
+def last_lines(
+    path: Path, count: int, *, start: int = 0, end: int | None = None
+) -> tuple[str, ...]:
+    """The last lines of a file that say something, all of them between bytes ``start`` and
+    ``end``.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(start, size - 160 * max(count, 50)))
-            data = file.read()
+            size = size if end is None else min(size, end)
+            first = max(start, size - 160 * max(count, 50))
+            file.seek(first)
+            data = file.read(max(0, size - first))
     except OSError:
         return ()
     lines = [_text(line) for line in data.split(b"\n") if line.strip()]

@@ -53,6 +53,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("muster.cli.commands.look:list_runs", "list the runs here, the newest first"),
     "status": ("muster.cli.commands.look:status", "show a run's progress, also while it runs"),
     "best": ("muster.cli.commands.best:main", "show the best trials of a search"),
+    "why": (
+        "muster.cli.commands.why:main",
+        "say why a run or a task stands as it does, and what to try",
+    ),
     "logs": ("muster.cli.commands.look:logs", "show what a task or a rank printed"),
     "errors": ("muster.cli.commands.look:errors", "show the failures of a run, grouped by cause"),
     "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
@@ -96,7 +100,9 @@ _READERS = {
 }
 
 #: What is all about what it prints; the others do something, and go on when nobody reads them.
-_LOOKING = {"list", "status", "best", "logs", "errors", "metrics", "plan", "devices", "monitor"}
+_LOOKING = {
+    "list", "status", "why", "best", "logs", "errors", "metrics", "plan", "devices", "monitor",
+}  # fmt: skip
 
 #: What goes on when the same command is given again.
 _GOES_ON = ("sweep", "map", "train", "resume", "retry")

@@ -25,6 +25,7 @@ LINES = {
     "retry": "retry runs/a",
     "list": "list",
     "status": "status runs/a",
+    "why": "why runs/a",
     "logs": "logs runs/a",
     "errors": "errors runs/a",
     "export": "export runs/a --to table.csv",

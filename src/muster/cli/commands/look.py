@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from muster.api.ranks import export_metrics, rank_failures, rank_log
 from muster.api.report.content import count
 from muster.api.runs import Run, Status, find_runs, open_run
 from muster.api.search_state import export_study, read_search
+from muster.api.why import array_of, ended_job, job_of, word_of
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.flags import Flag
@@ -20,9 +20,7 @@ from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
 from muster.farm.task import TaskState
-from muster.run.state import Word, has_saved, state_of_array
-from muster.slurm.commands import living_job, read_job
-from muster.slurm.states import JobStatus
+from muster.run.state import has_saved
 
 if TYPE_CHECKING:
     from muster.api.array import ArrayProgress
@@ -111,7 +109,7 @@ def list_runs(argv: list[str]) -> int:
     for run in find_runs(flags.root):
         try:
             found, created = run.status(), iso_utc(run.stored.created_s)
-            array = _array(run, asks_slurm=False)  # once for each run would take long
+            array = array_of(run, asks_slurm=False)  # once for each run would take long
         except MusterError as error:
             # One run that cannot be read does not hide the others.
             damaged.append(f"{run.folder.name}: {str(error).splitlines()[0]}")
@@ -121,7 +119,7 @@ def list_runs(argv: list[str]) -> int:
                  "error": str(error)}
             )  # fmt: skip
             continue
-        state = _state(found, array)
+        state = word_of(found, array)
         records.append({**asdict(found), "state": state})
         num_failed = found.counts["failed"]
         rows.append([found.name, state, _amount(found), f"{num_failed:,}", created])
@@ -140,9 +138,9 @@ def status(argv: list[str]) -> int:
     flags = parse(LookFlags, argv, "status", _STATUS)
     run = open_run(flags.run)
     found = run.status()
-    progress = _array(run, asks_slurm=True)
-    job = _job(run)
-    state, ended = _state(found, progress, job), _ended_job(run, found, job)
+    progress = array_of(run, asks_slurm=True)
+    job = job_of(run)
+    state, ended = word_of(found, progress, job), ended_job(run, found, job)
     if flags.json:
         known = {} if job is None else {"job_id": job[0]}
         known |= {} if ended is None else {"ended_job_id": ended}
@@ -317,14 +315,14 @@ def cancel(argv: list[str]) -> int:
     run: Run = open_run(flags.run)
     if flags.task:
         return _cancel_tasks(run, flags)
-    is_gang, job = run.stored.is_gang, _job(run)
+    is_gang, job = run.stored.is_gang, job_of(run)
     asked = run.cancel()
-    array = _array(run, asks_slurm=True)
+    array = array_of(run, asks_slurm=True)
     if flags.json:
         record = {"run": run.folder.name, "asked_coordinator": bool(asked)}
         output.say_json({**record, "changed": asked is not None})
     elif asked is None:
-        state = _state(run.status(), array)
+        state = word_of(run.status(), array)
         output.say(f"{run.folder.name}: nothing to cancel here, it is {state}")
     elif array is not None:
         output.say(f"{run.folder.name}: asked the elements at work to cancel what has not ended")
@@ -414,31 +412,6 @@ def _number(record: Mapping[str, Any], name: str) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _array(run: Run, *, asks_slurm: bool) -> ArrayProgress | None:
-    """Of a run with --array, which has no coordinator; None for any other."""
-    if not run.folder.elements_json.exists():
-        return None
-    from muster.api.array import array_progress
-
-    return array_progress(run.folder, asks_slurm=asks_slurm)
-
-
-def _job(run: Run) -> tuple[str, JobStatus] | None:
-    """Of a run that was handed in to SLURM, its job while that lives, as far as one can ask."""
-    with suppress(SetupError):
-        return living_job(run.folder)
-    return None
-
-
-def _ended_job(run: Run, found: Status, job: tuple[str, JobStatus] | None) -> str | None:
-    """The job that should have begun the run and does not live; None where one cannot tell."""
-    with suppress(SetupError):
-        if found.state == "not begun" and job is None and living_job(run.folder) is None:
-            record = read_job(run.folder)
-            return None if record is None else str(record["job_id"])
-    return None
-
-
 def _plain(progress: ArrayProgress) -> dict[str, Any]:
     counts = {state.name.lower(): number for state, number in progress.counts.items()}
     return {**progress._asdict(), "counts": counts}
@@ -456,16 +429,3 @@ def _array_lines(run: Run, progress: ArrayProgress | None) -> list[str]:
         f"in the elements: {done:,} done, {failed:,} failed; bring them here: "
         f"muster collect {run.path}",
     ]
-
-
-def _state(
-    found: Status, array: ArrayProgress | None, job: tuple[str, JobStatus] | None = None
-) -> Word:
-    if job is not None and job[1].waits and found.state == "not begun":
-        return "queued"
-    if array is None:
-        return found.state
-    num_open = found.counts["waiting"] + found.counts["running"]
-    return state_of_array(
-        found.state, num_open=num_open, num_running=array.num_running, num_queued=array.num_queued
-    )

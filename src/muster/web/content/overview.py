@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from muster.api.ranks import rank_failures
-from muster.api.report.about import rejects
 from muster.api.runs import Run, Status
 from muster.api.search_state import read_search
+from muster.api.why import alerts, causes, verdict
 from muster.base.clock import SystemClock
-from muster.base.journal import read_journal
 from muster.farm.ledger.read import LedgerReader, WorkSpan
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
@@ -24,8 +22,6 @@ from muster.web.query import Query
 _NUM_RECENT, _MOST_ALERTS, _MOST_GROUPS = 10, 20, 200
 #: All bars of a picture together, whatever the number of tasks; and its rows.
 MOST_BARS, _MOST_SLOTS = 2000, 128
-#: What happens in a run without anything being wrong.
-_QUIET = ("start", "end", "enqueued")
 _Stamps = tuple[bool | None, list[tuple[int, int]]]
 #: Slots of a run that goes on are as old as this at most, however many look at them.
 _SLOTS_S = 3.0
@@ -40,7 +36,7 @@ def head(folder: Folder) -> dict[str, Any]:
     stored, status = run.stored, run.status()
     live = runs.picture(folder) if status.is_running else {}
     ended_s = SystemClock().wall_s() if status.is_running else folder.changed_s()
-    level, verdict = runs.verdict(run, status)
+    level, sentence = verdict(run, status)
     return {
         "id": folder.id,
         "name": line(folder.path.name),
@@ -50,7 +46,7 @@ def head(folder: Folder) -> dict[str, Any]:
         "tabs": runs.tabs(stored),
         "verdict": {
             "level": level,
-            "text": verdict,
+            "text": sentence,
             "causes": _causes(run),
         },
         "counts": runs.counts(status),
@@ -117,13 +113,7 @@ def _slots(folder: Folder, live: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _alerts(folder: RunFolder) -> list[dict[str, str]]:
-    """What happened beside the work: a device in quarantine, a job that was cancelled, a stall."""
-    found = []
-    for event in read_journal(folder.events):
-        if event.get("stall"):
-            found.append({"level": "bad", "text": line(str(event["stall"]))})
-        elif event.get("event") not in _QUIET and event.get("text"):
-            found.append({"level": "paused", "text": line(str(event["text"]))})
+    found = [{"level": level, "text": line(text)} for level, text in alerts(folder)]
     return found[-_MOST_ALERTS:]
 
 
@@ -182,48 +172,12 @@ def _resolution(spans: list[WorkSpan]) -> float:
 
 def errors(folder: Folder, query: Query) -> dict[str, Any]:
     """``count``: attempts, records or ranks; ``failed``: tasks that stay failed."""
-    groups = [*_groups(folder)]
+    groups = [
+        {
+            "text": line(one.text), "count": one.num, "unit": one.unit, "failed": one.failed,
+            "first": one.first_s, "last": one.last_s, "tasks": list(one.tasks),
+            "trace": listing(one.trace),
+        }
+        for one in causes(folder.run)
+    ]  # fmt: skip
     return {"groups": groups[:_MOST_GROUPS], "left_out": max(0, len(groups) - _MOST_GROUPS)}
-
-
-def _groups(folder: Folder) -> Iterator[dict[str, Any]]:
-    run = folder.run
-    if run.stored.is_gang:
-        yield from _of_ranks(folder)
-        return
-    if folder.folder.ledger.exists():
-        for group in run.failures():
-            text = (group.message or group.outcome).splitlines()[0]
-            yield _group(
-                text, group.num_attempts, group.trace or group.message, group.tasks, "attempts",
-                failed=group.num_failed, first=group.first_s, last=group.last_s,
-            )  # fmt: skip
-    for cause in rejects(folder.folder):
-        where = f" in the stage {cause.stage}" if cause.stage else ""
-        yield _group(f"{cause.reason}{where}", cause.num, cause.example, (), "records")
-
-
-def _of_ranks(folder: Folder) -> Iterator[dict[str, Any]]:
-    found = rank_failures(folder.folder)
-    if found.report:
-        yield _group(found.report[0], 1, "\n".join(found.report), (), "starts")
-    for rank, error in found.errors.items():
-        text = f"Rank {rank}: {error.type}: {error.message}"
-        trace = "\n".join((*error.frames, f"{error.type}: {error.message}"))
-        yield _group(text, 1, trace, (), "ranks", first=error.time_s, last=error.time_s)
-
-
-def _group(
-    text: str, count: int, trace: str, tasks: tuple[str, ...], unit: str, *,
-    failed: int = 0, first: float | None = None, last: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "text": line(text),
-        "count": count,
-        "unit": unit,
-        "failed": failed,
-        "first": first,
-        "last": last,
-        "tasks": list(tasks),
-        "trace": listing(trace),
-    }

@@ -5,19 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from muster.api.map_publish import tally
-from muster.api.report.about import farm_state, gang_state
-from muster.api.report.content import Mood
-from muster.api.report.map import map_state, stage_folders
-from muster.api.runs import Run, Status
+from muster.api.runs import Status
+from muster.api.why import verdict
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
 from muster.run.record import RunRecord
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
 
-_LEVELS = {"done": "good", "running": "working", "queued": "working", "failed": "bad",
-           "refused": "bad"}  # fmt: skip
 _TABS = {
     "sweep": ("overview", "tasks", "errors", "about"),
     "map": ("overview", "map", "tasks", "errors", "about"),
@@ -71,30 +66,6 @@ def tabs(stored: RunRecord) -> list[str]:
 def kind(stored: RunRecord) -> str:
     """A search is a sweep of its own kind."""
     return "search" if stored.is_search else stored.kind
-
-
-def verdict(run: Run, status: Status) -> tuple[str, str]:
-    """A level (good, working, bad, or paused: somebody has to go on with it), and the sentence of
-    the report.
-    """
-    text, mood = _sentence(run, status)
-    level = _LEVELS.get(status.state, "paused")
-    if mood is Mood.BAD or (status.state == "running" and status.counts.get("failed")):
-        level = "bad"
-    elif mood is Mood.OPEN and level == "good":
-        level = "paused"
-    return level, text.removesuffix(" What is missing is left out below.")
-
-
-def _sentence(run: Run, status: Status) -> tuple[str, Mood]:
-    if run.stored.is_gang:
-        return gang_state(run.folder, status)
-    if not run.stored.is_map or status.is_running:
-        return farm_state(status)
-    try:
-        return map_state(run, [tally(each) for each in stage_folders(run.folder)])
-    except (MusterError, LookupError, TypeError, ValueError, AttributeError):
-        return "Its records cannot be counted: what is written down is damaged.", Mood.OPEN
 
 
 def counts(status: Status) -> dict[str, int]:

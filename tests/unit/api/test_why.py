@@ -1,0 +1,225 @@
+"""``muster why``: the state, the cause and what to try, of every kind of run in every state.
+
+The folders are those of an older version; what they lack is written into them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from muster.run.session import hold
+from tests.conftest import MusterCli
+from tests.fixtures.old_runs.old_runs import unpack
+
+from muster.api.runs import open_run
+from muster.api.why import why
+from muster.run.folder import RunFolder
+
+OLD = Path(__file__).parents[2] / "fixtures/old_runs/0.1.0"
+KINDS = ("sweep", "search", "map", "train", "agent", "run")
+GANGS = ("train", "agent", "run")
+
+
+def folder_of(kind: str, state: str, place: Path) -> RunFolder:
+    """A run of this kind, from the archive that comes nearest."""
+    name = f"{'sweep' if kind == 'search' else kind}-{state}"
+    unpack(OLD / f"{name}.tar.xz", place)
+    folder = RunFolder(place / "runs" / name)
+    if kind == "search":
+        record = json.loads(folder.run_json.read_bytes())
+        record["spec"]["search"] = {"sampler": "random"}
+        folder.run_json.write_text(json.dumps(record))
+    return folder
+
+
+def lines_of(folder: RunFolder) -> list[dict[str, object]]:
+    return [json.loads(line) for line in folder.events.read_text().splitlines()]
+
+
+def write(folder: RunFolder, *lines: dict[str, object]) -> None:
+    folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def ended(folder: RunFolder, **fields: object) -> RunFolder:
+    """The run of ranks with another end, and what it had come to taken away."""
+    start, *_ = lines_of(folder)
+    write(folder, start, {"event": "end", "node": 0, **fields})
+    folder.training_results.unlink(missing_ok=True)
+    return folder
+
+
+def done(kind: str, place: Path) -> RunFolder:
+    return folder_of(kind, "done", place)
+
+
+def failed(kind: str, place: Path) -> RunFolder:
+    if kind in ("sweep", "search", "run"):
+        return folder_of(kind, "failed", place)
+    if kind == "map":
+        folder = folder_of(kind, "done", place)
+        reject = {"id": "words.jsonl:2", "stage": "upper", "reason": "KeyError: 'text'"}
+        folder.errors_jsonl.write_text(json.dumps(reject) + "\n")
+        return folder
+    folder = ended(
+        folder_of(kind, "done", place), exit_code=1,
+        report=["rank 0 of 1 failed: ValueError: the loss is nan", "log: rank-0.log"],
+    )  # fmt: skip
+    error = {"type": "ValueError", "message": "the loss is nan", "frames": ["  step.py"],
+             "time_s": 1.0}  # fmt: skip
+    folder.rank_error(0).write_text(json.dumps(error))
+    return folder
+
+
+def stalled(kind: str, place: Path) -> RunFolder:
+    """A gang was ended by the watchdog; of tasks, one took longer than it may."""
+    if kind in GANGS:
+        report = ["stalled: rank 1 has said nothing for 60 s", "stacks: logs/rank-*.stack"]
+        return ended(folder_of(kind, "done", place), exit_code=1, stall=report[0][9:],
+                     report=report)  # fmt: skip
+    folder = folder_of(kind, "stopped", place)
+    note = {"event": "waiting", "text": "No GPU is free. Nothing more begins until one has."}
+    write(folder, *lines_of(folder)[:2], note)
+    return folder
+
+
+def killed(kind: str, place: Path) -> RunFolder:
+    folder = folder_of(kind, "done" if kind == "run" else "stopped", place)
+    write(folder, *(line for line in lines_of(folder) if line["event"] in ("start", "enqueued")))
+    return folder
+
+
+def paused(kind: str, place: Path) -> RunFolder:
+    """The circuit breaker of tasks; ranks save and go, asked by a cluster."""
+    if kind in GANGS:
+        return ended(folder_of(kind, "done", place), exit_code=75, stopped_by="SIGUSR1")
+    folder = folder_of(kind, "stopped", place)
+    text = "the first 3 tasks that ended all failed in the same way: ValueError"
+    *before, end = (line for line in lines_of(folder) if line["event"] != "wish")
+    write(folder, *before, {"event": "paused", "text": text}, end)
+    return folder
+
+
+def cancelled(kind: str, place: Path) -> RunFolder:
+    if kind in GANGS:
+        return ended(folder_of(kind, "done", place), exit_code=130, stopped_by="SIGINT")
+    if kind == "map":
+        return folder_of(kind, "stopped", place)
+    return folder_of(kind, "cancelled", place)
+
+
+def never_started(kind: str, place: Path) -> RunFolder:
+    folder = folder_of(kind, "not-begun", place) if kind in ("sweep", "search") else (
+        folder_of(kind, "done", place)
+    )  # fmt: skip
+    for path in folder.path.iterdir():
+        if path.name != "run.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder
+
+
+def unreadable(kind: str, place: Path) -> RunFolder:
+    folder = folder_of(kind, "done", place)
+    folder.run_json.write_text("{")
+    return folder
+
+
+Make = Callable[[str, Path], RunFolder]
+#: What was done to it → its state, a part of the cause, and a part of what to try, for tasks and
+#: for ranks.
+TASKS: dict[Make, tuple[str, str, str]] = {
+    done: ("done", "", "muster report {run}"),
+    failed: ("failed", "ValueError", "muster retry {run}"),
+    stalled: ("stopped", "No GPU is free", "muster resume {run}"),
+    killed: ("stopped", "Its process ended without a word", "muster resume {run}"),
+    paused: ("stopped", "all failed in the same way", "muster resume {run}"),
+    cancelled: ("cancelled", "cancelled", "muster retry {run} --cancelled"),
+    never_started: ("not begun", "It has not begun", "muster resume {run}"),
+    unreadable: ("unreadable", "run.json", "copy"),
+}
+RANKS: dict[Make, tuple[str, str, str]] = {
+    done: ("done", "", "muster report {run}"),
+    failed: ("failed", "ValueError: ", "muster logs {run}"),
+    stalled: ("failed", "rank 1 has said nothing for 60 s", "{run}/logs/rank-*.stack"),
+    killed: ("stopped", "Its process ended without a word", "muster resume {run}"),
+    paused: ("saved", "SIGUSR1 ended it", "muster resume {run}"),
+    cancelled: ("stopped", "SIGINT ended it", "muster resume {run}"),
+    never_started: ("not begun", "It has not begun", "muster resume {run}"),
+    unreadable: ("unreadable", "run.json", "copy"),
+}
+#: Where a kind differs from the others.
+OTHERWISE: dict[tuple[str, Make], tuple[str, str, str]] = {
+    ("map", failed): ("done", "KeyError: 'text' in the stage upper", "errors.jsonl"),
+    ("map", cancelled): ("stopped", "asked to end", "muster resume {run}"),
+    ("agent", paused): ("saved", "SIGUSR1 ended it", "muster resume {run}"),
+    ("run", paused): ("stopped", "SIGUSR1 ended it", "muster run"),
+    ("run", killed): ("stopped", "Its process ended without a word", "muster run"),
+    ("run", cancelled): ("stopped", "SIGINT ended it", "muster run"),
+    ("run", never_started): ("not begun", "It has not begun", "muster run"),
+}
+
+
+@pytest.mark.parametrize("make", TASKS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_says_why(kind: str, make: Make, tmp_path: Path) -> None:
+    folder = make(kind, tmp_path)
+    of_kind = RANKS if kind in GANGS else TASKS
+    state, cause, advice = OTHERWISE.get((kind, make), of_kind[make])
+    found = why(open_run(str(folder.path)))
+    assert found.state == state
+    assert found.kind == ("" if make is unreadable else kind)
+    said = [found.sentence, *found.reasons, *(one.text for one in found.causes)]
+    assert any(cause in text for text in said), said
+    assert any(advice.format(run=folder.path) in text for text in found.tries), found.tries
+    assert make is not done or not found.reasons
+
+
+def test_a_task_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
+    folder = folder_of("sweep", "failed", tmp_path)
+    (group,) = open_run(str(folder.path)).failures()
+    number = group.named[0].split()[0]
+    done = muster_main("why", str(folder.path), number)
+    assert done.returncode == 0, done.stderr
+    assert f"task {number}" in done.stdout.splitlines()[0] and "failed" in done.stdout
+    assert group.message.splitlines()[0] in done.stdout
+    assert f"muster logs {folder.path} {number}" in done.stdout
+    told = json.loads(muster_main("why", str(folder.path), number, "--json").stdout)
+    assert told["task"] == number and told["state"] == "failed" and told["tries"]
+    other = muster_main("why", str(folder.path), "99")
+    assert other.returncode == 2 and "There is no task '99'" in other.stderr
+
+
+def test_a_rank_says_why_it_failed(tmp_path: Path, muster_main: MusterCli) -> None:
+    folder = folder_of("run", "failed", tmp_path)
+    done = muster_main("why", str(folder.path))
+    assert "rank 1 of 2 failed: ValueError: rank 1 has had enough" in done.stdout
+    done = muster_main("why", str(folder.path), "0")
+    assert done.returncode == 0 and "rank-0.log" in done.stdout
+    other = muster_main("why", str(folder.path), "7")
+    assert other.returncode == 2 and "There is no rank '7'" in other.stderr
+
+
+def test_a_run_that_goes_on_is_not_explained_away(tmp_path: Path) -> None:
+    folder = killed("sweep", tmp_path)
+    with hold(folder):
+        found = why(open_run(str(folder.path)))
+    assert found.state == "running" and not found.reasons
+    assert found.tries == (f"muster status {folder.path}",)
+
+
+def test_the_last_lines_are_those_of_the_task_that_failed(tmp_path: Path) -> None:
+    """The log of a worker goes on with the tasks after it."""
+    folder = folder_of("sweep", "command", tmp_path)
+    with (folder.logs / "worker-0.log").open("a") as log:
+        log.write("another task\n")
+    found = why(open_run(str(folder.path)))
+    assert found.log == str(folder.logs / "worker-0.log") and found.lines == ("x is 9",)
+
+
+def test_an_array_is_explained_by_its_elements(tmp_path: Path) -> None:
+    found = why(open_run(str(folder_of("array", "done", tmp_path).path)))
+    assert found.state == "not collected" and "An array of 2 elements: 4 done" in found.sentence
+    assert any("muster collect" in text for text in found.tries)
