@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from muster.run.session import hold
 from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 
 from muster.api.runs import open_run
 from muster.api.why import why
 from muster.run.folder import RunFolder
+from muster.run.session import hold
 
 OLD = Path(__file__).parents[2] / "fixtures/old_runs/0.1.0"
 KINDS = ("sweep", "search", "map", "train", "agent", "run")
