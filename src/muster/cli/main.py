@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "write the batch script of a job for SLURM, to edit it",
     ),
     "collect": (
-        "muster.cli.commands.collect:main",
+        "muster.cli.commands.tables:collect_array",
         "bring the results of a SLURM array's elements together",
     ),
     "resume": ("muster.cli.commands.resume:main", "continue a run where it stopped"),
@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "logs": ("muster.cli.commands.look:logs", "show what a task or a rank printed"),
     "errors": ("muster.cli.commands.look:errors", "show the failures of a run, grouped by cause"),
-    "export": ("muster.cli.commands.look:export", "write the table of a run to a file"),
+    "export": ("muster.cli.commands.tables:export", "write the table of a run to a file"),
     "metrics": (
         "muster.cli.commands.metrics:main",
         "show what a run has logged over time, or write it to a file",

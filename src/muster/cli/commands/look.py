@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from muster.api.ranks import export_metrics, rank_failures, rank_log
-from muster.api.report.content import count
+from muster.api.ranks import rank_failures, rank_log
 from muster.api.runs import Run, Status, find_runs, open_run
-from muster.api.search_state import export_study, read_search
+from muster.api.search_state import read_search
 from muster.api.why import array_of, ended_job, job_of, word_of
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import MusterError, SetupError, UsageError
 from muster.base.flags import Flag
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import JsonFlags, LookFlags
 from muster.cli.parse import RunPlace, parse
@@ -41,14 +40,6 @@ class _Logs(RunPlace):
     task: Annotated[str | None, Flag(is_positional=True, metavar="[N]")] = None
     """The task's number or the start of its key, as `muster errors` and the table name it; of a
     training or a program the rank, by default the one that failed first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Export(RunPlace):
-    """Which run, and where its table goes."""
-
-    to: Annotated[Path, Flag(metavar="FILE")]
-    """A .csv, .parquet or .jsonl file; of a search also a .db file, an Optuna study."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +72,6 @@ _ERRORS = """Show what failed, grouped by cause, the worst first.
 
 Example:
   muster errors runs/train-1a2b3c
-"""
-_EXPORT = """Write the table of a run to a file: a row per task, or per recorded step of a training.
-
-Examples:
-  muster export runs/train-1a2b3c --to table.parquet
-  muster export runs/search --to optuna.db && optuna-dashboard sqlite:///optuna.db
 """
 _CANCEL = """Cancel what has not ended; what is finished is kept.
 
@@ -280,34 +265,6 @@ def _rank_errors(run: Run, *, as_json: bool) -> int:
             output.say(f"  {frame}")
         output.say(f"  what it printed: muster logs {run.path} {rank}")
     return 0
-
-
-def export(argv: list[str]) -> int:
-    flags = parse(_Export, argv, "export", _EXPORT)
-    run = open_run(flags.run)
-    stored = run.stored
-    if flags.to.suffix.lower() == ".db":
-        output.say(f"{count(export_study(run.folder, flags.to), 'trial')} in {flags.to}")
-        return 0
-    if stored.is_map:
-        raise UsageError(
-            f"{run.path} is a map: its table is its output. {_output_of_map(run)}",
-            hint=f"see how it stands: muster status {run.path}",
-        )
-    if stored.is_gang:
-        num_rows = export_metrics(run.folder, stored, flags.to)
-    else:
-        num_rows = run.export(flags.to)
-    output.say(f"{count(num_rows, 'row')} in {flags.to}")
-    return 0
-
-
-def _output_of_map(run: Run) -> str:
-    try:
-        place = json.loads(run.folder.published_json.read_bytes())["output"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return "It is not written yet."
-    return f"It is at {place}."
 
 
 def cancel(argv: list[str]) -> int:

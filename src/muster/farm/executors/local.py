@@ -9,23 +9,12 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from muster.base import processes
-from muster.base.metric_log import METRICS_FILE
 from muster.base.reaper import Reaper
-from muster.base.settings import (
-    CHECKPOINT_DIR,
-    RUN_MARKER,
-    TASK_DIR,
-    WORKERS_PER_GPU,
-    child_environment,
-    waiting_threads,
-)
 from muster.farm import canonical, wire
 from muster.farm.events import (
     Divided,
@@ -39,8 +28,14 @@ from muster.farm.events import (
     WorkerReady,
 )
 from muster.farm.executors.base import Assignment
-from muster.farm.executors.channel import Channel
-from muster.farm.lifecycle import signal_name
+from muster.farm.executors.worker_process import (
+    TRACE_BYTES,
+    Channel,
+    environment_of,
+    log_tail,
+    reason_of,
+    start_worker,
+)
 from muster.farm.task import SlotSpec, Task
 
 #: How long a worker that is to be killed may take after TERM.
@@ -50,7 +45,6 @@ _RELEASE_S = 10.0
 _CHECK_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.05  # only where the kernel cannot tell us of a death
 _LOG_LIMIT = 256 << 20
-_TRACE_BYTES = 4096
 
 
 @dataclass
@@ -108,7 +102,8 @@ class LocalExecutor:
         ours, theirs = socket.socketpair()
         with log.open("ab") as output:
             log_start = output.tell()
-            process = self._popen(worker_id, slot, theirs, output.fileno())
+            environment = environment_of(slot, self._mark)
+            process = start_worker(theirs, output.fileno(), self._lifeline, environment)
         theirs.close()
 
         def want_write(wanted: bool) -> None:
@@ -242,59 +237,6 @@ class LocalExecutor:
         # A program that called muster.sweep is not to inherit orphans for the rest of its life.
         processes.set_subreaper(self._was_subreaper)
 
-    # ------------------------------------------------------------------ starting
-
-    def _popen(
-        self, worker_id: int, slot: SlotSpec, theirs: socket.socket, log: int
-    ) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "muster.farm.worker.main"]
-        settings: dict[str, Any] = {"stdout": log, "stderr": log, "env": self._environment(slot)}
-        if sys.platform == "win32":
-            argv += ["PLACE", str(os.getpid())]
-            return self._popen_windows(argv, theirs, settings)
-        argv += [str(theirs.fileno()), str(os.getpid()), str(self._lifeline)]
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), self._lifeline),
-            start_new_session=True,
-            **settings,
-        )
-
-    def _popen_windows(
-        self, argv: list[str], theirs: socket.socket, settings: dict[str, Any]
-    ) -> subprocess.Popen[bytes]:
-        """A socket can only be shared with a process that exists: it travels on standard input.
-
-        Written after the documentation of ``socket.share``; not run on Windows so far.
-        """
-        argv[3] = "372"  # the size of a WSAPROTOCOL_INFOW structure
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, **settings)
-        assert process.stdin is not None
-        share = getattr(theirs, "share")  # noqa: B009  (exists on Windows only)
-        process.stdin.write(share(process.pid))
-        process.stdin.close()
-        return process
-
-    def _environment(self, slot: SlotSpec) -> dict[str, str]:
-        """A worker sees the devices of its slot, and no more threads than its share of cores."""
-        threads = str(slot.num_threads)
-        values = {
-            RUN_MARKER: self._mark,
-            # In a sweep inside a task of another one they would be that task's.
-            **dict.fromkeys((TASK_DIR, CHECKPOINT_DIR, METRICS_FILE), ""),
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "OPENBLAS_NUM_THREADS": threads,
-            "NUMEXPR_NUM_THREADS": threads,
-            **waiting_threads(),
-        }
-        if slot.visible_devices is not None:
-            values["CUDA_VISIBLE_DEVICES"] = slot.visible_devices
-            values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-            values[WORKERS_PER_GPU] = str(slot.num_sharing)
-        return child_environment(values)
-
     # ------------------------------------------------------------------ listening
 
     def _read(self, worker: _Worker, events: list[Event]) -> None:
@@ -352,8 +294,8 @@ class LocalExecutor:
             worker.worker_id,
             code if code >= 0 else None,
             -code if code < 0 else None,
-            worker.unfit or _reason(code, left),
-            "" if worker.unfit else _log_tail(worker.log, worker.tasks_end),
+            worker.unfit or reason_of(code, left),
+            "" if worker.unfit else log_tail(worker.log, worker.tasks_end),
             code == -processes.KILL
             and not worker.was_killed
             and processes.out_of_memory_kills() > worker.ooms_before,
@@ -411,19 +353,4 @@ class LocalExecutor:
             # A single task that prints without end must not fill the disk: its output is
             # appended, so cutting the file makes it go on at the cut.
             if os.stat(worker.log).st_size > max(_LOG_LIMIT, worker.tasks_end + _LOG_LIMIT):
-                os.truncate(worker.log, worker.tasks_end + _TRACE_BYTES)
-
-
-def _reason(code: int, left: list[int]) -> str:
-    text = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
-    if left:
-        text += f"; its processes {left} cannot be killed and may still hold the device"
-    return f"the worker process {text}"
-
-
-def _log_tail(log: str, start: int) -> str:
-    """The last output since the last finished task: often the only trace of a crash."""
-    with open(log, "rb") as file:  # noqa: PTH123
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - _TRACE_BYTES))
-        return file.read(_TRACE_BYTES).decode("utf-8", "replace")
+                os.truncate(worker.log, worker.tasks_end + TRACE_BYTES)

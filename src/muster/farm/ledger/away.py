@@ -35,7 +35,7 @@ from muster.farm.ledger.home import (
     read_mark,
     stored,
 )
-from muster.farm.ledger.queries import SearchRow
+from muster.farm.ledger.queries import MetricRow, SearchRow
 from muster.farm.ledger.ship import (
     DONE,
     FAILED,
@@ -51,7 +51,7 @@ from muster.farm.ledger.ship import (
     Started,
     read_segment,
 )
-from muster.farm.ledger.store import Ledger, MetricRow, NewTask
+from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import AttemptRecord, SlotSpec, Task
 from muster.run.folder import RunFolder
 from muster.run.record import own_id

@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 from muster.farm import canonical
 from muster.farm.ledger.connect import explained, has_metrics, has_table
-from muster.farm.task import TaskState
+from muster.farm.task import Task, TaskState
+
+READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
+#: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
+MetricRow = tuple[int, int, int, bytes]
 
 
 class SearchRow(NamedTuple):
@@ -102,3 +106,81 @@ class LedgerQueries:
                 return []
             rows = self._db.execute("SELECT kind, task_id, body FROM search ORDER BY id")
             return [SearchRow._make(row) for row in rows]
+
+    def find(self, key: bytes) -> tuple[Task, bool] | None:
+        """The task of this key as it is, and whether it is done."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT task_id, key, target_id, payload, grp, token, tries, state FROM tasks "
+                "WHERE key = ?",
+                (key,),
+            ).fetchone()
+        return None if row is None else (Task(*row[:-1]), row[-1] == DONE)
+
+    def waiting(self, task_id: int) -> Task | None:
+        """The task if it waits to be claimed."""
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT task_id, key, target_id, payload, grp, token, tries FROM tasks "
+                f"WHERE task_id = ? AND state = {READY}",
+                (task_id,),
+            ).fetchone()
+        return None if row is None else Task(*row)
+
+    def accepted(self, key_hex: str) -> tuple[str, int | None]:
+        """The task's state ("done", "stopped", "failed", "claimed", "open" or "unknown") and the
+        token of its accepted result.
+        """
+        try:
+            key = bytes.fromhex(key_hex)
+        except ValueError:  # the name of something that is not ours
+            return "unknown", None
+        with explained(self.path, "read"):
+            row = self._db.execute(
+                "SELECT state, results.token FROM tasks LEFT JOIN results USING (task_id) "
+                "WHERE key = ?",
+                (key,),
+            ).fetchone()
+        if row is None:
+            return "unknown", None
+        names = {DONE: "done", FAILED: "failed", CLAIMED: "claimed", STOPPED: "stopped"}
+        return names.get(row[0], "open"), row[1]
+
+    def last_task(self) -> int:
+        """The highest number of a task; 0 where there is none."""
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT COALESCE(MAX(task_id), 0) FROM tasks").fetchone()
+            return int(row[0])
+
+    def still_claimed(self, claims: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of these claims (task, token) that no later claim or result has replaced."""
+        with explained(self.path, "read"):
+            return {
+                claim
+                for claim in claims
+                if self._db.execute(
+                    "SELECT 1 FROM tasks WHERE task_id = ? AND token = ? AND state IN (0, 1)", claim
+                ).fetchone()
+            }
+
+    def stopped(self) -> dict[bytes, int]:
+        """The number of each stopped task, by its key."""
+        with explained(self.path, "read"):
+            return dict(
+                self._db.execute("SELECT key, task_id FROM tasks WHERE state = ?", (STOPPED,))
+            )
+
+    def next_worker_id(self) -> int:
+        with explained(self.path, "read"):
+            row = self._db.execute("SELECT coalesce(max(worker_id), 0) + 1 FROM workers")
+            return int(row.fetchone()[0])
+
+    def counts(self) -> dict[TaskState, int]:
+        """Tasks by state."""
+        with explained(self.path, "read"):
+            rows = self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall()
+        return {state: dict(rows).get(state.value, 0) for state in TaskState}
+
+    def num_results(self) -> int:
+        with explained(self.path, "read"):
+            return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])

@@ -28,17 +28,20 @@ from muster.farm.ledger.connect import (
     explained,
     open_writer,
 )
-from muster.farm.ledger.queries import LedgerQueries, SearchRow
+from muster.farm.ledger.queries import (
+    CANCELLED,
+    CLAIMED,
+    READY,
+    STOPPED,
+    LedgerQueries,
+    MetricRow,
+    SearchRow,
+)
 from muster.farm.lifecycle import fingerprint
 from muster.farm.task import AttemptRecord, Finished, SlotSpec, Task, TaskState
 
-READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
-
-
 #: The meta value that names the tasks which are cancelled and have not ended yet.
 CANCELLING = "cancelling"
-#: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
-MetricRow = tuple[int, int, int, bytes]
 
 
 class NewTask(NamedTuple):
@@ -96,35 +99,6 @@ class Ledger(LedgerQueries):
         with explained(self.path, "write"):
             self._db.execute("DELETE FROM meta WHERE name = ?", (name,))
 
-    def find(self, key: bytes) -> tuple[Task, bool] | None:
-        """The task of this key as it is, and whether it is done."""
-        with explained(self.path, "read"):
-            row = self._db.execute(
-                "SELECT task_id, key, target_id, payload, grp, token, tries, state FROM tasks "
-                "WHERE key = ?",
-                (key,),
-            ).fetchone()
-        return None if row is None else (Task(*row[:-1]), row[-1] == DONE)
-
-    def accepted(self, key_hex: str) -> tuple[str, int | None]:
-        """The task's state ("done", "stopped", "failed", "claimed", "open" or "unknown") and the
-        token of its accepted result.
-        """
-        try:
-            key = bytes.fromhex(key_hex)
-        except ValueError:  # the name of something that is not ours
-            return "unknown", None
-        with explained(self.path, "read"):
-            row = self._db.execute(
-                "SELECT state, results.token FROM tasks LEFT JOIN results USING (task_id) "
-                "WHERE key = ?",
-                (key,),
-            ).fetchone()
-        if row is None:
-            return "unknown", None
-        names = {DONE: "done", FAILED: "failed", CLAIMED: "claimed", STOPPED: "stopped"}
-        return names.get(row[0], "open"), row[1]
-
     def target_id(self, name: str) -> int:
         with explained(self.path, "write"):
             self._db.execute("INSERT OR IGNORE INTO targets (name) VALUES (?)", (name,))
@@ -154,12 +128,6 @@ class Ledger(LedgerQueries):
             )
             return self._db.total_changes - before
 
-    def last_task(self) -> int:
-        """The highest number of a task; 0 where there is none."""
-        with explained(self.path, "read"):
-            row = self._db.execute("SELECT COALESCE(MAX(task_id), 0) FROM tasks").fetchone()
-            return int(row[0])
-
     def drop_tasks_after(self, task_id: int) -> None:
         """Take back tasks that were added and of which nobody has heard."""
         with explained(self.path, "write"):
@@ -188,17 +156,6 @@ class Ledger(LedgerQueries):
             ).rowcount
             self._claim_again(kept)
         return voided - len(kept)
-
-    def still_claimed(self, claims: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Those of these claims (task, token) that no later claim or result has replaced."""
-        with explained(self.path, "read"):
-            return {
-                claim
-                for claim in claims
-                if self._db.execute(
-                    "SELECT 1 FROM tasks WHERE task_id = ? AND token = ? AND state IN (0, 1)", claim
-                ).fetchone()
-            }
 
     def take(self, key: bytes) -> Task | None:
         """Claim this one task, also one that has failed; None when it is done or unknown."""
@@ -303,7 +260,10 @@ class Ledger(LedgerQueries):
                 [(r[0], r[1]) for r in records],
             ).rowcount
             if changed != len(records):
-                self._refuse_stale(records)
+                raise sqlite3.IntegrityError(
+                    f"results of {len(records)} attempts do not match the tokens in the ledger; "
+                    "another program has changed it"
+                )
             self._db.executemany(
                 "INSERT INTO results (task_id, token, value, sha256, files) VALUES (?, ?, ?, ?, ?)",
                 [
@@ -312,12 +272,6 @@ class Ledger(LedgerQueries):
                 ],
             )
         self._insert_attempts(records)
-
-    def _refuse_stale(self, records: Sequence[AttemptRecord]) -> None:
-        raise sqlite3.IntegrityError(
-            f"results of {len(records)} attempts do not match the tokens in the ledger; "
-            "another program has changed it"
-        )
 
     def record_failed(self, records: Sequence[AttemptRecord]) -> None:
         with explained(self.path, "write"):
@@ -362,26 +316,11 @@ class Ledger(LedgerQueries):
     def stop_ready(
         self, task_id: int, value: bytes, has_files: Callable[[Task], bool]
     ) -> Task | None:
-        """End a task that waits; None where it does not. ``has_files``: whether an attempt of it
-        has left any."""
-        with explained(self.path, "read"):
-            row = self._db.execute(
-                "SELECT task_id, key, target_id, payload, grp, token, tries FROM tasks "
-                f"WHERE task_id = ? AND state = {READY}",
-                (task_id,),
-            ).fetchone()
-        if row is None:
-            return None
-        task = Task(*row)
-        self.record_stopped([Stopped(task, None)], [value], has_files=has_files(task))
+        """End a task, if it waits. ``has_files``: whether an attempt of it has left any."""
+        task = self.waiting(task_id)
+        if task is not None:
+            self.record_stopped([Stopped(task, None)], [value], has_files=has_files(task))
         return task
-
-    def stopped(self) -> dict[bytes, int]:
-        """The number of each stopped task, by its key."""
-        with explained(self.path, "read"):
-            return dict(
-                self._db.execute("SELECT key, task_id FROM tasks WHERE state = ?", (STOPPED,))
-            )
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         """Make stopped tasks ready again: they go on from their checkpoints."""
@@ -466,11 +405,6 @@ class Ledger(LedgerQueries):
 
     # ------------------------------------------------------------------ workers
 
-    def next_worker_id(self) -> int:
-        with explained(self.path, "read"):
-            row = self._db.execute("SELECT coalesce(max(worker_id), 0) + 1 FROM workers")
-            return int(row.fetchone()[0])
-
     def worker_started(
         self, worker_id: int, slot: SlotSpec, host: str, log: str, code: str | None = None
     ) -> None:
@@ -492,13 +426,3 @@ class Ledger(LedgerQueries):
                 "UPDATE workers SET ended_s = ?, ending = ? WHERE worker_id = ?",
                 (time.time(), ending, worker_id),
             )
-
-    def counts(self) -> dict[TaskState, int]:
-        """Tasks by state."""
-        with explained(self.path, "read"):
-            rows = self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall()
-        return {state: dict(rows).get(state.value, 0) for state in TaskState}
-
-    def num_results(self) -> int:
-        with explained(self.path, "read"):
-            return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])

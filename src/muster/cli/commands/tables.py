@@ -1,30 +1,51 @@
-"""``muster collect``: bring the results of an array's elements together."""
+"""``muster collect`` brings the results of an array together, ``muster export`` writes a table."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from muster.api.array import collect
-from muster.api.runs import open_run
-from muster.base.errors import EXIT_SOME_FAILED
+from muster.api.ranks import export_metrics
+from muster.api.runs import Run, open_run
+from muster.api.search_state import export_study
+from muster.base.errors import EXIT_SOME_FAILED, UsageError
+from muster.base.flags import Flag
 from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import LookFlags
-from muster.cli.parse import parse
+from muster.cli.parse import RunPlace, parse
 from muster.farm.collect import LastWords
 
-_HELP = """Merge what the elements of `muster sweep … --on slurm --array N` have done.
+_COLLECT = """Merge what the elements of `muster sweep … --on slurm --array N` have done.
 
 Call it while they run, and again when they have ended: what is there stays, what is new is added.
 
 Example:
   muster collect runs/train-1a2b3c
 """
+_EXPORT = """Write the table of a run to a file: a row per task, or per recorded step of a training.
+
+Examples:
+  muster export runs/train-1a2b3c --to table.parquet
+  muster export runs/search --to optuna.db && optuna-dashboard sqlite:///optuna.db
+"""
 _MAX_NAMED, _MAX_REASONS = 20, 5
 
 
-def main(argv: list[str]) -> int:
-    flags = parse(LookFlags, argv, "collect", _HELP)
+@dataclass(frozen=True, kw_only=True)
+class _Export(RunPlace):
+    """Which run, and where its table goes."""
+
+    to: Annotated[Path, Flag(metavar="FILE")]
+    """A .csv, .parquet or .jsonl file; of a search also a .db file, an Optuna study."""
+
+
+def collect_array(argv: list[str]) -> int:
+    flags = parse(LookFlags, argv, "collect", _COLLECT)
     run, found = collect(open_run(flags.run).path)
     counts = run.status().counts
     # What an element said does not matter once all results are there.
@@ -77,3 +98,31 @@ def _ending_lines(ended: Mapping[int, LastWords]) -> list[str]:
         who = who if len(numbers) > 1 else f"element {numbers[0]}"
         lines.append(f"{who} ended with: {reason} (all of it: {ended[numbers[0]].path})")
     return lines
+
+
+def export(argv: list[str]) -> int:
+    flags = parse(_Export, argv, "export", _EXPORT)
+    run = open_run(flags.run)
+    stored = run.stored
+    if flags.to.suffix.lower() == ".db":
+        output.say(f"{count(export_study(run.folder, flags.to), 'trial')} in {flags.to}")
+        return 0
+    if stored.is_map:
+        raise UsageError(
+            f"{run.path} is a map: its table is its output. {_output_of_map(run)}",
+            hint=f"see how it stands: muster status {run.path}",
+        )
+    if stored.is_gang:
+        num_rows = export_metrics(run.folder, stored, flags.to)
+    else:
+        num_rows = run.export(flags.to)
+    output.say(f"{count(num_rows, 'row')} in {flags.to}")
+    return 0
+
+
+def _output_of_map(run: Run) -> str:
+    try:
+        place = json.loads(run.folder.published_json.read_bytes())["output"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return "It is not written yet."
+    return f"It is at {place}."

@@ -1,0 +1,156 @@
+"""A worker as a process of this machine: how it is started, the stream to it, how it has ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from muster.base.metric_log import METRICS_FILE
+from muster.base.settings import (
+    CHECKPOINT_DIR,
+    RUN_MARKER,
+    TASK_DIR,
+    WORKERS_PER_GPU,
+    child_environment,
+    waiting_threads,
+)
+from muster.farm import wire
+from muster.farm.lifecycle import signal_name
+from muster.farm.task import SlotSpec
+
+#: How much of a dead worker's last output is kept.
+TRACE_BYTES = 4096
+
+_CHUNK = 1 << 18
+
+
+class Channel:
+    """The coordinator's end of the stream to a worker: never blocks, whatever the worker does.
+
+    ``want_write`` is called with True when bytes wait to be sent, False when all are sent.
+    """
+
+    def __init__(self, connection: socket.socket, want_write: Callable[[bool], None]) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self._want_write = want_write
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    def send(self, data: bytes) -> None:
+        if self._outgoing:
+            self._outgoing += data
+            return
+        sent = self._try_send(data)
+        if sent < len(data):
+            self._outgoing += data[sent:]
+            self._want_write(True)
+
+    def flush(self) -> None:
+        """Send what waits, now that the socket takes bytes again."""
+        sent = self._try_send(bytes(self._outgoing))
+        del self._outgoing[:sent]
+        if not self._outgoing:
+            self._want_write(False)
+
+    def receive(self) -> list[tuple[list[Any], bytes]]:
+        """Return every whole frame that has arrived; a closed or broken stream has no more."""
+        while True:
+            try:
+                data = self.socket.recv(_CHUNK)
+            except (BlockingIOError, ConnectionError):
+                break
+            self._incoming += data
+            if len(data) < _CHUNK:
+                break
+        return list(wire.unpack(self._incoming))
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _try_send(self, data: bytes) -> int:
+        try:
+            return self.socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # the worker is dying; its death is reported elsewhere
+
+
+def start_worker(
+    theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """The process of a worker that prints to ``log``, speaks on ``theirs`` and dies with whoever
+    holds the other end of ``lifeline``.
+    """
+    argv = [sys.executable, "-m", "muster.farm.worker.main"]
+    settings: dict[str, Any] = {"stdout": log, "stderr": log, "env": environment}
+    if sys.platform == "win32":
+        argv += ["PLACE", str(os.getpid())]
+        return _start_on_windows(argv, theirs, settings)
+    argv += [str(theirs.fileno()), str(os.getpid()), str(lifeline)]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(), lifeline),
+        start_new_session=True,
+        **settings,
+    )
+
+
+def _start_on_windows(
+    argv: list[str], theirs: socket.socket, settings: dict[str, Any]
+) -> subprocess.Popen[bytes]:
+    """A socket can only be shared with a process that exists: it travels on standard input.
+
+    Written after the documentation of ``socket.share``; not run on Windows so far.
+    """
+    argv[3] = "372"  # the size of a WSAPROTOCOL_INFOW structure
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, **settings)
+    assert process.stdin is not None
+    share = getattr(theirs, "share")  # noqa: B009  (exists on Windows only)
+    process.stdin.write(share(process.pid))
+    process.stdin.close()
+    return process
+
+
+def environment_of(slot: SlotSpec, mark: str) -> dict[str, str]:
+    """A worker sees the devices of its slot, and no more threads than its share of cores.
+
+    ``mark``: by which it and its descendants are found again.
+    """
+    threads = str(slot.num_threads)
+    values = {
+        RUN_MARKER: mark,
+        # In a sweep inside a task of another one they would be that task's.
+        **dict.fromkeys((TASK_DIR, CHECKPOINT_DIR, METRICS_FILE), ""),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "NUMEXPR_NUM_THREADS": threads,
+        **waiting_threads(),
+    }
+    if slot.visible_devices is not None:
+        values["CUDA_VISIBLE_DEVICES"] = slot.visible_devices
+        values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        values[WORKERS_PER_GPU] = str(slot.num_sharing)
+    return child_environment(values)
+
+
+def reason_of(code: int, left: list[int]) -> str:
+    text = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+    if left:
+        text += f"; its processes {left} cannot be killed and may still hold the device"
+    return f"the worker process {text}"
+
+
+def log_tail(log: str, start: int) -> str:
+    """The last output since the last finished task: often the only trace of a crash."""
+    with open(log, "rb") as file:  # noqa: PTH123
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - TRACE_BYTES))
+        return file.read(TRACE_BYTES).decode("utf-8", "replace")
