@@ -49,6 +49,17 @@ class Float:
             drawn = random.uniform(self.low, self.high)
         return min(self.high, max(self.low, drawn))
 
+    def moved(self, value: float, factor: float) -> float:
+        """``value`` times ``factor``, kept inside; with steps at least one away, where there is
+        one."""
+        if self.step is None:
+            return min(self.high, max(self.low, value * factor))
+        last = _steps(self.low, self.high, self.step)
+        count = min(
+            last, max(0, _moved(value - self.low, value * factor - value, self.step, factor))
+        )
+        return min(self.high, self.low + count * self.step)
+
     def holds(self, value: object) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
@@ -83,6 +94,12 @@ class Int:
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
             return min(self.high, max(self.low, round(math.exp(random.uniform(low, high)))))
         return self.low + self.step * random.randint(0, self.size - 1)
+
+    def moved(self, value: int, factor: float) -> int:
+        """The number nearest to ``value`` times ``factor``, and not ``value`` itself, kept inside
+        and on the steps."""
+        count = _moved(value - self.low, value * factor - value, self.step, factor)
+        return self.low + self.step * min(self.size - 1, max(0, count))
 
     def holds(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and (
@@ -261,6 +278,12 @@ def _check_range(range_: Float | Int, form: str) -> None:
 
 def _steps(low: float, high: float, step: float) -> int:
     return int((high - low) / step * (1 + 1e-12) + 1e-9)
+
+
+def _moved(above: float, by: float, step: float, factor: float) -> int:
+    """The number of the step nearest to ``above + by``, or the next one where that is no move."""
+    here, there = round(above / step), round((above + by) / step)
+    return there if there != here else here + (1 if (by or factor - 1) > 0 else -1)
 
 
 def _refuse_constant(text: str) -> Any:

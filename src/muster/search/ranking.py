@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.search.records import Standing
 from muster.search.spec import SearchSpec
@@ -12,6 +12,13 @@ from muster.search.trials import Trial
 
 #: So many trials are compared with all others at once: a few megabytes.
 _BLOCK = 256
+
+
+def best_first(values: Mapping[int, float], maximize: bool) -> list[int]:
+    """The numbers of trials by their values; a NaN is the worst, of equals the lower is better."""
+    sign = -1.0 if maximize else 1.0
+    costs = {n: (True, 0.0) if math.isnan(v) else (False, sign * v) for n, v in values.items()}
+    return sorted(values, key=lambda n: (costs[n], n))
 
 
 def standing_of(spec: SearchSpec, trial: Trial) -> Standing | None:

@@ -14,8 +14,9 @@ class Proposal:
 
     ``seed`` is None where the search has no seeds. ``by`` says where the setting comes from: a
     sampler's name, ``try`` for a first guess, ``given`` for a task that was there before the
-    search. ``limit``: how many trials the search was to choose in all when it asked for this, None
-    for any number; what was decided by it is decided so again.
+    search, ``pbt`` for one that begins with what trial ``parent`` had saved at ``step``.
+    ``limit``: how many trials the search was to choose in all when it asked for this, None for any
+    number; what was decided by it is decided so again.
     """
 
     trial: int
@@ -23,6 +24,8 @@ class Proposal:
     params: Mapping[str, Any]
     by: str = "random"
     limit: int | None = None
+    parent: int | None = None
+    step: float | None = None
 
     @property
     def task_params(self) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class Ending:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-DecisionKind = Literal["stop", "pause", "promote"]
+DecisionKind = Literal["stop", "pause", "promote", "replace"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Decision:
     stop      end it for good; its last metrics are its result
     pause     end it at its next checkpoint; it may be promoted later
     promote   it goes on: a paused task is opened again, one that still runs is left alone
+    replace   it has ended for good; trial ``heir`` begins in its place, with the checkpoint of
+              ``parent`` and the setting ``params``
     ========  ==============================================================================
 
     ``rung`` is the step at which it was decided; ``evidence`` holds the numbers that decided.
@@ -72,6 +77,9 @@ class Decision:
     seed: int | None = None
     rung: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    parent: int | None = None
+    params: Mapping[str, Any] | None = None
+    heir: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ search of any moment from what the ledger has recorded until then.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from muster.search.spec import SearchSpec
 from muster.search.stopping.asha import Asha, AshaStop
 from muster.search.stopping.hyperband import Hyperband
 from muster.search.stopping.median import Median
+from muster.search.stopping.pbt import Pbt
 from muster.search.stopping.rule import NoRule, Rule
 from muster.search.trials import TaskTrace, Trial
 
@@ -144,15 +146,22 @@ class Search:
         if ending.state in ("failed", "cancelled"):
             # A mean over the seeds that did not fail would flatter the setting.
             found.state = "failed"
-            self._sampler.tell(found)
+            self._tell(found)
             return self._obey(self._rule.left(found))
         if states == {"done"}:
             found.state = "done"
-            self._sampler.tell(found)
+            self._tell(found)
             return self._obey(self._rule.finished(found))
         if ending.state == "done" and found.state == "running" and found.is_over():
             return self._stop_whole(found)  # its other tasks were stopped beyond the last step
+        if ending.state == "paused" and found.state == "waiting":
+            return self._obey(self._rule.rested(found))
         return self._settle([found]) if ending.state == "done" else []
+
+    def _tell(self, trial: Trial) -> None:
+        """A trial that began with another's checkpoint says nothing about its setting alone."""
+        if trial.parent is None:
+            self._sampler.tell(trial)
 
     def _reach(self, trial: Trial, seed: int | None, task: TaskTrace) -> list[Decision]:
         """Note the marks that the task has come to, and decide those all tasks have come to."""
@@ -204,21 +213,23 @@ class Search:
     def _obey(self, decisions: list[Decision]) -> list[Decision]:
         """Keep what was decided; a promoted trial may have arrived at its next mark already."""
         following: list[Decision] = []
-        for decision in decisions:
+        for at, decision in enumerate(decisions):
             trial = self.trials[decision.trial]
+            if decision.kind == "replace":
+                decisions[at] = dataclasses.replace(decision, heir=self._begin_heir(decision))
             if decision.kind == "promote":
                 if trial.state in ("done", "failed"):  # it ended by itself after it was to pause
                     following += self._obey(self._rule.left(trial))
                     continue
                 trial.state = "running"
                 for task in trial.tasks.values():
-                    task.held = False
+                    task.go_on()
                 following += self._settle([trial])
                 if trial.state == "running" and trial.is_over():
                     following += self._stop_whole(trial)
                 continue
             trial.state = "waiting" if decision.kind == "pause" else "stopped"
-            self._sampler.tell(trial)
+            self._tell(trial)
         return decisions + following
 
     # --- trials ---------------------------------------------------------------------------------
@@ -245,16 +256,37 @@ class Search:
         self._begin(params, self.spec.sampler, self._limit())
         return True
 
+    def _begin_heir(self, decision: Decision) -> int:
+        """Begin the trial that takes another's place, and return its number. Its setting may be
+        there already: what it does from its parent's checkpoint on nobody else does."""
+        assert decision.params is not None and decision.parent is not None
+        parent = self.trials[decision.parent]
+        self._add(Trial(
+            len(self.trials), decision.params, "pbt", self._traces(), None, parent.number,
+            parent.step,
+        ))  # fmt: skip
+        return len(self.trials) - 1
+
     def _begin(self, params: Mapping[str, Any], by: str, limit: int | None) -> None:
-        seeds: tuple[int | None, ...] = self.spec.seeds or (None,)
-        tasks = {seed: TaskTrace() for seed in seeds}
-        trial = Trial(len(self.trials), params, by, tasks, limit)
-        self.trials.append(trial)
+        trial = Trial(len(self.trials), params, by, self._traces(), limit)
         self._known.setdefault(_identity(params), trial.number)
         self._asked += by != "given"
         self._given += by == "given"
+        self._add(trial)
+
+    def _traces(self) -> dict[int | None, TaskTrace]:
+        seeds: tuple[int | None, ...] = self.spec.seeds or (None,)
+        return {seed: TaskTrace() for seed in seeds}
+
+    def _add(self, trial: Trial) -> None:
+        self.trials.append(trial)
         self._rule.begun(trial)
-        self._queue += (Proposal(trial.number, seed, params, by, limit) for seed in seeds)
+        self._queue += (
+            Proposal(
+                trial.number, seed, trial.params, trial.by, trial.limit, trial.parent, trial.start
+            )
+            for seed in trial.tasks
+        )
 
     def _recall(self, proposal: Proposal) -> None:
         """Make a recorded proposal again."""
@@ -310,6 +342,8 @@ def _make_rule(spec: SearchSpec) -> Rule:
             return Hyperband(stopping, goal)
         case "median":
             return Median(stopping, goal)
+        case "pbt":
+            return Pbt(spec)
     return NoRule()
 
 

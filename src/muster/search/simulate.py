@@ -80,6 +80,7 @@ def simulate(
                 for proposal in search.ask(1):
                     records.append(proposal)
                     task = _Task(proposal, curve(proposal.params, proposal.seed))
+                    task.step = int(proposal.step or 0)  # of another's: along its own curve
                     tasks[proposal.trial, proposal.seed] = task
                     ready.append(task)
             if not ready:

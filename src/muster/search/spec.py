@@ -17,7 +17,7 @@ from muster.search.space import Space
 
 Direction = Literal["minimize", "maximize"]
 SamplerName = Literal["random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
-StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median"]
+StopRule = Literal["none", "asha", "asha-stop", "hyperband", "median", "pbt"]
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,26 @@ class Stopping:
     ``asha-stop``  ends a trial for good that is not among the best of its rung when it comes
     ``hyperband``  brackets of successive halving; a rung is decided when all of it is there
     ``median``     ends a trial whose best is worse than the median of the others' means
+    ``pbt``        gives the places of the worst to trials that go on from the best, changed
     =============  =========================================================================
     """
 
     rule: StopRule = "none"
     min_step: float = 1
-    """The first rung; for ``median`` the first step at which it is asked."""
+    """The first rung; for ``median`` and ``pbt`` the first step at which they are asked."""
     max_step: float | None = None
     """The last rung, where a trial is whole; None for rungs without end. A trial that logs
     beyond it is stopped."""
     eta: int = 3
     """Of each rung one in ``eta`` goes on, and the next rung is ``eta`` times as far."""
     every: float | None = None
-    """``median``: it is asked every so many steps. None: at ``min_step``, twice that, four times
-    that and so on."""
+    """``median`` and ``pbt``: they are asked every so many steps. None: ``median`` at ``min_step``,
+    twice that, four times that and so on, ``pbt`` every ``min_step``."""
     startup_trials: int = 5
     """``median``: so many trials must have finished before one is stopped."""
+    quantile: float = 0.2
+    """``pbt``: this share of the trials gives its places to others, which go on from this share at
+    the top."""
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(StopRule):
@@ -112,6 +116,8 @@ class Stopping:
             raise UsageError(f"eta must be 2 or more, not {self.eta}.")
         if self.every is not None and not 0 < self.every < math.inf:
             raise UsageError(f"every must be above 0 and finite, not {self.every}.")
+        if not 0 < self.quantile <= 0.5:
+            raise UsageError(f"quantile must be above 0 and at most 0.5, not {self.quantile}.")
 
     def rungs(self) -> tuple[float, ...]:
         """The steps at which a trial may be ended, as far as they are known before it begins."""
@@ -121,16 +127,16 @@ class Stopping:
             if self.rule == "hyperband":  # its brackets are divided from the last step
                 return tuple(most / self.eta**k for k in reversed(range(count)))
             return tuple(self.min_step * float(self.eta) ** k for k in range(count))
-        if self.rule == "median":
-            steps = map(self.median_step, range(_MANY))
+        if self.rule in ("median", "pbt"):
+            steps = map(self.regular_step, range(_MANY))
             return tuple(itertools.takewhile(lambda step: step <= most, steps))
         return ()
 
-    def median_step(self, index: int) -> float:
-        """The step at which the median rule is asked for the time number ``index``."""
-        if self.every is None:
+    def regular_step(self, index: int) -> float:
+        """The step at which ``median`` or ``pbt`` is asked for the time number ``index``."""
+        if self.every is None and self.rule == "median":
             return self.min_step * 2.0**index
-        return self.min_step + index * self.every
+        return self.min_step + index * (self.every or self.min_step)
 
     @classmethod
     def from_text(cls, text: str) -> Stopping:
@@ -145,7 +151,7 @@ class Stopping:
                 word.strip(), word.strip()
             )
             if name == "rule" or name not in {f.name for f in dataclasses.fields(cls)}:
-                known = ("min", "max", "eta", "every", "startup")
+                known = ("min", "max", "eta", "every", "startup", "quantile")
                 raise UnknownNameError(f"option of {rule}", word.strip(), known)
             whole = name in ("eta", "startup_trials")
             try:
@@ -217,6 +223,8 @@ class SearchSpec:
                 f"The sampler {self.sampler} knows one objective, not {len(names)}.",
                 hint="--sampler nsga2, tpe or gp",
             )
+        if self.stopping.rule == "pbt":
+            self._check_population()
         if self.seeds is not None and not self.seeds:
             raise UsageError("The search has an empty list of seeds.")
         if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
@@ -225,6 +233,18 @@ class SearchSpec:
             raise UsageError("seed is a parameter of the space, and seeds are given as well.")
         for guess in self.tries:
             _check_guess(self.space, guess)
+
+    def _check_population(self) -> None:
+        if (self.budget.trials or 0) < 2:
+            raise UsageError(
+                "--stop pbt needs the size of its population: 2 trials or more.", hint="--trials 10"
+            )
+        if self.seeds is not None:
+            raise UsageError(
+                "--stop pbt and --seeds are not for one search: each member of a population has a "
+                "checkpoint of its own to go on from.",
+                hint="leave --seeds out, and run the whole search with another --search-seed.",
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `from_json` turns back into an equal specification."""

@@ -64,6 +64,12 @@ class TaskTrace:
         found = self.result.get(name, self.last.get(name))
         return math.nan if found is None else float(found)
 
+    def go_on(self) -> None:
+        """It was promoted."""
+        self.held = False
+        if self.state == "paused":
+            self.state = "running"
+
     def end(self, ending: Ending, goal: str) -> None:
         self.state = ending.state
         self.result = dict(ending.values)
@@ -83,6 +89,10 @@ class Trial:
     tasks: dict[int | None, TaskTrace]
     limit: int | None = None
     """How many trials there were to be when it began; None: any number."""
+    parent: int | None = None
+    """The trial from whose checkpoint it began; None: from nothing."""
+    start: float | None = None
+    """The step of that checkpoint."""
     state: TrialState = "running"
     marks: int = 0
     """How many marks have been decided."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from muster.search.ranking import best_first
 from muster.search.records import Decision
 from muster.search.spec import Objective, Stopping
 from muster.search.stopping.rule import Rule
@@ -131,8 +132,7 @@ class Hyperband(Rule):
         arrived = bracket.arrived[rung]
         if bracket.awaited[rung] or (rung == 0 and bracket.members < bracket.room) or not arrived:
             return []
-        sign = -1.0 if self._goal.maximize else 1.0
-        order = sorted(arrived, key=lambda n: (arrived[n] != arrived[n], sign * arrived[n], n))
+        order = best_first(arrived, self._goal.maximize)
         chosen = order[: max(1, len(order) // self._eta)]  # also where some of a few have failed
         bracket.awaited[rung + 1].update(chosen)
         evidence = {

@@ -45,7 +45,7 @@ class Median(Rule):
         self._medians: list[RunningMedian] = []
 
     def mark(self, trial: Trial, index: int) -> float | None:
-        limit, step = self._spec.max_step, self._spec.median_step(index)
+        limit, step = self._spec.max_step, self._spec.regular_step(index)
         return None if limit is not None and step >= limit else step
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:

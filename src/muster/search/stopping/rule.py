@@ -25,6 +25,10 @@ class Rule(ABC):
     def begun(self, trial: Trial) -> None:  # noqa: B027 - most rules need not know
         """There is this new trial."""
 
+    def rested(self, trial: Trial) -> list[Decision]:
+        """What follows from the end of a trial that was paused: its checkpoint is as it will be."""
+        return []
+
     def finished(self, trial: Trial) -> list[Decision]:
         """What follows from a trial's end by itself."""
         return []

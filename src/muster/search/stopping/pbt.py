@@ -1,0 +1,147 @@
+"""Population-based training.
+
+Jaderberg, Dalibard, Osindero, Czarnecki, Donahue, Razavi, Vinyals, Green, Dunning, Simonyan,
+Fernando and Kavukcuoglu: "Population Based Training of Neural Networks", 2017 (arXiv:1711.09846),
+with truncation selection: the worst fifth gives its places to trials that go on from the best fifth
+(exploit), with settings a little changed (explore).
+
+All members rest at each mark, and the decision is made when the last of them does. Then all are
+compared at one step, each checkpoint is that of this step, there may be more members than workers,
+and neither the order in which they come nor a killed process changes what is decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from muster.search.distributions import Choice
+from muster.search.ranking import best_first
+from muster.search.records import Decision
+from muster.search.samplers import random_for
+from muster.search.space import Space, is_active
+from muster.search.spec import SearchSpec
+from muster.search.stopping.rule import Rule
+from muster.search.trials import Report, Trial
+
+_FACTORS = (0.8, 1.2)
+#: Choices have no neighbours: one in four is drawn anew.
+_DRAWN_ANEW = 0.25
+
+
+@dataclass
+class _Population:
+    """Its members, and those of them that rest, with their values there."""
+
+    room: int
+    members: dict[int, Trial] = field(default_factory=dict)
+    rested: dict[int, float] = field(default_factory=dict)
+    begun: int = 0
+    mark: int = 0
+    """The number of the mark at which it meets next."""
+
+
+class Pbt(Rule):
+    """A population is as large as the trials that there were to be when it began. With more later
+    comes another population; trials from before the search are in none."""
+
+    pauses = True
+
+    def __init__(self, spec: SearchSpec) -> None:
+        self._spec, self._goal = spec, spec.objectives[0]
+        self._populations: list[_Population] = []
+        self._of: dict[int, tuple[_Population, int]] = {}  # and the first mark of the trial
+        self._begun = 0
+
+    def begun(self, trial: Trial) -> None:
+        if trial.by == "given":
+            return
+        if trial.parent is not None:
+            population, _ = self._of[trial.parent]
+        else:
+            population = self._with_room(trial)
+            population.begun += 1
+            self._begun += 1
+        population.members[trial.number] = trial
+        self._of[trial.number] = population, population.mark
+
+    def _with_room(self, trial: Trial) -> _Population:
+        if not self._populations or self._populations[-1].begun == self._populations[-1].room:
+            assert trial.limit is not None
+            self._populations.append(_Population(max(1, trial.limit - self._begun)))
+        return self._populations[-1]
+
+    def mark(self, trial: Trial, index: int) -> float | None:
+        if trial.number not in self._of:
+            return None
+        stopping = self._spec.stopping
+        step = stopping.regular_step(self._of[trial.number][1] + index)
+        return None if stopping.max_step is not None and step >= stopping.max_step else step
+
+    def decide(self, trial: Trial, report: Report) -> list[Decision]:
+        evidence = {"value": report.value}
+        return [Decision("pause", trial.number, rung=report.step, evidence=evidence)]
+
+    def rested(self, trial: Trial) -> list[Decision]:
+        population, _ = self._of[trial.number]
+        population.rested[trial.number] = trial.reports[-1].value
+        return self._meet(population)
+
+    def finished(self, trial: Trial) -> list[Decision]:
+        return self.left(trial)
+
+    def left(self, trial: Trial) -> list[Decision]:
+        """Nobody waits for a trial that has failed, or has ended by itself."""
+        if trial.number not in self._of:
+            return []
+        population, _ = self._of[trial.number]
+        population.members.pop(trial.number, None)
+        population.rested.pop(trial.number, None)
+        return self._meet(population)
+
+    def _meet(self, population: _Population) -> list[Decision]:
+        """What becomes of all members, the best first; nothing before all of them rest."""
+        values, members = population.rested, population.members
+        if population.begun < population.room or not values or values.keys() != members.keys():
+            return []
+        order = best_first(values, self._goal.maximize)
+        share = min(math.ceil(len(order) * self._spec.stopping.quantile), len(order) // 2)
+        step = self._spec.stopping.regular_step(population.mark)
+        decisions = [
+            Decision("promote", n, rung=step, evidence={"value": values[n], "trials": len(order)})
+            for n in order
+        ]
+        for place in range(len(order) - share, len(order)):
+            random = random_for(self._spec.seed, "pbt", order[place], population.mark)
+            parent = order[random.randrange(share)]
+            if math.isnan(values[parent]):
+                continue  # nobody is worth going on from
+            decisions[place] = Decision(
+                "replace", order[place], rung=step, parent=parent,
+                evidence={**decisions[place].evidence, "parent_value": values[parent]},
+                params=explored(self._spec.space, members[parent].params, random),
+            )  # fmt: skip
+            del members[order[place]]
+        population.mark += 1
+        population.rested = {}
+        return decisions
+
+
+def explored(space: Space, params: Mapping[str, Any], random: Random) -> dict[str, Any]:
+    """``params`` with every number times 0.8 or 1.2, and some choices drawn anew."""
+    changed: dict[str, Any] = {}
+    for axis in space.axes:
+        own, name = axis.distribution, axis.name
+        if not is_active(axis, changed):
+            continue
+        if name not in params:
+            changed[name] = own.draw(random)
+        elif isinstance(own, Choice):
+            is_new = random.random() < _DRAWN_ANEW
+            changed[name] = own.draw(random) if is_new else params[name]
+        else:
+            changed[name] = own.moved(params[name], random.choice(_FACTORS))
+    return changed
