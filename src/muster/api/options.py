@@ -156,7 +156,7 @@ class SearchOptions:
     sampler: Annotated[SamplerName, Flag(metavar="NAME")] = "random"
     """What chooses settings: random, qmc, tpe, gp, cmaes or nsga2 (all but random need Optuna)."""
     stop: Annotated[str, Flag(metavar="RULE[:OPTIONS]")] = "none"
-    """What ends bad trials early, by what they log: asha, asha-stop, hyperband or median, with
+    """What ends bad trials early, by what they log: asha, asha-stop, hyperband, median or pbt, with
     options such as asha:min=1,max=81,eta=3."""
     tries: Annotated[tuple[str, ...], Flag(name="try", metavar="NAME=V,…")] = ()
     """A setting to try first, or a part of one. May be given several times."""

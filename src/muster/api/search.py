@@ -26,7 +26,7 @@ from muster.farm.ledger.store import NewTask
 from muster.farm.look import look
 from muster.farm.parameters import Signature, convert_space
 from muster.farm.task import TargetSpec
-from muster.farm.template import names_in
+from muster.farm.template import OWN_PROGRAM, names_in
 from muster.run.folder import RunFolder
 from muster.search.distributions import Choice, read_value, word_of
 from muster.search.space import Space
@@ -199,6 +199,13 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
             f"{target.name} is batched: a joint call cannot log or end for one of its tasks.",
             hint="search with a function of one setting.",
         )
+    if spec.stopping.rule == "pbt" and target.argv[:1] == (OWN_PROGRAM,):
+        raise UsageError(
+            "--stop pbt gives a trial the checkpoint of another and settings of its own, and a "
+            "training of `muster train` goes on only with the settings that it began with.",
+            hint="--stop asha or hyperband; or write the training as a function with "
+            "ctx.checkpoint.",
+        )
     _check_conditions(spec, target, signature)
     stored, setting = _conversions(spec, signature)
     fixed = {"target": target.name, "search": _fixed(spec)}
@@ -275,8 +282,8 @@ def _lines(fixed: Mapping[str, Any]) -> dict[str, str]:
         elif name == "objectives":
             lines["objectives"] = ", ".join(f"{one['direction']} {one['name']}" for one in value)
         elif name == "stopping":
-            known = (field.name for field in dataclasses.fields(Stopping))  # earlier ones had more
-            lines |= {f"stop {key}": json.dumps(value[key]) for key in known if key in value}
+            known = dataclasses.asdict(Stopping())  # earlier ones had other options
+            lines |= {f"stop {key}": json.dumps(value.get(key, known[key])) for key in known}
         else:
             lines[name] = json.dumps(value)
     return lines

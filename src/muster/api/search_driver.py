@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -20,13 +21,14 @@ from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.points import POINT
-from muster.farm.results import whole_value
+from muster.farm.results import hand_on, whole_value
 from muster.farm.steering import Proposed
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.search.records import Decision, Ended, Ending, EndState, Heard, Point, Proposal, Spent
 from muster.search.search import Search
 from muster.search.spec import SearchSpec
+from muster.search.stopping.pbt import num_heirs
 
 #: From the parameters of a proposal to what is stored of them.
 Stored = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -82,16 +84,18 @@ class SearchDriver:
         self._names = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
         self._unseen = set(self._names)
         self._problem: UsageError | None = None
+        self._lacking: UsageError | None = None  # a checkpoint that others were to begin with
 
     @property
     def num_expected(self) -> int:
         size, trials = self._spec.space.size, self._spec.budget.trials
         known = [number for number in (size, trials) if number is not None]
-        return min(known, default=_MANY) * len(self._spec.seeds or (None,))
+        begun = min(known, default=_MANY) * len(self._spec.seeds or (None,))
+        return begun + num_heirs(self._spec.stopping, begun)
 
     @property
     def problem(self) -> MusterError | None:
-        return self._problem if self._unseen else None
+        return self._lacking or (self._problem if self._unseen else None)
 
     # ------------------------------------------------------------------ beginning
 
@@ -197,22 +201,29 @@ class SearchDriver:
     # ------------------------------------------------------------------ asking
 
     def ask(self, count: int) -> list[Proposed]:
-        found = []
-        for proposal in self._search.ask(count, self._spent()):
-            params = self._stored(proposal.params)
-            if proposal.seed is not None:
-                params["seed"] = proposal.seed
-            payload, key = self._make(params)
-            task = NewTask(key, self._target_id, payload)
-            found.append(Proposed(task, proposal, self._search.is_wanted(proposal.trial)))
-        return found
+        return [
+            Proposed(self._task(one), one, self._search.is_wanted(one.trial))
+            for one in self._search.ask(count, self._spent())
+        ]
+
+    def _task(self, proposal: Proposal) -> NewTask:
+        """The task of a proposal. One that begins with another's checkpoint is not the task of its
+        parameters alone, which a grid may name: its key says where it comes from."""
+        params = self._stored(proposal.params)
+        if proposal.seed is not None:
+            params["seed"] = proposal.seed
+        payload, key = self._make(params)
+        if proposal.parent is not None:
+            origin = self._ledger.key_of(self._task_of[proposal.parent, proposal.seed])
+            key = blake2b(key + origin + b"%d" % proposal.trial, digest_size=len(key)).digest()
+        return NewTask(key, self._target_id, payload)
 
     def added(self, what: Any, task_id: int) -> None:
         self._name(what, task_id)
         self._rows.append(to_row(what, task_id, spent_s=self._seconds()))
 
     def is_over(self) -> bool:
-        return self._search.is_exhausted(self._spent())
+        return self._search.is_exhausted(self._spent()) and not self._search.may_promote()
 
     def _seconds(self) -> float:
         return self._clock.monotonic_s() - self._began_s
@@ -294,9 +305,21 @@ class SearchDriver:
     def _decided(self, decisions: Sequence[Decision]) -> list[Event]:
         orders: list[Event] = []
         for decision in decisions:
+            if decision.kind == "replace":
+                self._hand_on(decision)
             self._rows.append(to_row(decision, None, time_s=self._clock.wall_s()))
             orders += self._orders(decision)
         return orders
+
+    def _hand_on(self, decision: Decision) -> None:
+        """Give a trial the checkpoint that it begins with, before its parent is let go on."""
+        assert decision.heir is not None and decision.parent is not None
+        heir = self._search.trials[decision.heir]
+        for seed in heir.tasks:
+            task = self._task(Proposal(heir.number, seed, heir.params, heir.by, None, heir.parent))
+            source = self._ledger.key_of(self._task_of[decision.parent, seed])
+            if not hand_on(self._folder, source.hex(), task.key.hex()):
+                self._lacking = _no_checkpoint(decision.parent, decision.rung)
 
     def _orders(self, decision: Decision) -> list[Event]:
         """What a decision means for the tasks of its trial that there are."""
@@ -331,6 +354,16 @@ def _not_shown(name: str, shown: Collection[str]) -> UsageError:
         hint=(f"did you mean {near[0]!r}? " if near else "")
         + "Begin anew with --restart, and with the right name. If a later trial will have it, the "
         "same command goes on.",
+    )
+
+
+def _no_checkpoint(trial: int, step: float | None) -> UsageError:
+    return UsageError(
+        f"Trial {trial} rests at step {step:g} and has left no checkpoint in the run folder, and "
+        "--stop pbt begins other trials with it.",
+        hint="a function calls ctx.checkpoint after ctx.log; a program saves in "
+        "$MUSTER_CHECKPOINT_DIR before SIGTERM ends it, in a run folder that its host shares. "
+        "Then begin anew with --restart.",
     )
 
 

@@ -15,7 +15,7 @@ def to_row(record: Record, task_id: int | None, **more: Any) -> SearchRow:
     """``more`` goes into the row and is not part of the record."""
     match record:
         case Proposal():
-            kind, body = "proposal", asdict(record)
+            kind, body = "proposal", _without(asdict(record), "parent", "step")
         case Heard(trial, seed, points):
             short = [[point.name, point.step, point.value] for point in points]
             kind, body = "heard", {"trial": trial, "seed": seed, "points": short}
@@ -24,22 +24,28 @@ def to_row(record: Record, task_id: int | None, **more: Any) -> SearchRow:
             state = ending.state
             kind, body = "ended", {"trial": trial, "seed": seed, "state": state, "values": values}
         case Decision():
-            kind, body = "decision", asdict(record)
+            kind, body = "decision", _without(asdict(record), "parent", "params", "heir")
     return SearchRow(kind, task_id, canonical.encode({**body, **more}))
+
+
+def _without(body: dict[str, Any], *of_heirs: str) -> dict[str, Any]:
+    """Without what only the heirs of a population have, where this is none."""
+    return {
+        name: value for name, value in body.items() if value is not None or name not in of_heirs
+    }
 
 
 def from_row(row: SearchRow) -> Record:
     body = canonical.decode(row.body)
     match row.kind:
         case "proposal":
-            names = ("trial", "seed", "params", "by")
-            return Proposal(**{name: body[name] for name in names}, limit=body.get("limit"))
+            return Proposal(**{f.name: body[f.name] for f in fields(Proposal) if f.name in body})
         case "heard":
             points = tuple(Point(*point) for point in body["points"])
             return Heard(body["trial"], body["seed"], points)
         case "ended":
             return Ended(body["trial"], body["seed"], Ending(body["state"], body["values"]))
-    return Decision(**{field.name: body[field.name] for field in fields(Decision)})
+    return Decision(**{f.name: body[f.name] for f in fields(Decision) if f.name in body})
 
 
 def seconds_in(row: SearchRow) -> float:

@@ -27,6 +27,7 @@ from muster.search.ranking import pareto_front
 from muster.search.records import Decision, Ended, Proposal, Standing
 from muster.search.search import Search
 from muster.search.spec import SearchSpec
+from muster.search.trials import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,23 @@ class SearchState:
     @property
     def num_asked(self) -> int:
         """Trials that count against the budget."""
-        return sum(trial.by != "given" for trial in self.search.trials)
+        return sum(trial.by not in ("given", "pbt") for trial in self.search.trials)
+
+    def lineage(self, number: int) -> list[Trial]:
+        """A trial and those before it, the first first: each began with the checkpoint of the one
+        before, at its ``start``."""
+        found = [self.search.trials[number]]
+        while (parent := found[0].parent) is not None:
+            found.insert(0, self.search.trials[parent])
+        return found
+
+    def schedule(self, number: int) -> list[tuple[float | None, Trial]] | None:
+        """What a trial with others before it has become what it is by: the steps at which the
+        settings changed (None: its end), and whose they were until then. None where it has one
+        setting, which can be run again."""
+        found = self.lineage(number)
+        ends = [after.start for after in found[1:]]
+        return list(zip([*ends, None], found, strict=True)) if ends else None
 
     def unbeaten(self) -> list[Standing]:
         """Of one objective the best trial, of several the finished ones that none beats in all."""

@@ -133,6 +133,8 @@ def rungs(state: SearchState) -> list[Row]:
                 "trial": trial.number,
                 "value": _value_at(trial, decision.rung),
                 "decision": decision.kind,
+                "parent": decision.parent,
+                "heir": decision.heir,
                 "when": time_s,
                 "evidence": evidence,
             }
@@ -193,7 +195,9 @@ def importance(state: SearchState) -> Row | None:
 def _comparable(state: SearchState) -> tuple[float | None, Sequence[tuple[Trial, float]]]:
     """Trials with values that may be compared: those at their ends where half as many finished as
     came to one step, otherwise those at the step to which the most trials came."""
-    name, trials = state.spec.objectives[0].name, state.search.trials
+    # One that went on from another's checkpoint has a value that is not of its setting alone.
+    trials = [trial for trial in state.search.trials if trial.parent is None]
+    name = state.spec.objectives[0].name
     done = [(t, t.value_of(name)) for t in trials if t.state == "done"]
     steps = Counter(report.step for t in trials for report in t.reports)
     [(step, count)] = steps.most_common(1) or [(0.0, 0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ from muster.base.clock import human_duration
 from muster.search.distributions import shown_value
 from muster.search.records import Standing
 from muster.search.spec import SearchSpec
+from muster.search.trials import Trial
 
 
 def goal_of(spec: SearchSpec) -> str:
@@ -25,12 +26,16 @@ def state_lines(state: SearchState) -> list[str]:
     best = state.search.best()
     if best:
         values = ", ".join(value_lines(spec, best[0]))
-        lines.append(f"best so far: {values}  with {setting_text(best[0].params)}")
+        before = len(state.lineage(best[0].trial)) - 1
+        of = f" after {count(before, 'other setting')}" if before else ""
+        lines.append(f"best so far: {values}  with {setting_text(best[0].params)}{of}")
     else:
         lines.append(f"best so far: none; no trial has a value of {spec.objectives[0].name}")
     if stopped := state.num_by_rung:
         rungs = ", ".join(f"{number:,} at step {rung:g}" for rung, number in stopped.items())
         lines.append(f"trials stopped: {rungs}")
+    if heirs := sum(trial.parent is not None for trial in state.search.trials):
+        lines.append(f"{count(heirs, 'trial')} took their places, from the checkpoints of better")
     lines.append(f"{count(len(state.search.trials), 'trial')}{_left(state)}")
     return lines
 
@@ -62,6 +67,8 @@ def plan_lines(spec: SearchSpec) -> list[str]:
         limits.append(f"a cost of {budget.cost:g}, at {budget.price_per_gpu_hour:g} a GPU hour")
     seeds = "" if spec.seeds is None else f", {count(len(spec.seeds), 'seed')} each"
     rule = "" if spec.stopping.rule == "none" else f", {spec.stopping.rule} ends bad trials early"
+    if spec.stopping.rule == "pbt":
+        rule = ", pbt has bad trials go on from good ones, with other settings"
     lines = [f"search   {', '.join(limits)}{seeds}: {goal_of(spec)}, sampler {spec.sampler}{rule}"]
     for number in range(2):
         example = setting_text(spec.space.draw(Random(number)))
@@ -71,6 +78,16 @@ def plan_lines(spec: SearchSpec) -> list[str]:
 
 def setting_text(params: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={shown_value(value)}" for name, value in params.items())
+
+
+def schedule_lines(schedule: Sequence[tuple[float | None, Trial]]) -> list[str]:
+    """``to step 12  lr=0.1  (trial 3)``, a line for each setting in its turn."""
+    ends = ["to the end" if until is None else f"to step {until:g}" for until, _ in schedule]
+    width = max(map(len, ends))
+    return [
+        f"{end:{width}}  {setting_text(trial.params)}  (trial {trial.number})"
+        for end, (_, trial) in zip(ends, schedule, strict=True)
+    ]
 
 
 def value_lines(spec: SearchSpec, standing: Standing) -> list[str]:

@@ -14,6 +14,7 @@ is none of it (a tensor with dimensions, a set, an object) goes into a file besi
 the field holds that file's name.
 
 Files of an attempt are private until its result is accepted; `publish` renames them into place.
+What a task saves to go on from is its own, unless `hand_on` gives another task a copy.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ import os
 import pickle
 import re
 import shutil
+import struct
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from contextlib import suppress
 from datetime import date, time
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
-from muster.base.atomic_files import write_atomic
+from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.errors import TargetError
 from muster.farm.canonical import (
     MAX_DEPTH,
@@ -250,6 +253,45 @@ def publish(folder: RunFolder, key: str, token: int, *, may_go_on: bool = False)
         for number in range(1, token + 1):
             folder.points_of(key, number).unlink(missing_ok=True)
             folder.points_of(key, number).with_suffix(".cuts").unlink(missing_ok=True)
+
+
+#: In front of a checkpoint: u32 length, and frames of what was logged and not known to be safe.
+LOGGED = b"L"
+_LENGTH = struct.Struct("<I")
+
+
+def with_logged(frames: bytes, state: bytes) -> bytes:
+    """The content of a checkpoint; `split_logged` takes it apart."""
+    return LOGGED + _LENGTH.pack(len(frames)) + frames + state if frames else state
+
+
+def split_logged(data: bytes) -> tuple[bytes, bytes]:
+    """The frames in front of a checkpoint, and its state."""
+    if data[:1] != LOGGED:
+        return b"", data
+    start = 1 + _LENGTH.size
+    end = start + _LENGTH.unpack_from(data, 1)[0]
+    return data[start:end], data[end:]
+
+
+def hand_on(folder: RunFolder, key: str, heir: str) -> bool:
+    """Give the task ``heir``, which has not begun, a copy of what the task ``key``, which rests,
+    has saved; returns whether there was anything. What that one has logged stays its own.
+    """
+    found = False
+    with suppress(FileNotFoundError):
+        _, state = split_logged(folder.checkpoint(key).read_bytes())
+        write_atomic(folder.checkpoint(heir), state)
+        found = True
+    if folder.saved(key).is_dir():
+        made, target = folder.saved(f".{heir}"), folder.saved(heir)
+        for path in (made, target):  # of a coordinator that died here
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(folder.saved(key), made, symlinks=True)
+        sync_tree(made)
+        os.replace(made, target)
+        found = True
+    return found
 
 
 def _free_name(taken: Collection[str], name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from muster.base.shown_text import shown_line
 from muster.farm import canonical
+from muster.farm.canonical import short_key
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.lifecycle import REASONS
 from muster.farm.results import whole_value
@@ -35,6 +36,8 @@ SYSTEM = {
 _CHUNK = 20_000
 #: After these, where attempts of more than one code are in the run: which one it was.
 _CODE, _CODE_DIGITS = "code", 8
+#: And where a search began tasks with the checkpoints of others: with whose.
+_ORIGIN = "from_task"
 FLOAT, TEXT, BOOL = pa.float64(), pa.string(), pa.bool_()
 #: Parameters, metrics, and what muster says, of one task.
 Row = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -45,8 +48,10 @@ def rows(folder: RunFolder) -> Iterator[Row]:
     """Every task in the order of the plan."""
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
+        origins = {number: short_key(key) for number, key in ledger.origins().items()}
         for row in ledger.tasks():
-            yield _params(row, numbers), metrics_of(folder, row), system_of(folder, row)
+            system = {**system_of(folder, row), _ORIGIN: origins.get(row.task_id)}
+            yield _params(row, numbers), metrics_of(folder, row), system
 
 
 def done_rows(folder: RunFolder) -> Iterator[Row]:
@@ -130,7 +135,8 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
     seen: dict[tuple[str, str], pa.DataType | None] = {}
     numbers = _numbers(folder)
     with LedgerReader(folder.ledger) as ledger:
-        has_codes = ledger.num_codes() > 1
+        more = [_CODE] if ledger.num_codes() > 1 else []
+        more += [_ORIGIN] if ledger.origins() else []
         for row in ledger.tasks():
             for part, values in (
                 ("param", _params(row, numbers)),
@@ -148,13 +154,9 @@ def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:
                 table[column] = (part, name, kind or pa.string())
     for name, kind in SYSTEM.items():
         table[name] = ("system", name, kind)
-    if has_codes:
-        table[_code_column(table)] = ("system", _CODE, pa.string())
+    for name in more:
+        table[f"system_{name}" if name in table else name] = ("system", name, pa.string())
     return table
-
-
-def _code_column(taken: Container[str]) -> str:
-    return f"system_{_CODE}" if _CODE in taken else _CODE
 
 
 _SIMPLE = {float: FLOAT, str: TEXT, bool: BOOL}

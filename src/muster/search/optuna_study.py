@@ -327,6 +327,8 @@ def write_study(spec: SearchSpec, trials: list[Trial], path: Path, name: str) ->
 
 def _remarks(spec: SearchSpec, trial: Trial) -> dict[str, Any]:
     remarks: dict[str, Any] = {"by": trial.by, "state": trial.state}
+    if trial.parent is not None:
+        remarks |= {"parent": trial.parent, "start": trial.start}
     if spec.seeds is not None:
         remarks["seeds"] = {
             str(seed): {o.name: _finite(task.value_of(o.name)) for o in spec.objectives}

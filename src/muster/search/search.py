@@ -106,6 +106,15 @@ class Search:
             return False
         return self._is_full() or self._is_space_used()
 
+    def may_promote(self) -> bool:
+        """Whether something still runs that may let a trial go on which rests."""
+        return self._rule.pauses and any(
+            task.state == "running"
+            for trial in self.trials
+            if trial.state in ("running", "waiting")
+            for task in trial.tasks.values()
+        )
+
     def is_wanted(self, trial: int) -> bool:
         """Whether the tasks of this trial should run, as far as they have not ended."""
         return self.trials[trial].state == "running"

@@ -24,7 +24,7 @@ from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.picture import Picture
-from muster.farm.results import store_value
+from muster.farm.results import store_value, with_logged
 from muster.farm.steering import Proposed, Steering
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
@@ -57,7 +57,8 @@ class StillClock:
 class Bench:
     """A ledger and the driver of its search; ``reborn`` is a coordinator that died."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spec: SearchSpec = SPEC) -> None:
+        self.spec = spec
         self.clock = StillClock()
         self.folder = RunFolder(path)
         self.ledger = Ledger(path / "ledger.sqlite")
@@ -68,7 +69,7 @@ class Bench:
 
     def reborn(self, setting: Setting = setting, budget: Budget = SPEC.budget) -> list[Event]:
         self.driver = SearchDriver(
-            dataclasses.replace(SPEC, budget=budget),
+            dataclasses.replace(self.spec, budget=budget),
             self.target, "f.py:f", self.folder, self.clock,
             stored=dict, setting=setting, gpus_per_worker=1,
         )  # fmt: skip
@@ -175,6 +176,61 @@ def test_a_search_that_dies_at_every_turn_decides_the_same(tmp_path: Path) -> No
     assert len(asked) == 9
     orders = [order for row in stories[0] if row[0] != "asked" for order in row[-1]]
     assert {type(order) for order in orders} == {StopTask, Reopen}
+
+
+def rest(bench: Bench, values: list[float]) -> list[Event]:
+    """Trials that come to step 1 and rest there; the orders after the last of them."""
+    for value in values:
+        task_id, _ = bench.ask()
+        assert bench.hear(task_id, 1, value) == [StopTask(task_id, True)]
+        bench.ledger.begin()
+        [task] = bench.ledger.claim(1)
+        bench.ledger.record_stopped([Stopped(task, None)], [bench.driver.last_of(task_id)])
+        bench.ledger.commit()
+        bench.folder.checkpoints.mkdir(exist_ok=True)
+        yield_of = f"trial {task_id}".encode()
+        bench.folder.checkpoint(task.key.hex()).write_bytes(with_logged(b"its points", yield_of))
+        orders = bench.end(task_id, TaskState.STOPPED)
+    return orders
+
+
+POPULATION = dataclasses.replace(SPEC, stopping=Stopping.from_text("pbt:min=1,max=3"))
+
+
+def test_an_heir_begins_with_what_its_parent_had_saved_when_it_rested(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, POPULATION)
+    bench.reborn(budget=Budget(trials=3))
+    assert rest(bench, [0.5, 0.9, 0.1]) == [Reopen(2), Reopen(1)]
+    parent, heir = (bench.driver._search.trials[number] for number in (1, 3))
+    assert (heir.parent, heir.start) == (1, 1)
+    for is_reborn in (False, True):
+        [proposed] = bench.driver.ask(9)
+        path = bench.folder.checkpoint(proposed.task.key.hex())
+        assert path.read_bytes() == b"trial 2", "without the points, which are its parent's"
+        path = bench.folder.checkpoint(bench.ledger.key_of(2).hex())
+        path.write_bytes(b"its parent has gone on")
+        if not is_reborn:
+            assert bench.reborn(budget=Budget(trials=3)) == [Reopen(1), Reopen(2)]
+            assert bench.driver.num_expected == 3 + 2
+    bench.add(proposed)
+    task_id, _, _ = bench.ledger.standing(proposed.task.key)
+    _, payload = bench.ledger.made_from(task_id)
+    of_grid = canonical.payload_and_key("f.py:f")(canonical.decode(payload))
+    assert payload == of_grid[0] and proposed.task.key != of_grid[1], "a grid would not find it"
+    assert parent.state == "running"
+    [row] = [row for row in bench.ledger.search_rows() if row.task_id == task_id]
+    assert from_row(row) == proposed.what
+    bench.ledger.close()
+
+
+def test_a_population_that_saves_nothing_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, POPULATION)
+    bench.reborn(budget=Budget(trials=2))
+    rest(bench, [0.5])
+    bench.folder.checkpoint(bench.ledger.key_of(1).hex()).unlink()
+    rest(bench, [0.1])
+    assert "Trial 0 rests at step 1 and has left no checkpoint" in str(bench.driver.problem)
+    bench.ledger.close()
 
 
 def test_a_grid_is_the_start_of_a_search(tmp_path: Path) -> None:

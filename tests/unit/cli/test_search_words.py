@@ -46,7 +46,14 @@ REFUSED = {
     "unknown name": (["f.py:f", "--space", "q=int(1,3)", *GOAL], "Unknown parameter 'q'"),
     "missing name": (["f.py:f", "--space", "n=int(1,3)", *GOAL], "lr"),
     "batched": (["f.py:many", "--space", "n=int(1,3)", *GOAL], "is batched"),
-    "pbt": (["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "pbt"], "nknown early stopping"),
+    "a population of nobody knows how many": (
+        ["f.py:f", *SPACE, *GOAL, "--search-time", "1h", "--stop", "pbt"],
+        "size of its population",
+    ),
+    "a population of trainings": (
+        [*SPACE, *GOAL, "--trials=3", "--stop=pbt", "--", "muster", "train", "x", "--lr={lr}"],
+        "goes on only with the settings that it began with",
+    ),
     "inline": (
         ["f.py:f", *SPACE, *GOAL, "--trials", "3", "--stop", "asha", "--on", "inline"],
         "--stop has no effect with --on inline",

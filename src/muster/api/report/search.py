@@ -201,6 +201,7 @@ def _tables(run: Run, state: SearchState, found: Mapping[str, Any]) -> list[Bloc
     return [
         _best_table(state),
         *_commands(run.stored.targets[0], state),
+        *_schedules(state),
         _budget(found["budget"]),
         _rung_table(found["rungs"]),
         _decision_table(found["rungs"]),
@@ -222,8 +223,21 @@ def _best_table(state: SearchState) -> Table | None:
 
 def _commands(target: Mapping[str, Any], state: SearchState) -> Iterator[Listing]:
     for standing in state.unbeaten()[:_MOST_BEST]:
+        if state.schedule(standing.trial):
+            continue  # no one command does
         text = command_line(shlex.split(again(target, state.spec, standing.params)))
         yield Listing(f"Run trial {standing.trial} again", text)
+
+
+def _schedules(state: SearchState) -> Iterator[Table | None]:
+    """How the best came to be where a trial went on from another's checkpoint."""
+    for standing in state.unbeaten()[:_MOST_BEST]:
+        rows = [
+            {"until step": until, "trial": trial.number}
+            | {n: v for n, v in trial.params.items() if not is_secret_name(n)}
+            for until, trial in state.schedule(standing.trial) or ()
+        ]
+        yield table_of(f"The settings of trial {standing.trial}, in their order", rows)
 
 
 def _budget(budget: Mapping[str, Any]) -> Facts:
@@ -258,6 +272,7 @@ def _decision_table(rungs: Sequence[Mapping[str, Any]]) -> Table | None:
     rows = [
         {"step": rung["step"], "trial": row["trial"], "task": row["task"],
          "decision": row["decision"], **row["evidence"],
+         **({} if row["heir"] is None else {"from trial": row["parent"], "new trial": row["heir"]}),
          "when": None if row["when"] is None else iso_utc(row["when"])}
         for rung in rungs
         for row in rung["rows"]

@@ -12,7 +12,7 @@ from muster.base.flags import Flag
 from muster.cli import output
 from muster.cli.flags import JsonFlags
 from muster.cli.parse import RunPlace, parse
-from muster.cli.search_wording import goal_of, setting_text, value_lines
+from muster.cli.search_wording import goal_of, schedule_lines, setting_text, value_lines
 
 _HELP = """Show the best trials of a search, also while it runs.
 
@@ -53,9 +53,15 @@ def main(argv: list[str]) -> int:
                 "trial": one.trial, "params": dict(one.params), "state": one.state,
                 "values": dict(zip(names, one.values, strict=True)),
                 "spread": dict(zip(names, one.spread, strict=True)),
-                "seeds": one.seeds, "step": one.step, "command": again(target, spec, one.params),
+                "seeds": one.seeds, "step": one.step,
+                "command": None if schedule else again(target, spec, one.params),
+                "schedule": [
+                    {"trial": part.number, "until": until, "params": dict(part.params)}
+                    for until, part in schedule or ()
+                ],
             }
             for one in found
+            for schedule in [state.schedule(one.trial)]
         ])  # fmt: skip
         return 0
     if not found:
@@ -64,6 +70,11 @@ def main(argv: list[str]) -> int:
         values = ", ".join(value_lines(spec, one))
         state_word = "" if one.state == "done" else f"  ({one.state}, at step {one.step or 0:g})"
         output.say(f"{place}. trial {one.trial}: {values}{state_word}")
+        if schedule := state.schedule(one.trial):
+            output.say("   its settings changed on the way, so no one command runs it again:")
+            for line in schedule_lines(schedule):
+                output.say(f"     {line}")
+            continue
         output.say(f"   {setting_text(one.params)}")
         output.say(f"   again: {again(target, spec, one.params)}")
     return 0

@@ -7,9 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
+
 from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.away import open_whole
-from muster.farm.ledger.connect import explained, has_metrics, has_worker_code
+from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
 from muster.farm.ledger.queries import LedgerQueries
 from muster.farm.points import names_in
 from muster.farm.task import TaskState
@@ -226,6 +228,24 @@ class LedgerReader(LedgerQueries):
             return 1
         did_something = " WHERE worker_id IN (SELECT worker_id FROM attempts)"
         return int(self._all(sql + did_something)[0][0])
+
+    def origins(self) -> dict[int, bytes]:
+        """Of each task that a search began with another's checkpoint, the key of that one."""
+        with explained(self.path, "read"):
+            if not has_table(self._db, "search"):
+                return {}
+            which = "SELECT task_id, body FROM search WHERE kind = 'proposal'"
+            of_heirs = f'{which} AND instr(CAST(body AS TEXT), \'"by":"pbt"\')'
+            if self._db.execute(of_heirs).fetchone() is None:
+                return {}
+            proposals = {task: orjson.loads(body) for task, body in self._db.execute(which)}
+        keys = self.keys()
+        of_trial = {body["trial"]: keys[task] for task, body in proposals.items()}
+        return {
+            task: of_trial[body["parent"]]
+            for task, body in proposals.items()
+            if body.get("parent") is not None
+        }
 
     def payloads(self) -> Iterator[bytes]:
         """The parameters of every task, encoded."""

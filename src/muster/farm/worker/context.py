@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.errors import TargetError
 from muster.farm import canonical, wire
-from muster.farm.results import plain
+from muster.farm.results import plain, split_logged, with_logged
 from muster.farm.worker.follow import Follower
 from muster.farm.worker.gather import Gatherer
 from muster.farm.worker.inbox import Halt, Line
@@ -24,8 +23,6 @@ from muster.run.folder import RunFolder
 
 _REPORT_EVERY_S = 0.2
 _JSON, _TORCH = b"J", b"T"
-#: In front of one of them: u32 length, and frames of what was logged and not known to be safe.
-_LOGGED, _LENGTH = b"L", struct.Struct("<I")
 
 
 class MadeRoom(BaseException):
@@ -257,16 +254,16 @@ class Context:
         # Ahead of the state: the next attempt begins behind these points and does not log them.
         self._gatherer.flush()
         unsafe = b"".join(wire.pack([], body) for body in self._gatherer.unconfirmed())
-        front = _LOGGED + _LENGTH.pack(len(unsafe)) + unsafe if unsafe else b""
         path = self._run_folder.checkpoint(self._key)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch = sys.modules.get("torch")
         if torch is not None and _holds_tensor(state, torch):
             buffer = io.BytesIO()
             torch.save(dict(state), buffer)
-            write_atomic(path, front + _TORCH + buffer.getvalue())
+            write_atomic(path, with_logged(unsafe, _TORCH + buffer.getvalue()))
         else:
-            write_atomic(path, front + _JSON + canonical.encode(plain(state, "state")))
+            saved = _JSON + canonical.encode(plain(state, "state"))
+            write_atomic(path, with_logged(unsafe, saved))
         self._has_restored = True  # what this file says was logged was sent by this attempt
         if self.should_stop:
             raise MadeRoom
@@ -279,16 +276,12 @@ class Context:
         """
         path = self._run_folder.checkpoint(self._key)
         try:
-            data = path.read_bytes()
+            logged, data = split_logged(path.read_bytes())
         except FileNotFoundError:
             return None
-        if data[:1] == _LOGGED:
-            start = 1 + _LENGTH.size
-            end = start + _LENGTH.unpack_from(data, 1)[0]
-            if not self._has_restored:
-                frames = wire.unpack(bytearray(data[start:end]))
-                self._gatherer.send_again([body for _, body in frames])
-            data = data[end:]
+        if logged and not self._has_restored:
+            frames = wire.unpack(bytearray(logged))
+            self._gatherer.send_again([body for _, body in frames])
         self._has_restored = True
         if data[:1] == _JSON:
             state: dict[str, Any] = canonical.decode(data[1:])

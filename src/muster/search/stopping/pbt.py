@@ -23,7 +23,7 @@ from muster.search.ranking import best_first
 from muster.search.records import Decision
 from muster.search.samplers import random_for
 from muster.search.space import Space, is_active
-from muster.search.spec import SearchSpec
+from muster.search.spec import SearchSpec, Stopping
 from muster.search.stopping.rule import Rule
 from muster.search.trials import Report, Trial
 
@@ -108,7 +108,7 @@ class Pbt(Rule):
         if population.begun < population.room or not values or values.keys() != members.keys():
             return []
         order = best_first(values, self._goal.maximize)
-        share = min(math.ceil(len(order) * self._spec.stopping.quantile), len(order) // 2)
+        share = _share(self._spec.stopping, len(order))
         step = self._spec.stopping.regular_step(population.mark)
         decisions = [
             Decision("promote", n, rung=step, evidence={"value": values[n], "trials": len(order)})
@@ -128,6 +128,18 @@ class Pbt(Rule):
         population.mark += 1
         population.rested = {}
         return decisions
+
+
+def _share(stopping: Stopping, members: int) -> int:
+    """How many of so many members give their places to others."""
+    return min(math.ceil(members * stopping.quantile), members // 2)
+
+
+def num_heirs(stopping: Stopping, members: int) -> int:
+    """How many trials take the place of another in a population, as far as is known before."""
+    if stopping.rule != "pbt" or stopping.max_step is None:
+        return 0
+    return _share(stopping, members) * sum(mark < stopping.max_step for mark in stopping.rungs())
 
 
 def explored(space: Space, params: Mapping[str, Any], random: Random) -> dict[str, Any]:
