@@ -120,7 +120,7 @@ def _use_up_tokens(folder: RunFolder, ledger: Ledger, left: Leftover) -> None:
     for path in folder.points.glob("*.jsonl"):
         key, _, number = path.stem.rpartition(".")
         with suppress(ValueError):  # a name that is not ours
-            found = ledger.find(bytes.fromhex(key))
+            found = ledger.task_of_key(bytes.fromhex(key))
             if found is not None:
                 ledger.use_up_token(found[0].task_id, int(number))
 

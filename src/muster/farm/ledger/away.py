@@ -328,7 +328,7 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
 
 
 def _find(ledger: Ledger, key: bytes, home: Path) -> tuple[Task, bool]:
-    found = ledger.find(key)
+    found = ledger.task_of_key(key)
     if found is None:
         raise LedgerError(
             f"{home.with_suffix('.segment')} names a task that {home} does not know "

@@ -107,7 +107,7 @@ class LedgerQueries:
             rows = self._db.execute("SELECT kind, task_id, body FROM search ORDER BY id")
             return [SearchRow._make(row) for row in rows]
 
-    def find(self, key: bytes) -> tuple[Task, bool] | None:
+    def task_of_key(self, key: bytes) -> tuple[Task, bool] | None:
         """The task of this key as it is, and whether it is done."""
         with explained(self.path, "read"):
             row = self._db.execute(
@@ -174,12 +174,6 @@ class LedgerQueries:
         with explained(self.path, "read"):
             row = self._db.execute("SELECT coalesce(max(worker_id), 0) + 1 FROM workers")
             return int(row.fetchone()[0])
-
-    def counts(self) -> dict[TaskState, int]:
-        """Tasks by state."""
-        with explained(self.path, "read"):
-            rows = self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall()
-        return {state: dict(rows).get(state.value, 0) for state in TaskState}
 
     def num_results(self) -> int:
         with explained(self.path, "read"):

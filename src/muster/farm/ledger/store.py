@@ -426,3 +426,9 @@ class Ledger(LedgerQueries):
                 "UPDATE workers SET ended_s = ?, ending = ? WHERE worker_id = ?",
                 (time.time(), ending, worker_id),
             )
+
+    def counts(self) -> dict[TaskState, int]:
+        """Tasks by state."""
+        with explained(self.path, "read"):
+            rows = self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall()
+        return {state: dict(rows).get(state.value, 0) for state in TaskState}
