@@ -1,25 +1,28 @@
 """What the dashboard costs and how fast it is, beside those of others that are installed.
 
-python benchmarks/dashboard.py              # about 75 minutes: one of them is a busy hour
+python benchmarks/dashboard.py              # about 90 minutes: one of them is a busy hour
+python benchmarks/dashboard.py --only viewers memory --memory-minutes 10
 python benchmarks/dashboard.py --quick
 
-A finished sweep of 100,000 tasks is made through the ledger's own code, and looked at in Chromium:
-the first contentful paint of its table, sorting by another column and filtering by another word
-each time, as the page asks for them, and 50 curves of 2,000 points from the data to the second
-frame. Further: all files together, compressed; what an idle run sends; tasks per second with ten
-viewers of its table and without, alternating, medians; the memory of the server while a run records
-50 tasks a second and somebody looks at its table. The same first paint, with the bytes that came,
-for TensorBoard (50 curves of 2,000 points) and optuna-dashboard (10,000 trials), each where it is
-installed. Without playwright and Chromium the browser's part is left out.
+A finished sweep of 100,000 tasks is looked at in Chromium: the first contentful paint of its table
+(of a server that knows it, and of one that has just started); sorting by another column and a
+filter that is new each time, as the page asks for them, and from the click until the rows are seen;
+and 50 curves of 2,000 points from the data to the second frame. Further: all files together,
+compressed; what an idle run sends; what ten viewers of its table cost a sweep: tasks a second in
+neighbouring slices of the same sweep, with them and without, the median of the ratios with its 95 %
+interval (the viewers ask as pages do, and share the processors with the sweep); the memory of the
+server while a run records 50 tasks a second and somebody looks at its table.
+
+`others`: 50 curves of 2,000 points in one page of ours and of each dashboard that is installed: the
+first contentful paint, when the picture changed last, the bytes until then, and the bytes a second
+after that, while nothing happens. Without playwright and Chromium the browser's parts are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import os
-import shutil
 import socket
 import sqlite3
 import statistics
@@ -32,26 +35,27 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPException
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import psutil
-from tests.made_runs import made_sweep
+from tests.made_runs import go_on, made_sweep
 
 import muster
-from measuring import alternate, held, machine, table, write_json
-from muster.farm import canonical
-from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import AttemptRecord, Finished, Outcome
+from dashboard_peers import PEERS, Runs, Seen, browser, can_browse, first_paint, seen, served
+from measuring import held, interval, machine, table, write_json
+from muster.farm.ledger.store import Ledger
 from muster.web.folder import id_of
 
 Record = dict[str, float]
 STATIC = Path(muster.__file__).parent / "web/static"
 GOALS = {
     "first paint of 100,000 tasks, ms": 1000.0, "sort, ms": 300.0, "filter, ms": 300.0,
+    "sort, until it is seen, ms": 300.0, "filter, until it is seen, ms": 300.0,
     "50 curves of 2,000 points, ms": 150.0, "all files, compressed, kB": 120.0,
     "idle run, bytes/s": 0.0, "cost of 10 viewers, %": 2.0,
     "growth of the server's memory, %": 10.0,
@@ -81,21 +85,32 @@ def server(folder: Path, root: Path) -> Iterator[tuple[int, str, int]]:
 
 @contextmanager
 def viewer(port: int, token: str, run: str, *, has_table: bool = True) -> Iterator[list[bytes]]:
-    """Somebody who looks at a run, or its table: what the stream has sent, as it comes."""
-    known = {"Authorization": f"Bearer {token}"}
-    if has_table:
-        rows = f"http://127.0.0.1:{port}/api/run/{run}/tasks?limit=200"
-        with suppress(OSError):  # a run that is just beginning; its table is wanted from now on
-            urllib.request.urlopen(urllib.request.Request(rows, headers=known)).read()
-    address = f"http://127.0.0.1:{port}/api/stream?run={run}"
-    request = urllib.request.Request(address, headers=known)
+    """Somebody who looks at a run: what the stream has sent, as it comes. Who looks at its table
+    asks for the rows again when something has happened, once a second at most, as the page does.
+    """
+    front, known = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {token}"}
+
+    def ask(path: str) -> Any:
+        return urllib.request.urlopen(urllib.request.Request(front + path, headers=known))
+
+    def rows() -> None:
+        with ask(f"/api/run/{run}/tasks?limit=200") as answer:
+            answer.read()
+
     got: list[bytes] = []
-    answer = urllib.request.urlopen(request)
+    if has_table:
+        with suppress(OSError):  # a run that is just beginning; its table is wanted from now on
+            rows()
+    answer = ask(f"/api/stream?run={run}")
 
     def read() -> None:
+        asked_s = time.monotonic()
         with suppress(OSError, ValueError, AttributeError, HTTPException):
             while data := answer.read1(65536):
                 got.append(data)
+                if has_table and time.monotonic() - asked_s >= 1.0:
+                    rows()
+                    asked_s = time.monotonic()
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -119,39 +134,18 @@ DRAW = """async (path) => { const found = await (await fetch(path)).json();
     [found.series[0].x, ...lines], box);
   await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   return [performance.now() - begin, found.series.length]; }"""
-PAINT = """() => new Promise((done) => new PerformanceObserver((seen) => {
-  for (const one of seen.getEntriesByName("first-contentful-paint")) done(one.startTime);
-}).observe({ type: "paint", buffered: true }))"""
-
-
-@contextmanager
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        chromium = play.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        yield chromium
-        chromium.close()
-
-
-def can_browse() -> bool:
-    return bool(shutil.which("chromium") and importlib.util.find_spec("playwright"))
-
-
-def painted(chromium: Any, address: str, repeats: int, **context: Any) -> tuple[float, float]:
-    """Milliseconds to the first contentful paint, a median, and kB that came until it was quiet."""
-    times, sizes = [], []
-    for _ in range(repeats):
-        with closing(chromium.new_context(**context)) as tab:
-            page, got = tab.new_page(), [0]
-            page.on("requestfinished", lambda r, g=got: g.append(r.sizes()["responseBodySize"]))
-            page.goto(address)
-            times.append(page.evaluate(PAINT))
-            page.wait_for_timeout(2000)
-            sizes.append(sum(got) / 1000)
-    return statistics.median(times), statistics.median(sizes)
+#: Clicks a column, or types a filter, and waits for the frame that shows other rows.
+SEE = """async ([selector, text]) => {
+  const one = document.querySelector(selector), grid = document.querySelector(".grid table");
+  const before = grid.tBodies[0].textContent, begin = performance.now();
+  if (text === null) one.click();
+  else { one.value = text; one.dispatchEvent(new Event("input", { bubbles: true })); }
+  await new Promise((done) => {
+    const look = () => requestAnimationFrame(
+      grid.ariaBusy === "false" && grid.tBodies[0].textContent !== before ? done : look);
+    look();
+  });
+  return performance.now() - begin; }"""
 
 
 def looked_at(root: Path, folder: Path, repeats: int) -> Record:
@@ -159,24 +153,32 @@ def looked_at(root: Path, folder: Path, repeats: int) -> Record:
     with server(folder, root) as (port, token, _), browser() as chromium:
         front, base = f"http://127.0.0.1:{port}", f"/api/run/{run}/tasks?limit=200"
         known = {"extra_http_headers": {"Authorization": f"Bearer {token}"}}
-        paint, size = painted(chromium, f"{front}/run/{run}/tasks", repeats, **known)
+        paints = [
+            first_paint(chromium, f"{front}/run/{run}/tasks", **known) for _ in range(repeats + 1)
+        ]
         page = chromium.new_context(**known).new_page()
-        page.goto(f"{front}/run/{run}")
+        page.goto(f"{front}/run/{run}/tasks")
         page.evaluate(ASK, [base])
-        sort = page.evaluate(ASK, [f"{base}&sort={name}" for name in COLUMNS[:repeats]])
-        filters = [f"lr>0.00{n}%20width=64" for n in range(1, repeats + 1)]
-        chosen = page.evaluate(ASK, [f"{base}&filter={text}&sort=loss" for text in filters])
-        again = page.evaluate(ASK, [f"{base}&filter={filters[-1]}&sort=loss"] * repeats)
+        names = COLUMNS[:repeats]
+        sorts = [page.evaluate(SEE, [f"th button[title={name}]", None]) for name in names]
+        filters = [f"lr>0.00{n} width=64" for n in range(1, repeats + 1)]
+        typed = [page.evaluate(SEE, ["input[data-search]", text]) for text in filters]
+        sort = page.evaluate(ASK, [f"{base}&sort={name}&desc=1" for name in names])
+        others = [f"lr<0.00{n}%20width=32" for n in range(1, repeats + 1)]
+        chosen = page.evaluate(ASK, [f"{base}&filter={text}&sort=loss" for text in others])
+        again = page.evaluate(ASK, [f"{base}&filter={others[-1]}&sort=loss"] * repeats)
         drawn = [
             page.evaluate(DRAW, f"/api/run/{run}/curves?name=loss&px=1000") for _ in range(repeats)
         ]
         assert {number for _, number in drawn} == {50}
     return {
-        "first paint of 100,000 tasks, ms": paint,
-        "bytes of the page, kB": size,
+        "first paint of 100,000 tasks, ms": statistics.median(paints[1:]),
+        "the same, of a server just started, ms": paints[0],
         "sort, ms": statistics.median(sort),
+        "sort, until it is seen, ms": statistics.median(sorts),
         "filter, ms": statistics.median(chosen),
-        "the same again, from memory, ms": statistics.median(again),
+        "filter, until it is seen, ms": statistics.median(typed),
+        "the same filter again, ms": statistics.median(again),
         "50 curves of 2,000 points, ms": statistics.median(took for took, _ in drawn),
     }
 
@@ -202,61 +204,79 @@ def idle_bytes_per_s(root: Path, folder: Path, seconds: float) -> float:
     return sum(len(line) for line in lines if not line.startswith(b":")) / seconds
 
 
-def rate(folder: Path, num_tasks: int, viewers: int) -> float:
-    """Tasks per second of a sweep that ``viewers`` look at."""
+class Slice(NamedTuple):
+    """A part of a sweep. ``busy_s``: processor time of the dashboard's process in it."""
+
+    begin_s: float
+    end_s: float
+    is_seen: bool
+    busy_s: float
+
+
+def costs_of_viewers(folder: Path, num_tasks: int, slice_s: float) -> Iterator[tuple[float, float]]:
+    """For each pair of neighbouring slices of a sweep, what ten viewers cost it and what the server
+    of its pages took of a core, in percent.
+    """
     root = folder / f"rate-{time.monotonic_ns()}"
     root.mkdir()
     (root / "target.py").write_text(TARGET)
     run = root / "runs" / "run"
     command = [sys.executable, "-m", "muster", "sweep", "target.py:small", "--seeds",
                str(num_tasks), "--devices", "cpu:2", "--quiet", "--run-dir", str(run)]  # fmt: skip
-    with ExitStack() as stack:
-        sweep = subprocess.Popen(command, cwd=root)
-        if viewers:
-            while not (run / "ledger.sqlite").exists():
-                time.sleep(0.02)
-            port, token, _ = stack.enter_context(server(root, root / "runs"))
-            for _ in range(viewers):
+    slices: list[Slice] = []
+    with subprocess.Popen(command, cwd=root) as sweep:
+        while not (run / "ledger.sqlite").exists():
+            time.sleep(0.02)
+        with server(root, root / "runs") as (port, token, pid):
+            with ExitStack() as stack:  # whose table is read for the first time
                 stack.enter_context(viewer(port, token, id_of(run)))
+                time.sleep(2 * slice_s)
+            while sweep.poll() is None:
+                is_seen = len(slices) % 4 in (1, 2)
+                with ExitStack() as stack:
+                    for _ in range(10 * is_seen):
+                        stack.enter_context(viewer(port, token, id_of(run)))
+                    time.sleep(slice_s / 4)
+                    begin, busy = time.time(), sum(psutil.Process(pid).cpu_times()[:2])
+                    time.sleep(slice_s)
+                    took = sum(psutil.Process(pid).cpu_times()[:2]) - busy
+                    slices.append(Slice(begin, time.time(), is_seen, took))
         assert sweep.wait() == 0
-    assert muster.Run(run).status().counts["done"] == num_tasks
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger:
-        sql = "SELECT min(started_s), max(started_s + seconds) FROM attempts WHERE task_id > ?"
-        first, last = ledger.execute(sql, (num_tasks // 2,)).fetchone()
-    return num_tasks / 2 / (last - first)  # the second half: the viewers are there
+        [ended] = zip(*ledger.execute("SELECT started_s + seconds FROM attempts"), strict=True)
+    for pair in zip(slices[::2], slices[1::2], strict=False):
+        if all(one.begin_s > min(ended) and one.end_s < max(ended) for one in pair):
+            rates = {one.is_seen: sum(one.begin_s < at <= one.end_s for at in ended)
+                     / (one.end_s - one.begin_s) for one in pair}  # fmt: skip
+            busy = sum(one.busy_s / (one.end_s - one.begin_s) for one in pair if one.is_seen)
+            print(
+                f"  without {rates[False]:,.0f} tasks/s, with {rates[True]:,.0f}", file=sys.stderr
+            )
+            yield 100 * (1 - rates[True] / rates[False]), 100 * busy
 
 
 def growth_percent(folder: Path, seconds: float) -> tuple[float, float]:
     """How much the server's memory grows while a run records and is looked at, from a fifth of the
-    time on, and the MiB at the end."""
+    time on, and the MiB at the end. All tasks of the run are there from the beginning.
+    """
     root = folder / f"busy-{time.monotonic_ns()}"
-    run = made_sweep(root / "run", 1000, num_curves=1)
-    encoded = canonical.payload_and_key("train.py:run")
+    run = made_sweep(root / "run", 1000, num_curves=1, num_open=int(seconds * 50) + 100)
     sizes = []
     with (
         closing(Ledger(run.ledger)) as ledger,
         server(folder, root) as (port, token, pid),
         viewer(port, token, id_of(run.path)) as got,
     ):
-        begin, seed = time.monotonic(), 10**6
-        while (now := time.monotonic() - begin) < seconds:
-            ledger.begin()
-            new = [encoded({"lr": 0.1, "seed": seed + n}) for n in range(10)]
-            target = ledger.target_id("train.py:run")
-            ledger.add_tasks(NewTask(key, target, payload) for payload, key in new)
-            ended = [
-                AttemptRecord(task.task_id, task.token, 1, Finished(
-                    task.task_id, task.token, Outcome.OK, time.time(), 0.1, 0, 0, 100.0))
-                for task in ledger.claim(10)
-            ]  # fmt: skip
-            values = [(canonical.encode({"loss": 0.5, "accuracy": 0.5}), None) for _ in ended]
-            ledger.record_done(ended, values)
-            ledger.commit()
-            seed += 10
+        begin = time.monotonic()
+        for turn in count():
+            go_on(ledger, 10_000 + turn)
             got.clear()
+            now = time.monotonic() - begin
+            if now > seconds:
+                break
             if now > seconds / 5:
                 sizes.append(psutil.Process(pid).memory_info().rss / 2**20)
-            time.sleep(0.2)
+            time.sleep(max(0.0, 0.2 * (turn + 1) - now))
     tenth = max(1, len(sizes) // 10)
     early, late = (statistics.median(part) for part in (sizes[:tenth], sizes[-tenth:]))
     return 100 * (late / early - 1), late
@@ -265,72 +285,52 @@ def growth_percent(folder: Path, seconds: float) -> tuple[float, float]:
 # ---------------------------------------------------------------------- others
 
 
-@contextmanager
-def other(command: list[str], port: int) -> Iterator[str]:
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            for _ in range(600):
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                    break
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        return int(listening.getsockname()[1])
-
-
-def tensorboard(folder: Path, repeats: int) -> tuple[float, float]:
-    from torch.utils.tensorboard import SummaryWriter
-
-    for curve in range(50):
-        with closing(SummaryWriter(str(folder / f"tb/{curve}"))) as writer:
-            for step in range(2000):
-                writer.add_scalar("loss", 1 / (step + curve + 1), step)
-    port = free_port()
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder / "tb"),
-               "--port", str(port), "--load_fast", "false"]  # fmt: skip
-    with other(command, port) as address, browser() as chromium:
-        return painted(chromium, f"{address}/#timeseries", repeats)
-
-
-def optuna_dashboard(folder: Path, repeats: int) -> tuple[float, float]:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    url = f"sqlite:///{folder / 'optuna.db'}"
-    study = optuna.create_study(storage=url, sampler=optuna.samplers.RandomSampler(seed=0))
-    space = {"lr": optuna.distributions.FloatDistribution(1e-5, 0.1, log=True)}
-    study.add_trials([
-        optuna.trial.create_trial(params={"lr": 0.01 + n * 1e-7}, distributions=space, value=n)
-        for n in range(10_000)
-    ])  # fmt: skip
-    port = free_port()
-    with other(["optuna-dashboard", url, "--port", str(port)], port) as address, browser() as it:
-        return painted(it, f"{address}/dashboard/studies/1", repeats)
+def compared(
+    folder: Path, repeats: int, num_curves: int, num_points: int
+) -> dict[str, Seen | None]:
+    """The same number of curves in one page of each; None where it is not installed."""
+    runs = Runs(folder / "others", num_curves, num_points)
+    runs.folder.mkdir()
+    run = made_sweep(
+        runs.folder / "runs/curves", num_curves + 1, num_curves=num_curves, num_points=num_points
+    ).path
+    tasks = "&".join(f"task={number}" for number in range(1, num_curves + 1))
+    with browser() as chromium:
+        with server(runs.folder, run.parent) as (port, token, _):
+            known = {"extra_http_headers": {"Authorization": f"Bearer {token}"}}
+            page = f"http://127.0.0.1:{port}/compare?run={id_of(run)}&{tasks}"
+            found: dict[str, Seen | None] = {"muster": seen(chromium, page, repeats, **known)}
+        for name, peer in PEERS.items():
+            found[name] = None
+            if peer.is_installed:
+                with served(peer, runs) as address:
+                    found[name] = seen(chromium, address, repeats)
+    return found
 
 
 PARTS = ["browser", "files", "idle", "viewers", "memory", "others"]
-OTHERS = {"tensorboard": tensorboard, "optuna_dashboard": optuna_dashboard}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=PARTS)
+    parser.add_argument("--memory-minutes", type=float)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    parts = given.only or PARTS
-    repeats, rounds, num_tasks = (1, 1, 400) if given.quick else (7, 7, 20_000)
-    idle_s, busy_s = (5.0, 10.0) if given.quick else (60.0, 3600.0)
+    parts = given.only or (PARTS[:-1] if given.quick else PARTS)
+    repeats, idle_s, busy_s = (1, 5.0, 10.0) if given.quick else (7, 60.0, 3600.0)
+    sweeps, num_tasks, slice_s = (1, 20_000, 0.5) if given.quick else (7, 100_000, 2.0)
+    curves = (5, 100) if given.quick else (50, 2000)
+    if given.memory_minutes:
+        busy_s = 60 * given.memory_minutes
     found: Record = {}
-    peers: dict[str, tuple[float, float]] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    peers: dict[str, Seen | None] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        made_sweep(folder / "runs/big", 100_000, num_curves=51)
+        if {"browser", "idle"} & {*parts}:
+            made_sweep(folder / "runs/big", 100_000, num_curves=51)
         if "browser" in parts and can_browse():
             found |= looked_at(folder / "runs", folder, repeats)
         if "files" in parts:
@@ -338,33 +338,36 @@ def main() -> None:
         if "idle" in parts:
             found["idle run, bytes/s"] = idle_bytes_per_s(folder / "runs", folder, idle_s)
         if "viewers" in parts:
-            rates = alternate(
-                {
-                    "alone": lambda: rate(folder, num_tasks, 0),
-                    "ten viewers": lambda: rate(folder, num_tasks, 10),
-                },
-                rounds,
-            )
-            alone, seen = (statistics.median(values) for values in rates.values())
-            found["tasks/s without viewers"] = alone
-            found["cost of 10 viewers, %"] = 100 * (1 - seen / alone)
+            pairs = [
+                pair for _ in range(sweeps) for pair in costs_of_viewers(folder, num_tasks, slice_s)
+            ]
+            if pairs:  # a quick sweep may be over before there is one
+                costs, busy = zip(*pairs, strict=True)
+                found["cost of 10 viewers, %"] = statistics.median(costs)
+                intervals["cost of 10 viewers, %"] = interval(costs)
+                found["what their server takes of a core, %"] = statistics.median(busy)
         if "memory" in parts:
             growth, size = growth_percent(folder, busy_s)
             found |= {"growth of the server's memory, %": growth, "the server's memory, MiB": size}
-        if "others" in parts and can_browse() and not given.quick:
-            for name, measure in OTHERS.items():
-                if importlib.util.find_spec(name):
-                    peers[name] = measure(folder, repeats)
+        if "others" in parts and can_browse():
+            peers = compared(folder, repeats, *curves)
     rows = [
-        [name, f"{value:,.1f}", f"{GOALS[name]:,.0f}" if name in GOALS else "",
+        [name, f"{value:,.1f}", "{:,.1f} to {:,.1f}".format(*intervals.get(name, (value, value))),
+         f"{GOALS[name]:,.0f}" if name in GOALS else "",
          held(value <= GOALS[name]) if name in GOALS else ""]
         for name, value in found.items()
     ]  # fmt: skip
-    rows += [[f"{name}: first paint, ms", f"{ms:,.1f}", "", ""] for name, (ms, _) in peers.items()]
-    rows += [[f"{name}: came, kB", f"{size:,.1f}", "", ""] for name, (_, size) in peers.items()]
-    table(["what", "median", "goal", ""], rows)
-    names = ("playwright", "starlette", "uvicorn", "tensorboard", "optuna-dashboard")
-    write_json(given.json, {"machine": machine(*names), "found": found, "others": peers})
+    table(["what", "median", "95 % interval", "goal", ""], rows)
+    if peers:
+        print(f"\n{curves[0]} curves of {curves[1]:,} points")
+        heads = ["in", "first paint, ms", "last change, ms", "came, kB", "then, bytes/s"]
+        table(heads, [
+            [name, "not installed"] + [""] * 3 if one is None else
+            [name, *(f"{value:,.0f}" for value in one)] for name, one in peers.items()
+        ])  # fmt: skip
+    names = ("playwright", "starlette", "uvicorn", "tensorboard", "trackio", "mlflow", "optuna")
+    record = {"machine": machine(*names), "found": found, "intervals": intervals, "others": peers}
+    write_json(given.json, record)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,13 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     }
 
 
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The median's 95 % interval from the order statistics (the sign test turned round)."""
+    ordered, n = sorted(values), len(values)
+    below = max(0, int(n / 2 - 0.98 * n**0.5) - 1)
+    return ordered[below], ordered[n - 1 - below]
+
+
 def held(is_so: bool) -> str:
     return "held" if is_so else "NOT held"
 

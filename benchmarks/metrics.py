@@ -23,7 +23,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 import muster
-from measuring import held, machine, summary, table, write_json
+from measuring import held, interval, machine, summary, table, write_json
 
 GOAL_POINTS_PER_S = 50_000
 GOAL_PERCENT = 1.0
@@ -86,13 +86,6 @@ def costs_of_a_task(pairs: int, pieces: int, loops: int) -> list[tuple[float, fl
         run_dir=f"work-{time.monotonic_ns()}", devices="cpu:1",
     )  # fmt: skip
     return [(wall, cpu) for wall, cpu in json.loads(Path("costs.json").read_text())]
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """The median's 95 % interval from the order statistics (the sign test turned round)."""
-    ordered, n = sorted(values), len(values)
-    below = max(0, int(n / 2 - 0.98 * n**0.5) - 1)
-    return ordered[below], ordered[n - 1 - below]
 
 
 def main() -> None:

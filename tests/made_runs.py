@@ -28,11 +28,11 @@ _WIDTHS = (16, 32, 64, 128, 256)
 
 
 def made_sweep(
-    path: Path, num_tasks: int, *, num_curves: int = 0, num_points: int = 2000
+    path: Path, num_tasks: int, *, num_curves: int = 0, num_points: int = 2000, num_open: int = 0
 ) -> RunFolder:
     """A finished sweep: settings lr, width, opt and seed, results loss and accuracy; every 50th
     task has failed in one of two ways. The first ``num_curves`` tasks that are done have logged
-    ``num_points`` of two metrics each.
+    ``num_points`` of two metrics each. ``num_open`` more tasks wait.
     """
     folder = RunFolder(path)
     folder.create()
@@ -47,15 +47,16 @@ def made_sweep(
     folder.events.write_text(f"{json.dumps(start)}\n{json.dumps(end)}\n")
     with closing(Ledger(folder.ledger)) as ledger:
         ledger.begin()
-        _plan(ledger, num_tasks)
+        _plan(ledger, num_tasks + num_open)
         ledger.set_meta("enqueued", "1")
         for number in range(_NUM_SLOTS):
             slot = SlotSpec(slot_id=number, label=f"cpu:{number}", devices=())
             ledger.worker_started(number + 1, slot, "host", folder.worker_log(number).name, "0" * 8)
         ledger.commit()
-        for _ in range(0, num_tasks, 5000):
+        for begin in range(0, num_tasks, 5000):
             ledger.begin()
-            _end(ledger, ledger.claim(5000), range(num_curves), num_points)
+            tasks = ledger.claim(min(5000, num_tasks - begin))
+            _end(ledger, tasks, range(num_curves), num_points)
             ledger.commit()
     return folder
 
@@ -110,14 +111,9 @@ def _curve(end: float, num_points: int) -> bytes:
     )  # fmt: skip
 
 
-def grow(ledger: Ledger, seed: int, num_points: int = 1) -> None:
-    """Ten more tasks of a made sweep end, and the first of all logs some points, as a busy run
-    would do it. ``seed``: another one each time.
-    """
-    encoded, target = canonical.payload_and_key(TARGET), ledger.target_id(TARGET)
+def go_on(ledger: Ledger, step: int, num_points: int = 1) -> None:
+    """Ten of the tasks that wait end, and the first one of all logs points from ``step`` on."""
     ledger.begin()
-    new = [encoded({"lr": 0.1, "width": 16, "opt": "adam", "seed": seed + n}) for n in range(10)]
-    ledger.add_tasks(NewTask(key, target, payload) for payload, key in new)
     ended = [
         AttemptRecord(task.task_id, task.token, 1, Finished(
             task.task_id, task.token, Outcome.OK, time.time(), 0.1, 0, 0, 100.0))
@@ -125,7 +121,7 @@ def grow(ledger: Ledger, seed: int, num_points: int = 1) -> None:
     ]  # fmt: skip
     values = [(canonical.encode({"loss": 0.5, "accuracy": 0.5}), None) for _ in ended]
     ledger.record_done(ended, values)
-    logged = (("loss", 10 * seed + n, time.time(), 0.5) for n in range(num_points))
+    logged = (("loss", step + n, time.time(), 0.5) for n in range(num_points))
     ledger.record_metrics([(1, 1, 1, points.encode(logged))])
     ledger.commit()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NO_BENCHMARKS = {"measuring", "record_digits_grid"}  # a library; what made a fixture
+#: Libraries; what made a fixture.
+NO_BENCHMARKS = {"measuring", "dashboard_peers", "record_digits_grid"}
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in NO_BENCHMARKS)
 #: More than ten seconds each: for `make test-slow`.
 LONG = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.browser import Look, chromium, look, run_id
-from tests.made_runs import grow, made_sweep
+from tests.made_runs import go_on, made_sweep
 from tests.web_server import web_server
 
 from muster.farm.ledger.store import Ledger
@@ -199,8 +199,9 @@ def test_the_log_of_a_rank_is_followed_over_a_break(browser: Any, place: Path) -
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(180.0, marks=pytest.mark.slow)])
 def test_pages_beside_a_busy_run_do_not_grow(browser: Any, tmp_path: Path, seconds: float) -> None:
-    run = made_sweep(tmp_path / "runs/it", 400, num_curves=1, num_points=10)
-    seeds = count(10**6, 10)
+    num_open = 120 * int(seconds + 2)
+    run = made_sweep(tmp_path / "runs/it", 400, num_curves=1, num_points=10, num_open=num_open)
+    steps = count(100, 20)
     with (
         closing(Ledger(run.ledger)) as ledger,
         web_server(tmp_path) as server,
@@ -208,17 +209,18 @@ def test_pages_beside_a_busy_run_do_not_grow(browser: Any, tmp_path: Path, secon
         look(browser, server) as curve,
     ):
         name = run_id(server, "it")
-        table.go(f"/run/{name}/tasks")
+        table.go(f"/run/{name}/tasks?at=400")
         curve.go(f"/run/{name}/task/1")
         curve.until("document.querySelector('[data-points]')")
 
         def works(seconds: float) -> None:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                grow(ledger, next(seeds), 20)
+                go_on(ledger, next(steps), 20)
                 table.page.wait_for_timeout(100)
-            total = server.ask(f"/api/run/{name}/tasks?limit=1").json["total"]
-            table.until(f"document.querySelector('.total').textContent === '{total:,} tasks'")
+            done = server.ask(f"/api/run/{name}").json["counts"]["done"]
+            for tab in (table, curve):
+                tab.until(f"document.querySelector('#head .counts').innerText.includes('{done:,}')")
 
         works(1.0)
         before = [table.held(), curve.held()]
