@@ -110,9 +110,6 @@ def system_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
     """What muster says about a task, by the names in SYSTEM and the code."""
     key = row.key.hex()
     names = {TaskState.READY: "waiting", TaskState.CLAIMED: "waiting"}
-    error = None
-    if row.state is TaskState.FAILED and row.outcome is not None:
-        error = f"{REASONS[Outcome(row.outcome)]}: {row.message or ''}".rstrip(": ")
     return {
         "task": key[:12],
         "target": shown_line(row.target),
@@ -122,9 +119,16 @@ def system_of(folder: RunFolder, row: TaskRow) -> dict[str, Any]:
         "device": row.device,
         "peak_mib": row.peak_mib,
         "folder": str(folder.artifact(key).relative_to(folder.path)) if row.has_files else None,
-        "error": error,
+        "error": error_of(row.state, row.outcome, row.message),
         _CODE: row.code and row.code[:_CODE_DIGITS],
     }
+
+
+def error_of(state: TaskState, outcome: str | None, message: str | None) -> str | None:
+    """Why a task has failed; None where it has not."""
+    if state is not TaskState.FAILED or outcome is None:
+        return None
+    return f"{REASONS[Outcome(outcome)]}: {message or ''}".rstrip(": ")
 
 
 def columns(folder: RunFolder) -> dict[str, tuple[str, str, pa.DataType]]:

@@ -142,6 +142,7 @@ class _Copy:
 
     def _table(self, folder: Folder, more: list[str]) -> dict[str, Any]:
         table: dict[str, Any] = {}
+        folder.table.prepare()  # all parts have the same columns
         for offset in range(0, _MOST_TASKS, _TASKS_AT_ONCE):
             query = Query.of(offset=offset, limit=_TASKS_AT_ONCE)
             part = data_of(self._folders, "tasks", folder.id, query)

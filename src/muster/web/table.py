@@ -1,55 +1,51 @@
-"""The tasks of a run as columns, kept from one look to the next: sorted, filtered, cut to a page.
+"""The tasks of a run as a table that is sorted, filtered and cut to a page.
 
-The first page is read from the ledger as it is. Whatever needs all tasks is taken from columns
-that are read once and then follow: a scan of states and tokens says which tasks have changed, and
-only these are read again. Each statement is short, so that no transaction keeps the writer's log
+The rows that are shown are read from the ledger. Kept are number, state and token of every task,
+and the columns that somebody sorts or filters by: each is read when it is wanted, which takes some
+tenths of a second for 100,000 tasks, and then follows the run. A scan of states and tokens says
+which tasks have changed. Each statement is short, so that no transaction keeps the writer's log
 from being emptied.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.base.errors import MusterError
-from muster.base.shown_text import HIDDEN, is_secret_name
-from muster.farm import canonical
-from muster.farm.ledger.read import LedgerReader, TaskRow
-from muster.farm.rows import SYSTEM, flattened, metrics_of, system_of
+from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
-from muster.farm.template import is_command_of, is_number, to_number
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.session import is_held
+from muster.web.columns import LINE, Column, Names, cells_of, read_cells
 from muster.web.query import BadQuery, parse, predicate
 
-_CHUNK = 2000
+#: So many tasks are read by one statement. Of more that have changed, no column is kept. What is
+#: read ahead stops for whoever asks after each few.
+_CHUNK, _FEW, _PAUSE_S = 20_000, 500, 0.005
 #: A look at all states may take this part of the time.
 _DUTY = 0.05
 #: What takes no longer is done whenever somebody asks.
 _SHORT_S = 0.05
 _REMEMBERED = 8
-_GROUPS = {"param": "setting", "metric": "result", "system": "system"}
-_SYSTEM = ("number", "task", "state", "target", *list(SYSTEM)[3:])
-_STATE_WORDS = {state.value: state.name.lower() for state in TaskState}
+#: What all tables may keep, and one of them; and about what a cell and a line of texts take.
+_MOST_BYTES, _MOST_OF_ONE = 256_000_000, 128_000_000
+_CELL_BYTES, _LINE_BYTES = 40, 200
 _READY, _CLAIMED = TaskState.READY.value, TaskState.CLAIMED.value
+_STATE_WORDS = {state.value: state.name.lower() for state in TaskState}
 
 Signature = tuple[tuple[int, int], ...]
-
-
-class Column(NamedTuple):
-    part: str  # "param" | "metric" | "system"
-    name: str
-
-
-_KEY = Column("system", "task")
+Numbers = NDArray[np.int64]
 
 
 class TaskTable:
@@ -58,16 +54,23 @@ class TaskTable:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._columns: dict[Column, list[Any]] = {}
-        self._ids: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._states: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._tokens: NDArray[np.int64] = np.zeros(0, np.int64)
         self._version = 0
-        self._read_at: NDArray[np.int64] = np.zeros(0, np.int64)  # the version of each row
-        self._signature: Signature | None = None
         self._due_s = self._cost_s = 0.0
+        self._asking_now: set[object] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known."""
+        self._ids: Numbers = np.zeros(0, np.int64)
+        self._states: Numbers = np.zeros(0, np.int64)
+        self._tokens: Numbers = np.zeros(0, np.int64)
+        self._read_at: Numbers = np.zeros(0, np.int64)  # the version of each row
+        self._columns: dict[Column, list[Any]] = {}  # the one that was used last comes last
+        self._names = Names()
+        self._signature: Signature | None = None
         self._remembered: dict[Any, Any] = {}
         self._run = ""
+        self.is_prepared = False
 
     # ------------------------------------------------------------------ following the ledger
 
@@ -84,8 +87,37 @@ class TaskTable:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all columns have been read once."""
+        """Whether the states of all tasks have been read."""
         return self._signature is not None
+
+    @property
+    def num_columns(self) -> int:
+        """Settings and results that were seen so far; all of them once `prepare` has ended."""
+        return len(self._names)
+
+    def prepare(self) -> None:
+        """Read ahead what a word needs, and with it the names of all columns."""
+        if not self.is_ready:
+            self.refresh()
+        with self._lock:
+            ids, version = self._ids, self._version
+        lines: list[Any] = []
+        names = Names()
+        with LedgerReader(self._folder.ledger) as ledger:
+            for begin in range(0, len(ids), _FEW):
+                # Two threads that read rows wait for each other at every row: who asks comes first.
+                while self._asking_now:
+                    time.sleep(_PAUSE_S)
+                few = ids[begin : begin + _FEW].tolist()
+                lines += read_cells(self._folder, ledger, LINE, few, names)
+        with self._lock, LedgerReader(self._folder.ledger) as ledger:
+            if not np.array_equal(self._ids[: len(ids)], ids):
+                return  # another ledger has taken its place
+            self._names.add(names)
+            self._columns.setdefault(LINE, lines)
+            self._renew(ledger, self._ids, np.flatnonzero(self._read_at > version))
+            self.is_prepared = True
+        _SHELF.used(self)
 
     def refresh(self, *, at_once: bool = True) -> bool:
         """Read what has changed. ``at_once``: even if the last look, which took long, was just now;
@@ -106,12 +138,10 @@ class TaskTable:
             self._due_s = time.monotonic() + self._cost_s / _DUTY
             return True
 
-    def changed_since(self, version: int) -> tuple[list[str], int]:
-        """The keys of tasks that were read after this version, and the version now."""
+    def changed_since(self, version: int) -> tuple[list[int], int]:
+        """The numbers of tasks that were read after this version, and the version now."""
         with self._lock:
-            keys = self._columns.get(_KEY, [])
-            places = np.flatnonzero(self._read_at > version)
-            return [keys[int(place)] for place in places], self._version
+            return self._ids[self._read_at > version].tolist(), self._version
 
     def _read_changed(self) -> None:
         run = self._run_id()
@@ -123,19 +153,15 @@ class TaskTable:
             num = len(self._ids)
             is_another = run != self._run or len(now) < num
             if is_another or not np.array_equal(now[:num, 0], self._ids):
-                num = 0  # another ledger has taken its place, also one that numbers alike
-                self._columns = {}
+                if num:  # another ledger has taken its place, also one that numbers alike
+                    self._columns, self._names = {}, Names()
+                num = 0
             is_same = np.zeros(len(now), bool)
             is_same[:num] = (now[:num, 1] == self._states[:num]) & (
                 now[:num, 2] == self._tokens[:num]
             )
             places = np.flatnonzero(~is_same)
-            for cells in self._columns.values():
-                cells.extend([None] * (len(now) - len(cells)))
-            for begin in range(0, len(places), _CHUNK):
-                chunk = places[begin : begin + _CHUNK]
-                rows = ledger.rows_of(now[chunk, 0].tolist())
-                self._put(chunk.tolist(), rows, len(now))
+            self._renew(ledger, now[:, 0], places)
             read_at = np.zeros(len(now), np.int64)
             read_at[:num] = self._read_at[:num]
             read_at[places] = self._version
@@ -143,18 +169,50 @@ class TaskTable:
             self._ids, self._states, self._tokens = now[:, 0], now[:, 1], now[:, 2]
             self._run = run
 
+    def _renew(self, ledger: LedgerReader, ids: Numbers, places: Numbers) -> None:
+        """Read the cells at these places again, in all columns that are kept."""
+        if len(places) > _CHUNK:
+            self._columns = {}
+        for column, cells in self._columns.items():
+            cells.extend([None] * (len(ids) - len(cells)))
+            values = self._read(ledger, column, ids[places].tolist())
+            for place, value in zip(places.tolist(), values, strict=True):
+                cells[place] = value
+
     def _run_id(self) -> str:
         with suppress(MusterError):
             return read_run(self._folder).run_id
         return self._run
 
-    def _put(self, places: Sequence[int], rows: Sequence[TaskRow], num: int) -> None:
-        for place, row in zip(places, rows, strict=True):
-            for column, value in cells_of(self._folder, row).items():
-                cells = self._columns.get(column)
-                if cells is None:
-                    cells = self._columns[column] = [None] * num
-                cells[place] = value
+    # ------------------------------------------------------------------ what is kept
+
+    @property
+    def num_bytes(self) -> int:
+        """What is kept, about."""
+        arrays = 4 + len(self._remembered)
+        lines = _LINE_BYTES if LINE in self._columns else 0
+        return len(self._ids) * (8 * arrays + _CELL_BYTES * len(self._columns) + lines)
+
+    def forget(self) -> None:
+        """Keep nothing, unless somebody uses it at this moment."""
+        if self._lock.acquire(blocking=False):
+            self._begin()
+            self._lock.release()
+
+    def _cells(self, ledger: LedgerReader, column: Column) -> list[Any]:
+        """A whole column; those that were not used for the longest time give way."""
+        cells = self._columns.pop(column, None)
+        if cells is None:
+            ids, cells = self._ids.tolist(), []
+            for begin in range(0, len(ids), _CHUNK):
+                cells += self._read(ledger, column, ids[begin : begin + _CHUNK])
+        self._columns[column] = cells
+        while self.num_bytes > _MOST_OF_ONE and len(self._columns) > 1:
+            del self._columns[next(iter(self._columns))]
+        return cells
+
+    def _read(self, ledger: LedgerReader, column: Column, ids: Sequence[int]) -> list[Any]:
+        return list(read_cells(self._folder, ledger, column, ids, self._names))
 
     # ------------------------------------------------------------------ looking
 
@@ -169,181 +227,139 @@ class TaskTable:
         limit: int = 200,
     ) -> dict[str, Any]:
         """Some rows, and how many there are. Raises BadQuery for an unknown column."""
-        if not self.is_ready and not (sort or text or state):
-            return self._first_look(offset, limit)
-        self.refresh(at_once=not self.is_ready or self._cost_s < _SHORT_S)
-        with self._lock:
-            places = self._chosen(sort, descending, text, state)
-            shown = places[offset : offset + limit]
-            return self._answer(len(places), offset, [int(place) for place in shown])
+        is_plain = not (sort or descending or text or state)
+        with self._asking():
+            if not is_plain:
+                self.refresh(at_once=not self.is_ready or self._cost_s < _SHORT_S)
+            with self._lock, LedgerReader(self._folder.ledger) as ledger:
+                if is_plain:
+                    total, shown = ledger.num_tasks(), ledger.task_ids(offset, limit)
+                else:
+                    places = self._chosen(ledger, sort, descending, text, state)
+                    total, shown = len(places), self._ids[places[offset : offset + limit]].tolist()
+                return {**self._rows(ledger, shown), "total": total, "offset": offset}
 
-    def rows(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The rows of these tasks as they are known."""
-        with self._lock:
-            known = self._columns.get(_KEY, [])
-            wanted = set(keys)
-            places = [place for place, key in enumerate(known) if key in wanted]
-            return self._answer(len(known), 0, places)
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        one = object()
+        self._asking_now.add(one)
+        try:
+            yield
+        finally:
+            self._asking_now.discard(one)
+            _SHELF.used(self)
 
-    def recent(self, most: int) -> dict[str, Any]:
-        """The rows of the tasks that began last."""
-        with self._lock:
-            started = self._columns.get(Column("system", "started"), [])
-            numbers = np.array([-1.0 if one is None else one for one in started], float)
-            order = np.argsort(-numbers, kind="stable")[:most]
-            return self._answer(len(started), 0, [int(p) for p in order if numbers[p] >= 0])
+    def rows(self, task_ids: Sequence[int]) -> dict[str, Any]:
+        """The rows of these tasks."""
+        with self._lock, LedgerReader(self._folder.ledger) as ledger:
+            return self._rows(ledger, task_ids)
 
-    def _first_look(self, offset: int, limit: int) -> dict[str, Any]:
-        with LedgerReader(self._folder.ledger) as ledger:
-            total = ledger.num_tasks()
-            rows = ledger.rows_of(ledger.task_ids(offset, limit))
-        columns: dict[Column, list[Any]] = {}
-        for place, row in enumerate(rows):
-            for column, value in cells_of(self._folder, row).items():
-                columns.setdefault(column, [None] * len(rows))[place] = value
-        states = np.array([row.state.value for row in rows], np.int64)
-        return _page(columns, states, range(len(rows)), total, offset, self._is_running())
+    def _rows(self, ledger: LedgerReader, task_ids: Sequence[int]) -> dict[str, Any]:
+        words = _words_of(is_held(self._folder))
+        rows = {row.task_id: row for row in ledger.rows_of(sorted(task_ids))}
+        found = [
+            (row, cells_of(self._folder, row, self._names))
+            for task_id in task_ids
+            if (row := rows.get(task_id)) is not None
+        ]
+        state, columns = Column("system", "state"), self._names.keyed().values()
+        return {
+            "columns": self._names.heads(),
+            "rows": [
+                {
+                    "key": cells[Column("system", "task")],
+                    "cells": [
+                        words[row.state.value] if column == state else cells.get(column)
+                        for column in columns
+                    ],
+                }
+                for row, cells in found
+            ],
+        }
 
-    def _answer(self, total: int, offset: int, places: Sequence[int]) -> dict[str, Any]:
-        return _page(self._columns, self._states, places, total, offset, self._is_running())
-
-    def _is_running(self) -> bool:
-        return is_held(self._folder)
-
-    def _chosen(self, sort: str, descending: bool, text: str, state: str) -> NDArray[np.int64]:
-        places = self._kept(("which", text, state), lambda: self._which(text, state))
+    def _chosen(
+        self, ledger: LedgerReader, sort: str, descending: bool, text: str, state: str
+    ) -> Numbers:
+        """The places of the rows that are wanted, in their order."""
+        is_running = is_held(self._folder)
+        words = _words_of(is_running)
+        places = self._kept(
+            ("which", text, state, is_running), lambda: self._which(ledger, text, state, words)
+        )
         if not sort:
             return places[::-1] if descending else places
-        order = self._kept(("order", sort, descending), lambda: self._order(sort, descending))
+        order = self._kept(
+            ("order", sort, descending, is_running),
+            lambda: _order(self._named(ledger, sort, words), descending),
+        )
         is_chosen = np.zeros(len(self._ids), bool)
         is_chosen[places] = True
-        chosen: NDArray[np.int64] = order[is_chosen[order]]
+        chosen: Numbers = order[is_chosen[order]]
         return chosen
 
-    def _kept(self, name: Any, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _kept(self, name: Any, make: Callable[[], Numbers]) -> Numbers:
         """What ``make`` makes, remembered until something changes."""
         if name not in self._remembered:
             while len(self._remembered) >= _REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]
             self._remembered[name] = make()
-        found: NDArray[np.int64] = self._remembered[name]
+        found: Numbers = self._remembered[name]
         return found
 
-    def _which(self, text: str, state: str) -> NDArray[np.int64]:
+    def _which(self, ledger: LedgerReader, text: str, state: str, words: dict[int, str]) -> Numbers:
         is_wanted = np.ones(len(self._ids), bool)
         if state:
-            words = _words_of(self._is_running())
-            codes = [code for code, word in words.items() if word == state]
-            is_wanted &= np.isin(self._states, codes)
+            is_wanted &= self._in_state(words, lambda word: word == state)
         for test in parse(text):
             passes = predicate(test)
             if test.column == "state":
-                words = _words_of(self._is_running())
-                codes = [code for code, word in words.items() if passes(word)]
-                is_wanted &= np.isin(self._states, codes)
+                is_wanted &= self._in_state(words, passes)
             elif test.column:
-                cells = self._cells(test.column)
+                cells = self._named(ledger, test.column, words)
                 is_wanted &= np.fromiter(map(passes, cells), bool, len(cells))
             else:
-                lines = self._kept("lines", self._lines)
-                wanted = test.text.casefold()
-                is_wanted &= np.fromiter((wanted in line for line in lines), bool, len(lines))
+                lines, wanted = self._cells(ledger, LINE), test.text.casefold()
+                has = np.fromiter((wanted in line for line in lines), bool, len(lines))
+                is_wanted &= has | self._in_state(words, passes)
         return np.flatnonzero(is_wanted)
 
-    def _lines(self) -> Any:
-        """Every row as one text, for a word that may stand in any column."""
-        columns = [cells for column, cells in self._columns.items() if column.name != "state"]
-        words = _words_of(self._is_running())
-        states = [words[code] for code in self._states.tolist()]
-        return [
-            "\n".join(str(cell) for cell in row if cell is not None).casefold()
-            for row in zip(*columns, states, strict=True)
-        ]
+    def _in_state(self, words: dict[int, str], passes: Callable[[str], bool]) -> NDArray[np.bool_]:
+        return np.isin(self._states, [code for code, word in words.items() if passes(word)])
 
-    def _order(self, sort: str, descending: bool) -> NDArray[np.int64]:
-        """Places by value, rows without one at the end in both directions."""
-        cells = self._cells(sort)
-        if sort == "state":
-            words = _words_of(self._is_running())
-            cells = [words[code] for code in self._states.tolist()]
-        missing = np.fromiter((cell is None or cell != cell for cell in cells), bool, len(cells))
-        known = np.flatnonzero(~missing)
-        if all(isinstance(cells[place], int | float) for place in known):
-            values = np.array([float(cells[place]) for place in known], float)
-            order = np.argsort(-values if descending else values, kind="stable")
-        else:
-            keys = [_sort_key(cells[place]) for place in known]
-            order = np.array(
-                sorted(range(len(keys)), key=keys.__getitem__, reverse=descending), np.int64
+    def _named(self, ledger: LedgerReader, name: str, words: dict[int, str]) -> list[Any]:
+        """The cells of the column that the table calls so."""
+        if name == "state":
+            return [words[code] for code in self._states.tolist()]
+        if name not in self._names.keyed():
+            self._cells(ledger, LINE)  # of a row that nobody has looked at yet, perhaps
+        known = self._names.keyed()
+        if name not in known:
+            raise BadQuery(
+                f"There is no column {name[:60]!r}.", hint=f"Known: {', '.join(known)[:500]}."
             )
-        return np.concatenate([known[order], np.flatnonzero(missing)]).astype(np.int64)
-
-    def _cells(self, name: str) -> list[Any]:
-        for key, column in keyed(self._columns).items():
-            if key == name:
-                return self._columns.get(column, [None] * len(self._ids))
-        known = ", ".join(keyed(self._columns))
-        raise BadQuery(f"There is no column {name[:60]!r}.", hint=f"Known: {known[:500]}.")
+        return self._cells(ledger, known[name])
 
 
-def cells_of(folder: RunFolder, row: TaskRow) -> dict[Column, Any]:
-    """What is shown of a task."""
-    params = flattened(canonical.decode(row.payload))
-    if is_command_of(row.target, params):  # its parameters are texts
-        params = {
-            name: to_number(value) if isinstance(value, str) and is_number(value) else value
-            for name, value in params.items()
-        }
-    cells: dict[Column, Any] = {}
-    for name, value in params.items():
-        cells[Column("param", name)] = HIDDEN if is_secret_name(name) and value else _cell(value)
-    with suppress(OSError, ValueError):  # a result of its own file that is gone or not whole
-        for name, value in metrics_of(folder, row).items():
-            cells[Column("metric", name)] = _cell(value)
-    system = {**system_of(folder, row), "number": row.task_id, "started": row.started_s}
-    for name in (*_SYSTEM, "started"):
-        cells[Column("system", name)] = system[name]
-    return cells
+class _Shelf:
+    """The tables of all runs: those that nobody has used for the longest time keep nothing."""
+
+    def __init__(self) -> None:
+        self._tables: WeakKeyDictionary[TaskTable, None] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def used(self, table: TaskTable) -> None:
+        with self._lock:
+            self._tables.pop(table, None)
+            self._tables[table] = None  # the last one now
+            total = sum(one.num_bytes for one in self._tables)
+            for one in list(self._tables)[:-1]:
+                if total <= _MOST_BYTES:
+                    break
+                total -= one.num_bytes
+                one.forget()
 
 
-def keyed(columns: dict[Column, list[Any]]) -> dict[str, Column]:
-    """Columns by the names that the exported table has for them: settings, results, the rest."""
-    system = [column for column in columns if column.part == "system"]
-    named = {column.name: column for column in system} or {
-        name: Column("system", name) for name in (*_SYSTEM, "started")
-    }
-    found: dict[str, Column] = {}
-    for part in ("param", "metric"):
-        for column in columns:
-            if column.part == part:
-                key = canonical.escape_surrogates(column.name)
-                while key in found or key in named:
-                    key = f"{part}_{key}"
-                found[key] = column
-    return {"number": named["number"], "state": named["state"], **found, **named}
-
-
-def _page(
-    columns: dict[Column, list[Any]],
-    states: NDArray[np.int64],
-    places: Sequence[int],
-    total: int,
-    offset: int,
-    is_running: bool,
-) -> dict[str, Any]:
-    words = _words_of(is_running)
-    shown = keyed(columns)
-    rows = []
-    for place in places:
-        cells = [columns[column][place] if column in columns else None for column in shown.values()]
-        cells[1] = words[int(states[place])]
-        rows.append({"key": columns[_KEY][place], "cells": cells})
-    heads = [
-        {"key": key, "label": key, "group": _GROUPS[column.part],
-         "numeric": _is_numeric(columns.get(column, ()))}
-        for key, column in shown.items()
-    ]  # fmt: skip
-    return {"columns": heads, "total": total, "offset": offset, "rows": rows}
+_SHELF = _Shelf()
 
 
 def _words_of(is_running: bool) -> dict[int, str]:
@@ -351,19 +367,24 @@ def _words_of(is_running: bool) -> dict[int, str]:
     return {**_STATE_WORDS, _READY: "waiting", _CLAIMED: "running" if is_running else "waiting"}
 
 
-def _is_numeric(cells: Sequence[Any]) -> bool:
-    """Judged by the first values that there are."""
-    known = [cell for cell in cells[:1000] if cell is not None]
-    return bool(known) and all(type(cell) in (int, float) for cell in known)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list | tuple | dict):
-        return canonical.encode(value).decode()
-    return value
+def _order(cells: Sequence[Any], descending: bool) -> Numbers:
+    """Places by value, rows without one at the end in both directions."""
+    if {*map(type, cells)} <= {float, int, bool, type(None)}:
+        with suppress(OverflowError):  # of a whole number that no float holds
+            values = np.array(cells, float)  # NaN where there is none
+            return np.argsort(-values if descending else values, kind="stable")
+    known = [place for place, cell in enumerate(cells) if cell is not None and cell == cell]
+    keys = {place: _sort_key(cells[place]) for place in known}
+    order = sorted(known, key=keys.__getitem__, reverse=descending)
+    missing = np.ones(len(cells), bool)
+    missing[known] = False
+    return np.concatenate([np.array(order, np.int64), np.flatnonzero(missing)])
 
 
 def _sort_key(value: Any) -> tuple[bool, float, str]:
-    if isinstance(value, int | float):
+    if not isinstance(value, int | float):
+        return True, 0.0, str(value)
+    try:
         return False, float(value), ""
-    return True, 0.0, str(value)
+    except OverflowError:
+        return False, math.inf if value > 0 else -math.inf, ""

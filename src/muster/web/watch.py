@@ -40,7 +40,7 @@ class RunLook:
         self._was_running: bool | None = None
         self.head: dict[str, Any] = {}
         self._frame: int | None = None  # the last one told; None: not read yet
-        self._version = 0
+        self._version = self._num_columns = 0  # of the tasks that were told
         self._has_unread_rows = self._has_unread_points = False
         self._logs: dict[str, int] = {}
         self._is_first = True
@@ -48,8 +48,8 @@ class RunLook:
     def prepare(self) -> None:
         """What takes long the first time: read all tasks, where somebody looks at them."""
         with suppress(MusterError):
-            if self._folder.is_table_wanted and not self._folder.table.is_ready:
-                self._folder.table.refresh()
+            if self._folder.is_table_wanted and not self._folder.table.is_prepared:
+                self._folder.table.prepare()
 
     def look(self, logs: Collection[str]) -> list[Told]:
         """``logs``: of which tasks or ranks somebody reads the log."""
@@ -124,12 +124,13 @@ class RunLook:
             self._has_unread_rows = not table.refresh(at_once=False)
         except MusterError:
             return []
-        keys, self._version = table.changed_since(self._version)
+        numbers, self._version = table.changed_since(self._version)
+        before, self._num_columns = self._num_columns, table.num_columns
         if not was_ready:  # a first page that came from the ledger may lack columns
-            return [Told("stale", {"what": "tasks"})] if len(keys) > _MOST_ROWS else []
-        if len(keys) > _MOST_ROWS:
+            return [Told("stale", {"what": "tasks"})] if len(numbers) > _MOST_ROWS else []
+        if len(numbers) > _MOST_ROWS or before != self._num_columns:
             return [Told("stale", {"what": "tasks"})]
-        found = table.rows(keys) if keys else {"rows": []}
+        found = table.rows(numbers) if numbers else {"rows": []}
         if not found["rows"]:
             return []
         names = [column["key"] for column in found["columns"]]

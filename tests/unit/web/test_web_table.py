@@ -15,6 +15,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.run.folder import RunFolder
 from muster.run.record import new_record, write_run
+from muster.web import table as tables
 from muster.web.query import BadQuery
 from muster.web.table import TaskTable
 
@@ -119,3 +120,62 @@ def test_rows_are_sorted_filtered_and_found(folder: RunFolder) -> None:
             table.page(text=wrong)
     with pytest.raises(BadQuery, match="no column"):
         table.page(sort="nothing")
+
+
+def test_each_column_is_sorted_as_it_is_shown(folder: RunFolder) -> None:
+    """What is sorted by is read apart from the rows that are shown."""
+    add(folder, [{"x": 2.5, "deep": {"a": 1, "b": [1, 2]}}, {"x": True}, {"x": 10**400}])
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    ledger.cancel_open()
+    ledger.commit()
+    ledger.close()
+    for column in TaskTable(folder).page(offset=290)["columns"]:
+        table = TaskTable(folder)  # nothing is known yet
+        whole = table.page(sort=column["key"], limit=500)
+        found = [cell for cell in cells(whole, column["key"]) if cell is not None]
+        assert found == sorted(found, key=lambda cell: (isinstance(cell, str), cell))
+        assert len(found) == sum(
+            cell is not None for cell in cells(table.page(limit=500), column["key"])
+        )
+
+
+def test_a_word_is_found_in_settings_states_and_keys_but_not_in_secrets(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    [first, *_] = table.page(limit=1)["rows"]
+    assert table.page(text=f'"{first["key"][2:9]}"')["rows"][0]["key"] == first["key"]
+    assert table.page(text="WAITING n2")["total"] == 100
+    assert table.page(text="abcdefgh")["total"] == 0
+
+
+def test_what_was_read_ahead_follows_the_run(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    assert table.page(limit=1)["total"] == 300 and not table.is_prepared
+    table.prepare()
+    assert table.is_prepared
+    add(folder, [{"x": 7, "late": "wonder"}])
+    assert table.page(text="wonder")["total"] == 1
+    assert "late" in [column["key"] for column in table.page(limit=1)["columns"]]
+
+
+def test_tables_that_nobody_uses_keep_nothing_when_others_need_the_room(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_MOST_BYTES", 60_000)
+    one, other = TaskTable(folder), TaskTable(folder)
+    first = one.page(sort="x", descending=True, limit=9)
+    assert one.is_ready
+    other.prepare()
+    assert other.is_ready and not one.is_ready
+    assert one.page(sort="x", descending=True, limit=9) == first
+
+
+def test_a_table_keeps_the_columns_that_were_used_last(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_MOST_OF_ONE", 45_000)
+    table = TaskTable(folder)
+    for name in ("x", "name", "task", "number", "device", "x"):
+        table.page(sort=name, limit=1)
+        assert table.num_bytes <= 60_000
+    assert cells(table.page(sort="x", descending=True, limit=1), "x") == [299]

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster.farm import canonical
-from muster.farm.ledger.connect import explained, has_metrics, has_table
+from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
 from muster.farm.task import Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
 #: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
 MetricRow = tuple[int, int, int, bytes]
+
+#: The fields of `TaskRow`, as a query over tasks, results and their attempts has them.
+_FIELDS = {
+    "task_id": "t.task_id", "key": "t.key", "target": "g.name", "payload": "t.payload",
+    "state": "t.state",
+    "attempts": "(SELECT count(*) FROM attempts x WHERE x.task_id = t.task_id)",
+    "value": "r.value", "has_files": "coalesce(r.files, 0)", "seconds": "a.seconds",
+    "device": "w.label", "outcome": "a.outcome", "message": "a.message", "peak_mib": "a.peak_mib",
+    "started_s": "a.started_s", "code": "w.code",
+}  # fmt: skip
 
 
 class SearchRow(NamedTuple):
@@ -178,3 +188,32 @@ class LedgerQueries:
     def num_results(self) -> int:
         with explained(self.path, "read"):
             return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
+
+    def cells(self, fields: Sequence[str], task_ids: Sequence[int]) -> list[Any]:
+        """These fields of `TaskRow`, as SQLite has them, of these tasks in the order of the plan.
+        Tables in which none of the fields is are not looked at.
+        """
+        if not task_ids:
+            return []
+        first, last = task_ids[0], task_ids[-1]
+        if last - first + 1 == len(task_ids):
+            return self._all(self._select(fields, "WHERE t.task_id BETWEEN ? AND ? "), first, last)
+        marks = ", ".join("?" * len(task_ids))
+        return self._all(self._select(fields, f"WHERE t.task_id IN ({marks}) "), *task_ids)
+
+    def _select(self, fields: Sequence[str], which: str) -> str:
+        known = _FIELDS if has_worker_code(self._db) else {**_FIELDS, "code": "NULL"}
+        return (
+            f"SELECT {', '.join(known[field] for field in fields)} "
+            "FROM tasks t LEFT JOIN targets g USING (target_id) "
+            "LEFT JOIN results r ON r.task_id = t.task_id "
+            "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
+            " coalesce(r.token, "
+            "  (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
+            "LEFT JOIN workers w ON w.worker_id = a.worker_id "
+            f"{which}ORDER BY t.task_id"
+        )
+
+    def _all(self, sql: str, *values: object) -> list[Any]:
+        with explained(self.path, "read"):
+            return self._db.execute(sql, values).fetchall()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -195,20 +195,7 @@ class LedgerReader(LedgerQueries):
 
     def _rows(self, which: str = "", *values: object) -> Iterator[TaskRow]:
         with explained(self.path, "read"):
-            code = "w.code" if has_worker_code(self._db) else "NULL"
-            cursor = self._db.execute(
-                "SELECT t.task_id, t.key, g.name, t.payload, t.state, "
-                " (SELECT count(*) FROM attempts x WHERE x.task_id = t.task_id), "
-                " r.value, coalesce(r.files, 0), a.seconds, w.label, a.outcome, "
-                f" a.message, a.peak_mib, a.started_s, {code} "
-                "FROM tasks t JOIN targets g USING (target_id) "
-                "LEFT JOIN results r ON r.task_id = t.task_id "
-                "LEFT JOIN attempts a ON a.task_id = t.task_id AND a.token = "
-                " coalesce(r.token, "
-                "  (SELECT max(token) FROM attempts y WHERE y.task_id = t.task_id)) "
-                "LEFT JOIN workers w ON w.worker_id = a.worker_id "
-                f"{which}ORDER BY t.task_id", values,
-            )  # fmt: skip
+            cursor = self._db.execute(self._select(TaskRow._fields, which), values)
             while rows := cursor.fetchmany(_FETCH):
                 for row in rows:
                     parts = (*row[:4], _STATES[row[4]], *row[5:7], bool(row[7]), *row[8:])
@@ -388,7 +375,3 @@ class LedgerReader(LedgerQueries):
             task_id,
         )
         return rows[0][0] if rows else None
-
-    def _all(self, sql: str, *values: object) -> list[Any]:
-        with explained(self.path, "read"):
-            return self._db.execute(sql, values).fetchall()

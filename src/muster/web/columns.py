@@ -1,0 +1,226 @@
+"""The columns of a run's tasks: which there are, and their cells, read from a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from muster.base.shown_text import HIDDEN, is_secret_name, shown_line
+from muster.farm import canonical
+from muster.farm.ledger.read import LedgerReader, TaskRow
+from muster.farm.results import whole_value
+from muster.farm.rows import SYSTEM, error_of, flattened, metrics_of, system_of
+from muster.farm.task import TaskState
+from muster.farm.template import is_command_of, is_number, to_number
+from muster.run.folder import RunFolder
+
+_GROUPS = {"param": "setting", "metric": "result", "system": "system"}
+_STATES = {state.value: state for state in TaskState}
+_FINAL = frozenset(state.value for state in TaskState if state.is_final)
+_WITH_RESULT = (TaskState.DONE.value, TaskState.STOPPED.value)
+
+
+class Column(NamedTuple):
+    part: str  # "param" | "metric" | "system"
+    name: str
+
+
+#: All texts of a row in one, for a word that may stand in any of them.
+LINE = Column("", "line")
+
+
+def _task(folder: RunFolder, key: bytes) -> str:
+    return key.hex()[:12]
+
+
+def _as_it_is(folder: RunFolder, value: Any) -> Any:
+    return value
+
+
+#: What muster says about a task: the fields of `TaskRow` that it is made of, and how.
+_OF_SYSTEM: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "number": (("task_id",), _as_it_is),
+    "task": (("key",), _task),
+    "state": (("state",), lambda folder, state: _STATES[state].name.lower()),
+    "target": (("target",), lambda folder, target: shown_line(target)),
+    "attempts": (("attempts",), _as_it_is),
+    "seconds": (
+        ("state", "seconds"),
+        lambda folder, state, seconds: seconds if state in _FINAL else None,
+    ),
+    "device": (("device",), _as_it_is),
+    "peak_mib": (("peak_mib",), _as_it_is),
+    "folder": (
+        ("key", "has_files"),
+        lambda folder, key, has: (
+            str(folder.artifact(key.hex()).relative_to(folder.path)) if has else None
+        ),
+    ),
+    "error": (
+        ("state", "outcome", "message"),
+        lambda folder, state, outcome, message: error_of(_STATES[state], outcome, message),
+    ),
+    "started": (("started_s",), _as_it_is),
+}
+_NUMERIC = frozenset({"number", "attempts", "seconds", "peak_mib", "started"})
+assert SYSTEM.keys() <= _OF_SYSTEM.keys()
+
+
+class Names:
+    """The columns that were seen so far, and whether they hold nothing but numbers."""
+
+    def __init__(self) -> None:
+        self._known: dict[Column, bool | None] = {}  # None: no value was seen yet
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def learn(self, part: str, cells: dict[str, Any]) -> None:
+        for name, value in cells.items():
+            column = Column(part, name)
+            if value is None:
+                self._known.setdefault(column, None)
+            elif (was := self._known.get(column)) is not False:
+                is_one = type(value) is float or type(value) is int
+                if was is not is_one:
+                    self._known[column] = is_one
+
+    def add(self, other: Names) -> None:
+        for column, is_numeric in other._known.items():
+            was = self._known.get(column)
+            self._known[column] = is_numeric if was is None else was and is_numeric is not False
+
+    def keyed(self) -> dict[str, Column]:
+        """By the names that the exported table has for them: settings, results, the rest."""
+        system = {name: Column("system", name) for name in _OF_SYSTEM}
+        found: dict[str, Column] = {}
+        for part in ("param", "metric"):
+            for column in self._known:
+                if column.part == part:
+                    key = canonical.escape_surrogates(column.name)
+                    while key in found or key in system:
+                        key = f"{part}_{key}"
+                    found[key] = column
+        return {"number": system["number"], "state": system["state"], **found, **system}
+
+    def heads(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "key": key,
+                "label": key,
+                "group": _GROUPS[column.part],
+                "numeric": column.name in _NUMERIC
+                if column.part == "system"
+                else bool(self._known[column]),
+            }
+            for key, column in self.keyed().items()
+        ]
+
+
+def cells_of(folder: RunFolder, row: TaskRow, names: Names) -> dict[Column, Any]:
+    """All cells of a task."""
+    params = {
+        name: _shown(row.target, params, name)
+        for params in [flattened(canonical.decode(row.payload))]
+        for name in params
+    }
+    results: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # a result of its own file that is gone or not whole
+        results = {name: _cell(value) for name, value in metrics_of(folder, row).items()}
+    system = {**system_of(folder, row), "number": row.task_id, "started": row.started_s}
+    names.learn("param", params)
+    names.learn("metric", results)
+    return {
+        Column(part, name): value
+        for part, cells in (("param", params), ("metric", results), ("system", system))
+        for name, value in cells.items()
+    }
+
+
+def read_cells(
+    folder: RunFolder, ledger: LedgerReader, column: Column, task_ids: Sequence[int], names: Names
+) -> Iterable[Any]:
+    """One cell for each of these tasks. The lines tell ``names`` of all columns."""
+    part, name = column
+    if column == LINE:
+        return _lines(folder, ledger, task_ids, names)
+    if part == "param":
+        rows = ledger.cells(("target", "payload"), task_ids)
+        is_secret = is_secret_name(name)
+        return (_setting(target, payload, name, is_secret) for target, payload in rows)
+    if part == "metric":
+        rows = ledger.cells(("key", "state", "value"), task_ids)
+        return (_cell(_result(folder, *row).get(name)) for row in rows)
+    fields, make = _OF_SYSTEM[name]
+    return (make(folder, *row) for row in ledger.cells(fields, task_ids))
+
+
+def _lines(
+    folder: RunFolder, ledger: LedgerReader, task_ids: Sequence[int], names: Names
+) -> Iterator[str]:
+    fields = ("key", "target", "payload", "state", "value", "device", "outcome", "message")
+    shapes: dict[tuple[object, ...], bool] = {}
+
+    def texts(part: str, cells: dict[str, Any]) -> Iterable[str]:
+        # Nearly all rows have the same names and types: what has to be known of them is asked once.
+        shape = (part, *cells, *map(type, cells.values()))
+        is_simple = shapes.get(shape)
+        if is_simple is None:
+            is_simple = shapes[shape] = {float, int, str, bool}.issuperset(
+                map(type, cells.values())
+            ) and not any(map(is_secret_name, cells))
+            names.learn(part, flattened(cells) if part == "param" else cells)
+        if is_simple:
+            return map(str, cells.values())
+        flat = flattened(cells) if part == "param" else cells
+        shown = ((name, value) for name, value in flat.items() if value is not None)
+        return [str(_shown("", {name: value}, name)) for name, value in shown]
+
+    for key, target, payload, state, value, device, outcome, message in ledger.cells(
+        fields, task_ids
+    ):
+        words = [key.hex()[:12], target, device or ""]
+        words += texts("param", canonical.decode(payload))
+        words += texts("metric", _result(folder, key, state, value))
+        if outcome != "ok":
+            words.append(error_of(_STATES[state], outcome, message) or "")
+        yield "\n".join(words).casefold()
+
+
+def _setting(target: str, payload: bytes, name: str, is_secret: bool) -> Any:
+    params = canonical.decode(payload)
+    value = params.get(name)
+    if not is_secret and (type(value) is float or type(value) is int):
+        return value
+    if value is None or isinstance(value, dict):
+        params = flattened(params)
+    return _shown(target, params, name)
+
+
+def _shown(target: str, params: dict[str, Any], name: str) -> Any:
+    """A setting as a cell has it; those of commands are texts, also where they are numbers."""
+    value = params.get(name)
+    if is_secret_name(name) and value:
+        return HIDDEN
+    if isinstance(value, str) and is_number(value) and is_command_of(target, params):
+        return to_number(value)
+    return _cell(value)
+
+
+def _result(folder: RunFolder, key: bytes, state: int, value: bytes | None) -> dict[str, Any]:
+    if state not in _WITH_RESULT:
+        return {}
+    try:
+        if value is None:
+            value = whole_value(folder, key.hex(), _STATES[state], None)
+        found: dict[str, Any] = canonical.decode(value)
+    except (OSError, ValueError):  # a result of its own file that is gone or not whole
+        return {}
+    return found
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list | tuple | dict):
+        return canonical.encode(value).decode()
+    return value
