@@ -37,7 +37,7 @@ from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.metric_source import STDOUT
-from muster.farm.task import TargetSpec
+from muster.farm.task import SlotSpec, TargetSpec
 from muster.farm.view import RunView
 from muster.monitor.recorder import record_run
 from muster.run.folder import RunFolder
@@ -206,7 +206,7 @@ def _coordinate(
         feed=workload.feed(numbers),
         driver=None
         if workload.drive is None
-        else workload.drive(folder, numbers, clock, gpus_per_worker(plain_options(options))),
+        else workload.drive(folder, numbers, clock, _gpus_per_worker(options, housekeeping.slots)),
         plan_id=workload.plan_id,
         code=code_id(workload.code) or None,
         held={pilot.slot_id: pilot.worker for pilot in left if pilot.worker is not None},
@@ -224,6 +224,10 @@ def _coordinate(
     ending = Coordinator(plan, ledger, executor, journal, hooks).run()
     housekeeping.session.end(**{state.name.lower(): n for state, n in ending.counts.items()})
     return ending
+
+
+def _gpus_per_worker(options: SweepOptions, slots: Sequence[SlotSpec]) -> float:
+    return gpus_per_worker(plain_options(options), has_gpus=any(slot.devices for slot in slots))
 
 
 def policy_of(

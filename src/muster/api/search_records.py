@@ -59,15 +59,16 @@ def moment_of(row: SearchRow) -> float | None:
     return found
 
 
-def gpus_per_worker(options: Mapping[str, Any]) -> float:
+def gpus_per_worker(options: Mapping[str, Any], *, has_gpus: bool) -> float:
     """What an hour of a worker counts in GPU hours. ``options``: as a run's record has them.
 
+    ``has_gpus``: whether workers have GPUs of this machine, which ``--devices auto`` does not tell.
     A worker on CPU cores counts as one GPU, and so does each with ``--per-gpu auto``, where nobody
     knows before how many share one.
     """
     of_cluster = (options.get("cluster") or {}).get("gpus_per_worker")
     per_gpu = options.get("per_gpu", 1)
-    if of_cluster or per_gpu == "auto" or str(options.get("devices")).startswith("cpu"):
+    if of_cluster or per_gpu == "auto" or not has_gpus:
         return float(of_cluster or 1)
     return float(options.get("gpus_per_task", 1) / per_gpu)
 

@@ -107,8 +107,10 @@ def read_search(folder: RunFolder) -> SearchState | None:
         rows = ledger.search_rows()
         keys = ledger.keys()
         seconds = ledger.seconds_of_attempts(_chosen(rows))
+        has_gpus = ledger.has_had_gpus()
     spec = SearchSpec.from_json(orjson.loads(text))
-    return state_of(spec, rows, keys, seconds * gpus_per_worker(read_run(folder).options) / 3600)
+    rate = gpus_per_worker(read_run(folder).options, has_gpus=has_gpus)
+    return state_of(spec, rows, keys, seconds * rate / 3600)
 
 
 def _chosen(rows: Sequence[SearchRow]) -> Iterator[int]:

@@ -32,8 +32,9 @@ from muster.farm.template import OWN_PROGRAM, check_places, names_in, shell_line
 from muster.run.folder import RunFolder
 from muster.search.spec import SearchSpec
 
-#: This many tasks of a recipe are checked before the start; the others as they are listed.
-_LOOKED_AT = 1000
+#: This many tasks of a recipe are checked before the start, in a tenth of a second; the others as
+#: they are listed.
+_LOOKED_AT = 50_000
 #: From a target's name to its number in the ledger.
 Numbers = Mapping[str, int]
 

@@ -29,7 +29,7 @@ class DeviceHealth:
     calls, so that a task which fails on any device counts once, with all that shared its calls.
     ``broken_by``: tasks that broke a context here, perhaps through one of their records;
     ``refuted``: how many of them another device has done without that. ``breaks``: contexts that
-    broke here since anything was done.
+    broke and workers that crashed here since anything was done.
     """
 
     accusers: list[frozenset[int]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class DeviceHealth:
 
     def failed(self, mark: str, finished: Finished, worker_id: int, call: frozenset[int]) -> None:
         """Count a failure against the device. ``call``: the tasks that the worker was at."""
-        self.breaks += finished.poisoned
+        self.breaks += finished.poisoned or finished.outcome is Outcome.CRASH
         if finished.outcome is Outcome.BROKEN_CONTEXT:
             self.broken_by.add(finished.task_id)
             return
@@ -147,11 +147,15 @@ def blame(
     other device shows.
     """
     may_break = policy.keep_going or health.breaks < policy.retry.breaks_in_a_row
-    if finished.outcome is Outcome.BROKEN_CONTEXT or (finished.poisoned and not others):
+    # A chunk of a map: each crash narrows down the record that is to blame for it.
+    has_many = policy.retry.limit(finished.outcome) > policy.retry.breaks_in_a_row
+    is_crash = finished.outcome is Outcome.CRASH and has_many
+    if finished.outcome is Outcome.BROKEN_CONTEXT or is_crash or (finished.poisoned and not others):
         # A record may have broken it: ``done_on`` judges, when another has done it. But where one
-        # context after another breaks, records would be rejected until none is left.
+        # context or worker after another breaks, records would be rejected until none is left.
         if not may_break:
-            said = f"{health.breaks} GPU contexts in a row broke on it"
+            what = "workers in a row crashed" if is_crash else "GPU contexts in a row broke"
+            said = f"{health.breaks} {what} on it"
             return Blame(f"{said}, and nothing was done between; the last: {finished.message}")
         if finished.outcome is Outcome.BROKEN_CONTEXT:
             return None

@@ -32,7 +32,7 @@ from contextlib import suppress
 from datetime import date, time
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.errors import TargetError
@@ -84,7 +84,24 @@ def check_result(value: object, keep: Keep | None = None) -> Result:
     return fields
 
 
-def plain(value: object, path: str, depth: int = 0) -> object:
+class _Kept(NamedTuple):
+    """How it is said that a value cannot be kept. ``do``: what its owner does with it."""
+
+    said: str
+    what: str
+    do: str
+
+
+_RESULT = _Kept("The task returned", "a result", "return")
+_STATE = _Kept("ctx.checkpoint was given", "a checkpoint", "give")
+
+
+def plain_state(state: Mapping[str, Any]) -> object:
+    """What a task saves to go on from, as `canonical.encode` takes it."""
+    return plain(state, "state", kept=_STATE)
+
+
+def plain(value: object, path: str, depth: int = 0, *, kept: _Kept = _RESULT) -> object:
     """``value`` of numbers, texts, lists and dicts, without the types of libraries around it."""
     value = plain_scalar(unwrap_scalar(value.value if isinstance(value, Enum) else value))
     if type(value) in PLAIN:
@@ -100,19 +117,19 @@ def plain(value: object, path: str, depth: int = 0) -> object:
         inner: Result = {}
         for key, item in entries.items():
             if not isinstance(key, str):
-                raise _not_a_name(key, path)
-            inner[str.__str__(key)] = plain(item, f'{path}["{key}"]', depth + 1)
+                raise _not_a_name(key, path, kept)
+            inner[str.__str__(key)] = plain(item, f'{path}["{key}"]', depth + 1, kept=kept)
         return inner
     if isinstance(value, list | tuple):
         if PLAIN.issuperset(map(type, value)):
             return list(value)
         return [
-            item if type(item) in PLAIN else plain(item, f"{path}[{i}]", depth + 1)
+            item if type(item) in PLAIN else plain(item, f"{path}[{i}]", depth + 1, kept=kept)
             for i, item in enumerate(value)
         ]
     raise TargetError(
-        f"The task returned {path} = {shown_type(value)}, which cannot be stored as a result.",
-        hint=_remedy(value),
+        f"{kept.said} {path} = {shown_type(value)}, which cannot be stored as {kept.what}.",
+        hint=_remedy(value, kept.do),
     )
 
 
@@ -188,25 +205,27 @@ def _name(key: object, path: str) -> str:
     key = plain_scalar(unwrap_scalar(key.value if isinstance(key, Enum) else key))
     if type(key) in PLAIN:
         return str(key)
-    raise _not_a_name(key, path)
+    raise _not_a_name(key, path, _RESULT)
 
 
-def _not_a_name(key: object, path: str) -> TargetError:
+def _not_a_name(key: object, path: str, kept: _Kept) -> TargetError:
+    is_result = kept is _RESULT
     return TargetError(
-        f"The task returned {path} with the key {key!r} of type {type(key).__name__}: "
-        "names of fields are texts or numbers, they become columns.",
-        hint=f"return {{str(key): value}}, here {str(key)!r}.",
-    )
+        f"{kept.said} {path} with the key {key!r} of type {type(key).__name__}: "
+        + ("names of fields are texts or numbers, they become columns." if is_result
+           else "the keys of a checkpoint are texts."),
+        hint=f"{kept.do} {{str(key): value}}, here {str(key)!r}.",
+    )  # fmt: skip
 
 
-def _remedy(value: object) -> str:
+def _remedy(value: object, do: str) -> str:
     if callable(getattr(value, "tolist", None)):
         return ".tolist() turns a small one into a list; save a large one under ctx.folder."
     if isinstance(value, set | frozenset):
-        return "return sorted(...) of it, a list."
+        return f"{do} sorted(...) of it, a list."
     if isinstance(value, complex):
-        return "return its .real and .imag as two fields."
-    return "return numbers, strings, or lists of them; save anything else under ctx.folder."
+        return f"{do} its .real and .imag as two fields."
+    return f"{do} numbers, strings, or lists of them; save anything else under ctx.folder."
 
 
 #: Results up to this size live in the ledger itself.

@@ -454,14 +454,18 @@ def _stopped(bench: Bench, task: Any) -> None:
     [
         ({"per_gpu": 4, "gpus_per_task": 1, "devices": "auto"}, 0.25),
         ({"per_gpu": 1, "gpus_per_task": 2, "devices": "cuda:4"}, 2),
-        ({"per_gpu": 4, "devices": "cpu:4"}, 1),
         ({"per_gpu": "auto"}, 1),
         ({"cluster": {"gpus_per_worker": 2}, "executor": "slurm"}, 2),
         ({}, 1),
     ],
 )
 def test_gpu_hours_are_those_of_gpus(options: dict[str, Any], gpus: float) -> None:
-    assert gpus_per_worker(options) == gpus
+    assert gpus_per_worker(options, has_gpus="cluster" not in options) == gpus
+
+
+@pytest.mark.parametrize("devices", ["cpu:4", "auto"])
+def test_a_worker_on_a_cpu_counts_as_one_gpu_whatever_would_share_one(devices: str) -> None:
+    assert gpus_per_worker({"per_gpu": 3, "devices": devices}, has_gpus=False) == 1
 
 
 def test_a_large_result_that_a_pilot_brought_in_is_read_from_its_file(tmp_path: Path) -> None:

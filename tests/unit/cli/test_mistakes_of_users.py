@@ -93,6 +93,11 @@ def refused(
             "def count(config): return 2",
             ["count of the recipe own says 2", "plan gives more"],
         ),
+        (
+            "def count(config): return 1500\ndef plan(config):\n"
+            '    return (RecipeTask("square", {"x": x}) for x in range(1600))',
+            ["count of the recipe own says 1500", "plan gives more"],
+        ),
         ("def forecast(config): return 1 / 0", ["forecast of the recipe own failed", "own.py:"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.unit.farm.test_decide import Rig, gpus, kinds, tasks
 
 from muster.farm.decisions import Policy
@@ -10,6 +11,28 @@ from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Outcome
 
 MANY = RetryPolicy(by_outcome={Outcome.BROKEN_CONTEXT: 1000}, breaks_in_a_row=6)
+
+
+CHUNKS = RetryPolicy(by_outcome={Outcome.CRASH: 1000}, breaks_in_a_row=6, backoff_s=0.0)
+
+
+def crashes(rig: Rig, count: int, *, records: int = 0) -> list[str]:
+    """Each worker does that many records and is then ended by a signal; the notes of that."""
+    notes = []
+    for _ in range(count):
+        if rig.scheduler.is_finished:
+            break
+        while not any(rig.holds.get(w) for w in rig.scheduler.roster.workers):
+            rig.wait()
+            rig.ready()
+        worker_id = next(w for w in rig.scheduler.roster.workers if rig.holds[w])
+        if records:
+            said = {"records": records, "rejected": 1, "left": 3}
+            rig.step(Progress(worker_id, rig.holds[worker_id][0].task_id, "", said))
+        rig.holds[worker_id] = []
+        notes += kinds(rig.step(WorkerDied(worker_id, None, 11, "SIGSEGV")), "quarantined")
+        rig.ready()
+    return notes
 
 
 def breaks(rig: Rig, count: int, outcome: Outcome, *, records: int = 0) -> list[str]:
@@ -77,4 +100,30 @@ def test_whoever_wants_to_keep_going_has_them_all_tried() -> None:
     rig = Rig(gpus(1), tasks(20), policy)
     rig.ready()
     assert breaks(rig, 40, Outcome.EXCEPTION) == []
+    assert rig.scheduler.open_tasks() == []
+
+
+@pytest.mark.parametrize("gpus_there", [1, 2])
+def test_a_map_that_crashes_on_every_record_is_given_up(gpus_there: int) -> None:
+    """A chunk may lose a thousand workers, but not where nothing is done between."""
+    rig = Rig(gpus(gpus_there), tasks(3), Policy(retry=CHUNKS))
+    rig.ready()
+    notes = crashes(rig, 100)
+    assert len(notes) == gpus_there and rig.scheduler.is_finished
+    assert "6 workers in a row crashed on it, and nothing was done between" in notes[0]
+    assert len(rig.scheduler.open_tasks()) == 3
+
+
+def test_a_map_that_does_records_between_crashes_goes_on() -> None:
+    rig = Rig(gpus(1), tasks(1), Policy(retry=CHUNKS))
+    rig.ready()
+    assert crashes(rig, 40, records=2) == []
+
+
+def test_tasks_of_a_sweep_that_crash_are_still_their_own_fault() -> None:
+    policy = Policy(retry=RetryPolicy(breaks_in_a_row=6))
+    rig = Rig(gpus(1), tasks(20), policy)
+    rig.ready()
+    rig.end(rig.worker_on(0))
+    assert crashes(rig, 100) == []
     assert rig.scheduler.open_tasks() == []

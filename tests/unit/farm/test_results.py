@@ -16,7 +16,7 @@ import pytest
 
 from muster.base.errors import TargetError
 from muster.farm.canonical import decode, encode
-from muster.farm.results import check_result, keep_beside, note_on, plain
+from muster.farm.results import check_result, keep_beside, note_on, plain, plain_state
 
 
 class Scalar:
@@ -194,6 +194,22 @@ def test_a_checkpoint_keeps_its_shape() -> None:
     assert plain(state, "state") == {"step": 3, "best": {"loss": 0.5, "at": [1, [2]]}}
     with pytest.raises(TargetError, match="key 1 of type int"):
         plain({"a": {1: 2}}, "state")
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "hint"),
+    [
+        ({"seen": {1}}, '["seen"] = a value of type set, which cannot be stored', "give sorted"),
+        ({"a": {1: 2}}, '["a"] with the key 1 of type int: the keys of a chec', "give {str(key)"),
+        ({"f": open}, '["f"] = ', "give numbers"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_stored_is_no_result(state: Any, said: str, hint: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        plain_state(state)
+    assert str(caught.value).startswith(f"ctx.checkpoint was given state{said}")
+    assert f"Hint: {hint}" in str(caught.value)
+    assert "return" not in str(caught.value)
 
 
 @pytest.mark.parametrize("annotation", ["float", "dict[str, float]", "None", "Metrics", "tuple"])

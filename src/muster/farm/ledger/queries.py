@@ -110,6 +110,12 @@ class LedgerQueries:
             row = self._db.execute(sql, (task_id,)).fetchone()
         return row is not None and canonical.decode(row[0]).get("state") == "paused"
 
+    def has_had_gpus(self) -> bool:
+        """Whether a worker had GPUs of the coordinator's machine."""
+        with explained(self.path, "read"):
+            found = self._db.execute("SELECT 1 FROM workers WHERE devices <> '' LIMIT 1").fetchone()
+        return found is not None
+
     def search_rows(self) -> list[SearchRow]:
         with explained(self.path, "read"):
             if not has_table(self._db, "search"):

@@ -14,7 +14,7 @@ from typing import Any
 from muster.base.atomic_files import sync_tree, write_atomic
 from muster.base.errors import TargetError
 from muster.farm import canonical, wire
-from muster.farm.results import plain, split_logged, with_logged
+from muster.farm.results import plain_state, split_logged, with_logged
 from muster.farm.worker.follow import Follower
 from muster.farm.worker.gather import Gatherer
 from muster.farm.worker.inbox import Halt, Line
@@ -262,7 +262,7 @@ class Context:
             torch.save(dict(state), buffer)
             write_atomic(path, with_logged(unsafe, _TORCH + buffer.getvalue()))
         else:
-            saved = _JSON + canonical.encode(plain(state, "state"))
+            saved = _JSON + canonical.encode(plain_state(state))
             write_atomic(path, with_logged(unsafe, saved))
         self._has_restored = True  # what this file says was logged was sent by this attempt
         if self.should_stop:
