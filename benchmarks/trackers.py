@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import muster
 from measuring import alternate, held, machine, summary, table, write_json
-from muster.api.trackers.table import TRACKERS
+from muster.api.trackers.tracker import TRACKERS
 
 GOAL_PERCENT, END_GOAL_S = 1.0, 31.0
 TARGET = """

@@ -14,7 +14,7 @@ from tests.hostile_texts import HOSTILE
 from tests.tracked import gang_folder
 
 from muster.api.options import SweepOptions
-from muster.farm import canonical, points
+from muster.farm import canonical, metrics
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task
 from muster.run.folder import RunFolder
@@ -104,7 +104,7 @@ def _end(ledger: Ledger, tasks: list[Task], logged: range, num_points: int) -> N
 
 def _curve(end: float, num_points: int) -> bytes:
     draw = random.Random(end)
-    return points.encode(
+    return metrics.encode(
         (name, step, BEGAN_S + step / 100, sign * (end + math.exp(-step / 300) + draw.random()))
         for step in range(num_points)
         for name, sign in (("loss", 1.0), ("score", -1.0))
@@ -122,7 +122,7 @@ def go_on(ledger: Ledger, step: int, num_points: int = 1) -> None:
     values = [(canonical.encode({"loss": 0.5, "accuracy": 0.5}), None) for _ in ended]
     ledger.record_done(ended, values)
     logged = (("loss", step + n, time.time(), 0.5) for n in range(num_points))
-    ledger.record_metrics([(1, 1, 1, points.encode(logged))])
+    ledger.record_metrics([(1, 1, 1, metrics.encode(logged))])
     ledger.commit()
 
 

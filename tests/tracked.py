@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from muster.api.trackers.names import from_tracker
+from muster.api.trackers.tracker import from_tracker
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, write_run
 
@@ -83,7 +83,7 @@ def _in_mlflow(folder: RunFolder, uri: str) -> Curves:
 
 
 def in_wandb(folder: RunFolder) -> Curves:
-    from muster.api.trackers.wandb_log import Log
+    from muster.api.trackers.to_wandb import Log
 
     found: Curves = {}
     rows: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ import pytest
 from tests.processes import command_line, is_gone
 from tests.programs import read_program
 
-from muster.farm import canonical, points
+from muster.farm import canonical, metrics
 from muster.farm.events import (
     Event,
     Logged,
@@ -194,7 +194,7 @@ def test_what_a_task_logs_comes_ahead_of_its_result(bench: Bench) -> None:
     frames = bench.of(Logged)
     assert {(frame.worker_id, frame.task_id, frame.token) for frame in frames} == {(1, 1, 3)}
     assert [frame.serial for frame in frames] == list(range(1, len(frames) + 1))
-    rows = [row for frame in frames for row in points.decode(frame.body).rows()]
+    rows = [row for frame in frames for row in metrics.decode(frame.body).rows()]
     assert [(row.name, row.step, row.value) for row in rows] == [("loss", s, 5.0) for s in range(9)]
 
 

@@ -131,7 +131,7 @@ def test_a_w_and_b_that_writes_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from muster.api.trackers import to_wandb
-    from muster.api.trackers.wandb_log import Log
+    from muster.api.trackers.to_wandb import Log
 
     monkeypatch.setattr(to_wandb, "_LONGEST_SILENCE_S", 0.1)
     run = object.__new__(to_wandb.WandbRun)

@@ -23,7 +23,7 @@ from muster.api.launch import Prepared
 from muster.api.options import SweepOptions
 from muster.api.plans import choose_folder, renewal
 from muster.api.runs import Run, refresh_export
-from muster.api.trackers.table import check_installed
+from muster.api.trackers.tracker import check_installed
 from muster.api.workload import Numbers, Workload
 from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as, write_json

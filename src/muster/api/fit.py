@@ -13,7 +13,7 @@ from muster.api.earlier_work import move_aside
 from muster.api.gangs import GangAudience
 from muster.api.options import DeviceOptions, GangOptions, KeptOptions, as_trackers
 from muster.api.trackers.guard import tracking
-from muster.api.trackers.table import check_installed
+from muster.api.trackers.tracker import check_installed
 from muster.api.train import (
     ENTRIES,
     Trained,

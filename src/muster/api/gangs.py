@@ -13,7 +13,7 @@ from muster.api.earlier_work import move_aside
 from muster.api.options import GangOptions
 from muster.api.placing import device_request, remarks
 from muster.api.trackers.guard import tracking
-from muster.api.trackers.table import check_installed
+from muster.api.trackers.tracker import check_installed
 from muster.base.atomic_files import explain_os_error
 from muster.base.code import Code, code_id
 from muster.base.errors import UsageError

@@ -17,7 +17,7 @@ from muster.api.plans import check_same_plan, choose_folder, renewal
 from muster.api.runs import Run
 from muster.api.search_records import gpus_per_worker
 from muster.api.trackers.guard import tracking
-from muster.api.trackers.table import check_installed
+from muster.api.trackers.tracker import check_installed
 from muster.api.workload import Workload
 from muster.base.clock import SystemClock
 from muster.base.code import code_id

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from muster.api.trackers.table import read_trackers
+from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Alias, Flag, parse_duration, parse_memory_mib
 from muster.farm.executors.cluster import ClusterRequest

@@ -20,7 +20,7 @@ from muster.farm import canonical
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.points import POINT
+from muster.farm.metrics import POINT
 from muster.farm.results import hand_on, whole_value
 from muster.farm.steering import Proposed
 from muster.farm.task import TaskState

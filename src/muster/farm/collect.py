@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.ledger.store import Ledger
-from muster.farm.metrics import curves_of
-from muster.farm.points import encode
+from muster.farm.metrics import curves_of, encode
 from muster.farm.results import store_value, whole_value
 from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec, Task, TaskState
 from muster.run.folder import RunFolder

@@ -60,7 +60,7 @@ class Progress(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """An attempt has logged numbers; ``body`` holds them as `muster.farm.points` encodes them.
+    """An attempt has logged numbers; ``body`` holds them as `muster.farm.metrics` encodes them.
 
     It is recorded in the transaction of its turn, ahead of results that came with it, whatever the
     token: the reader knows what an attempt that has been replaced still counts for. ``serial``

@@ -17,7 +17,7 @@ from tests.unit.farm.test_ledger import record
 from muster.api.search_driver import SearchDriver, Setting
 from muster.api.search_records import from_row, gpus_per_worker, to_row
 from muster.api.search_state import _chosen
-from muster.farm import canonical, points
+from muster.farm import canonical, metrics
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
 from muster.farm.events import Event, Logged, Reopen, StopTask
@@ -98,7 +98,7 @@ class Bench:
         self.record()
 
     def hear(self, task_id: int, step: int, value: float) -> list[Event]:
-        body = points.encode([("y", step, 0.0, value), ("other", step, 0.0, 7.0)])
+        body = metrics.encode([("y", step, 0.0, value), ("other", step, 0.0, 7.0)])
         orders = self.driver.heard(Logged(1, task_id, 1, step, body))
         self.record()
         return orders
@@ -325,7 +325,7 @@ def test_a_trial_that_finishes_without_the_goal_ends_a_search_that_has_no_value(
 ) -> None:
     bench = Bench(tmp_path)
     first, second = bench.ask()[0], bench.ask()[0]
-    bench.driver.heard(Logged(1, first, 1, 1, points.encode([("z", 1, 0.0, 7.0)])))
+    bench.driver.heard(Logged(1, first, 1, 1, metrics.encode([("z", 1, 0.0, 7.0)])))
     assert bench.driver.problem is None, "it may log its goal later"
     bench.end(first, TaskState.DONE, value)
     if is_in_vain:
@@ -360,7 +360,7 @@ def test_a_constraint_that_was_heard_is_not_recorded_again(tmp_path: Path) -> No
         bench.ledger.begin()
         driver.begin(bench.ledger)
         for step in (1, 2):
-            driver.heard(Logged(1, task_id, 1, step, points.encode([("m", step, 0.0, 7.0)])))
+            driver.heard(Logged(1, task_id, 1, step, metrics.encode([("m", step, 0.0, 7.0)])))
         rows = list(driver.take_records())
         bench.ledger.record_search(rows)
         bench.ledger.commit()

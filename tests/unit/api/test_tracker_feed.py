@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.trackers.feed import feed
-from muster.api.trackers.position import Held, Position
+from muster.api.trackers.feed import Held, Position, feed
 from muster.api.trackers.tracker import Ended, Point, Tracked
 
 Frame = tuple[int, list[Point]]

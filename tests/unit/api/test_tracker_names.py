@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.hostile_texts import HOSTILE
 
 from muster.api.trackers import to_mlflow, to_tensorboard, to_trackio, to_wandb
-from muster.api.trackers.names import from_tracker, to_tracker
+from muster.api.trackers.tracker import from_tracker, to_tracker
 
 TIGHT = re.compile(r"[a-z0-9_/]")
 MAPPINGS = [to_mlflow._name, to_tensorboard._tag, to_trackio._name, to_wandb._name]

@@ -17,7 +17,7 @@ from muster.api.trackers.sources import source_of
 from muster.base.metric_log import PROCESS
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.points import encode
+from muster.farm.metrics import encode
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord, write_run
 

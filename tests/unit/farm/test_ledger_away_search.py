@@ -16,7 +16,7 @@ import pytest
 from tests.unit.farm.test_decide import TARGETS, cpus
 from tests.unit.farm.test_ledger import SLOT, new_tasks, record
 
-from muster.farm import points
+from muster.farm import metrics
 from muster.farm.decide import Scheduler
 from muster.farm.decisions import Policy, Stopped
 from muster.farm.events import Event, Logged
@@ -54,7 +54,7 @@ def search(ledger: Ledger, number: int) -> None:
     [task] = ledger.claim(1)
     ledger.commit()
     ledger.begin()
-    ledger.record_metrics([(task_id, task.token, 1, points.encode([("y", 1, 0.0, 0.5)]))])
+    ledger.record_metrics([(task_id, task.token, 1, metrics.encode([("y", 1, 0.0, 0.5)]))])
     rows = [SearchRow("heard", task_id, b"{}"), SearchRow("decision", None, b'{"kind":"pause"}')]
     ledger.record_search(rows)
     ledger.commit()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muster.base.errors import LedgerError
-from muster.farm import points
+from muster.farm import metrics
 from muster.farm.ledger.away import AwayLedger, open_at_home
 from muster.farm.ledger.home import Choice, Mark, choose
 from muster.farm.ledger.read import LedgerReader
@@ -139,7 +139,7 @@ class Place:
             records = [AttemptRecord(f.task_id, f.token, 1, f) for f in ends]
             for serial in range(2):  # numbers come in ahead of the results, in turns of their own
                 ledger.begin()
-                point = points.encode([("loss", serial, 0.0, float(os.getpid()))])
+                point = metrics.encode([("loss", serial, 0.0, float(os.getpid()))])
                 ledger.record_metrics([(t.task_id, t.token, serial, point) for t in group])
                 ledger.commit()
             ledger.begin()

@@ -13,7 +13,7 @@ from tests.unit.farm.test_metric_stream import Sent
 import muster
 from muster.base.errors import UsageError
 from muster.base.metric_log import read_line
-from muster.farm import metrics, points
+from muster.farm import metrics
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metric_source import parse_source
 from muster.farm.worker.follow import Follower
@@ -45,7 +45,7 @@ class Ledger(Sent):
         return serial
 
     def steps(self) -> list[int]:
-        frames = [(token, points.decode(body)) for (token, _), body in self.frames.items()]
+        frames = [(token, metrics.decode(body)) for (token, _), body in self.frames.items()]
         return metrics.effective(frames)["loss"].step.tolist()
 
 

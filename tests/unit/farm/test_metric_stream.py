@@ -18,7 +18,7 @@ from tests.examples import examples
 
 import muster
 from muster.base.errors import TargetError
-from muster.farm import metrics, points
+from muster.farm import metrics
 from muster.farm.ledger.connect import open_reader
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
@@ -38,7 +38,7 @@ def same(first: float, second: float) -> bool:
 @given(POINTS)
 @examples(60)
 def test_points_survive_their_bytes(given_points: list[tuple[str, int, float, float]]) -> None:
-    found = points.decode(points.encode(given_points)).rows()
+    found = metrics.decode(metrics.encode(given_points)).rows()
     assert [(p.name, p.step) for p in found] == [(p[0], p[1]) for p in given_points]
     for point, (_, _, time_s, value) in zip(found, given_points, strict=True):
         assert same(point.time_s, time_s) and same(point.value, value)
@@ -74,8 +74,8 @@ def test_a_later_attempt_replaces_from_its_first_step(
     frames: list[tuple[int, list[tuple[str, int]]]],
 ) -> None:
     encoded = [
-        (token, points.decode(points.encode([(name, step, 0.0, float(token)) for name, step in p])))
-        for token, p in frames
+        (token, metrics.decode(metrics.encode([(name, step, 0.0, token) for name, step in some])))
+        for token, some in frames
     ]
     found = {
         name: list(zip(curve.token.tolist(), curve.step.tolist(), strict=True))
@@ -121,7 +121,7 @@ class Sent:
     ) -> None: ...
 
     def rows(self) -> list[tuple[str, int, float]]:
-        found = [row for body in self.bodies for row in points.decode(body).rows()]
+        found = [row for body in self.bodies for row in metrics.decode(body).rows()]
         return [(row.name, row.step, row.value) for row in found]
 
 
@@ -179,7 +179,7 @@ def test_many_points_are_sent_at_once_and_the_rest_by_time() -> None:
     gatherer = Gatherer(1, 1, line)
     for step in range(SEND_AT):
         gatherer.add(step, {"loss": 1.0})
-    assert SEND_AT in [len(points.decode(body)) for body in line.bodies] or len(line.bodies) > 1
+    assert SEND_AT in [len(metrics.decode(body)) for body in line.bodies] or len(line.bodies) > 1
     gatherer.add(SEND_AT, {"loss": 1.0})
     deadline = time.monotonic() + 60
     while len(line.rows()) <= SEND_AT and time.monotonic() < deadline:
@@ -197,7 +197,7 @@ def test_only_what_is_confirmed_is_forgotten() -> None:
         gatherer.flush()
     line.safe = 2
     [left] = gatherer.unconfirmed()
-    assert [row.step for row in points.decode(left).rows()] == [2]
+    assert [row.step for row in metrics.decode(left).rows()] == [2]
     gatherer.end()
 
 
@@ -210,11 +210,11 @@ def test_rows_are_followed_by_their_ids(tmp_path: Path) -> None:
     with LedgerReader(path) as reader:
         assert list(metrics.frames_above(reader)) == []
         ledger.begin()
-        ledger.record_metrics([(1, 1, 0, points.encode([("loss", 0, 0.0, 1.0)]))])
+        ledger.record_metrics([(1, 1, 0, metrics.encode([("loss", 0, 0.0, 1.0)]))])
         ledger.roll_back()
         for step in range(3):
             ledger.begin()
-            frame = (1 + step % 2, 1, step, points.encode([("loss", step, 0.0, 1.0)]))
+            frame = (1 + step % 2, 1, step, metrics.encode([("loss", step, 0.0, 1.0)]))
             assert ledger.record_metrics([frame, frame]) == [frame], "heard twice"
             ledger.commit()
         assert [f.frame_id for f in metrics.frames_above(reader)] == [1, 2, 3]
@@ -260,8 +260,8 @@ def test_a_checkpoint_holds_what_is_not_known_to_be_safe(
     again.log(2, loss=0.1)
     again.end_log()
     ctx.end_log()
-    frames = [(1, points.decode(body)) for body in first.bodies[:safe]]
-    frames += [(2, points.decode(body)) for body in second.bodies]
+    frames = [(1, metrics.decode(body)) for body in first.bodies[:safe]]
+    frames += [(2, metrics.decode(body)) for body in second.bodies]
     assert metrics.effective(frames)["loss"].step.tolist() == [0, 1, 2]
     assert [step for _, step, _ in second.rows()] == list(range(safe, 3))
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import orjson
 import pytest
 
-from muster.farm import canonical, points, wire
+from muster.farm import canonical, metrics, wire
 from muster.farm.events import (
     Divided,
     Event,
@@ -375,7 +375,7 @@ def test_no_attempt_gets_the_token_of_one_that_was_lost_with_its_ledger(
 ) -> None:
     """They were claimed on another host, whose claims have not come home."""
     yard.assign("echo")
-    body = points.encode([("loss", 0, 0.0, 1.0)])
+    body = metrics.encode([("loss", 0, 0.0, 1.0)])
     told = [Logged(1, 1, 5, 1, body), Results(1, [finished(1, token=5)]), Logged(1, 2, 6, 2, body)]
     leave(yard, [task(1, 5), task(2, 6)], told)
     yard.folder.points.mkdir(exist_ok=True)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from muster.api.trackers.position import DONE, read_position
-from muster.api.trackers.table import check_installed
+from muster.api.trackers.feed import DONE, read_position
+from muster.api.trackers.tracker import check_installed
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
 from muster.base.settings import RUN_MARKER, child_environment, secrets, variable

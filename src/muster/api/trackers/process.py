@@ -12,11 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from muster.api.trackers.feed import feed
-from muster.api.trackers.position import DONE, Held, Position
+from muster.api.trackers.feed import DONE, Held, Position, feed
 from muster.api.trackers.sources import source_of
-from muster.api.trackers.table import make_tracker
-from muster.api.trackers.tracker import Place
+from muster.api.trackers.tracker import Place, make_tracker
 from muster.run.folder import RunFolder
 
 _LOOK_EVERY_S = 1.0

@@ -21,7 +21,7 @@ from muster.base.shown_text import hide_secrets
 from muster.farm.canonical import decode, encode, task_label
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.metrics import Frame, frames_above
-from muster.farm.points import decode as decode_points
+from muster.farm.metrics import decode as decode_points
 from muster.farm.rows import flattened, metrics_of
 from muster.farm.task import TaskState
 from muster.farm.template import is_command_of, is_number, to_number

@@ -11,8 +11,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from muster.api.trackers.names import from_tracker, to_tracker
-from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked
+from muster.api.trackers.tracker import (
+    PROJECT,
+    Ended,
+    Place,
+    Point,
+    Tracked,
+    from_tracker,
+    to_tracker,
+)
 from muster.base.settings import variable
 
 #: A dot is left out where a name would be a path such as ``a/../b``, see `_name`.

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.api.trackers.names import from_tracker, to_tracker
-from muster.api.trackers.tracker import Ended, Place, Point, Tracked
+from muster.api.trackers.tracker import Ended, Place, Point, Tracked, from_tracker, to_tracker
 
 #: Whatever can be shown; not a lone surrogate, which no event can hold.
 _ALLOWED = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")

@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from muster.api.trackers.names import from_tracker, to_tracker
-from muster.api.trackers.tracker import PROJECT, Ended, Place, Point, Tracked, rows_of
+from muster.api.trackers.tracker import (
+    PROJECT,
+    Ended,
+    Place,
+    Point,
+    Tracked,
+    from_tracker,
+    rows_of,
+    to_tracker,
+)
 
 _ALLOWED = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")
 #: Columns of trackio's own.

@@ -1,19 +1,29 @@
 """What a tracker is given, and what it is asked: the seam between a run and W&B, MLflow, ….
 
-All of this happens in a process of its own, see `muster.api.trackers.process`.
+All of this happens in a process of its own, see `muster.api.trackers.process`. At the end are the
+names of metrics as trackers take them. Each has its own, so that it can be turned back: whatever a
+tracker does not take becomes ``-x`` with the character's code and another ``-``, as in
+``loss-xb2-`` for ``loss²``. A dash before an x is replaced as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import importlib
+import importlib.util
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
+
+from muster.base.errors import UnknownNameError, UsageError, how_to_install
+from muster.base.settings import variable
 
 #: How what is tracked has ended; "stopped": it goes on when the run is resumed.
 Ending = Literal["done", "failed", "stopped"]
 #: Where the tracker's user names no project or experiment.
 PROJECT = "muster"
+_PIECE = re.compile(r"-x([0-9a-f]+)-")
 
 
 class Point(NamedTuple):
@@ -110,3 +120,98 @@ class Place(NamedTuple):
 
     trackers: Path
     tensorboard: Path
+
+
+class _Row(NamedTuple):
+    package: str  # which is also the name of the extra
+    make: str
+
+
+TRACKERS = {
+    "tensorboard": _Row("tensorboard", "muster.api.trackers.to_tensorboard:TensorBoard"),
+    "wandb": _Row("wandb", "muster.api.trackers.to_wandb:Wandb"),
+    "mlflow": _Row("mlflow", "muster.api.trackers.to_mlflow:MLflow"),
+    "trackio": _Row("trackio", "muster.api.trackers.to_trackio:Trackio"),
+}
+
+
+def read_trackers(text: str, flag: str) -> tuple[str, ...]:
+    """The names in ``wandb,mlflow``, each once; none for an empty text or "none".
+
+    Raises UnknownNameError for an unknown tracker.
+    """
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if names == ("none",):
+        return ()
+    for name in names:
+        if name not in TRACKERS:
+            raise UnknownNameError(f"tracker of {flag}", name, TRACKERS)
+    return names
+
+
+def check_installed(names: Collection[str]) -> None:
+    """UsageError for a tracker whose package is not installed; nothing is imported."""
+    for name in names:
+        package = TRACKERS[name].package
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"--log-to {name} needs the package {package}, which is not installed.",
+                hint=f"{how_to_install(name)}. Nothing was started.",
+            )
+    has_no_server = "mlflow" in names and not variable("MLFLOW_TRACKING_URI")
+    if has_no_server and importlib.util.find_spec("sqlalchemy") is None:  # mlflow-skinny
+        raise UsageError(
+            "--log-to mlflow without a server needs the whole package mlflow.",
+            hint="set MLFLOW_TRACKING_URI, or: pip install mlflow. Nothing was started.",
+        )
+
+
+def make_tracker(name: str, place: Place) -> Tracker:
+    module, _, attribute = TRACKERS[name].make.partition(":")
+    tracker: Tracker = getattr(importlib.import_module(module), attribute)(place)
+    return tracker
+
+
+def to_tracker(name: str, allowed: re.Pattern[str], *, taken: frozenset[str] = frozenset()) -> str:
+    """``name`` in the characters that ``allowed`` matches one by one; ``taken``: the tracker's own.
+
+    >>> to_tracker("loss²", re.compile("[a-z0-9_]"))
+    'loss-xb2-'
+    >>> to_tracker("step", re.compile("[a-z]"), taken=frozenset({"step"}))
+    'ste-x70-'
+    """
+    if not name:
+        return "-x-"
+    following = [*name[1:], ""]
+    mapped = "".join(
+        character
+        if (character == "-" and after != "x")
+        or (character != "-" and allowed.fullmatch(character))
+        else _piece(character)
+        for character, after in zip(name, following, strict=True)
+    )
+    return mapped[:-1] + _piece(mapped[-1]) if mapped in taken else mapped
+
+
+def from_tracker(mapped: str) -> str:
+    """The name that `to_tracker` was given.
+
+    >>> from_tracker("loss-xb2-")
+    'loss²'
+    """
+    if mapped == "-x-":
+        return ""
+    return _PIECE.sub(lambda match: chr(int(match[1], 16)), mapped)
+
+
+def escape_first(mapped: str) -> str:
+    """For a name whose first character has a meaning to the tracker.
+
+    >>> from_tracker(escape_first("_step"))
+    '_step'
+    """
+    return _piece(mapped[0]) + mapped[1:]
+
+
+def _piece(character: str) -> str:
+    return f"-x{ord(character):x}-"

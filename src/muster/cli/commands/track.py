@@ -7,7 +7,7 @@ from typing import Annotated
 
 from muster.api.runs import open_run
 from muster.api.trackers.guard import track
-from muster.api.trackers.table import read_trackers
+from muster.api.trackers.tracker import read_trackers
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
 from muster.cli import output

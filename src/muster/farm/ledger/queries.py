@@ -12,7 +12,7 @@ from muster.farm.ledger.connect import explained, has_metrics, has_table, has_wo
 from muster.farm.task import Task, TaskState
 
 READY, CLAIMED, DONE, FAILED, CANCELLED, STOPPED = (state.value for state in TaskState)
-#: What an attempt has logged at once: task, token, serial, a body of `muster.farm.points`.
+#: What an attempt has logged at once: task, token, serial, a body of `muster.farm.metrics`.
 MetricRow = tuple[int, int, int, bytes]
 
 #: The fields of `TaskRow`, as a query over tasks, results and their attempts has them.

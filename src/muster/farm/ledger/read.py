@@ -13,7 +13,7 @@ from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.away import open_whole
 from muster.farm.ledger.connect import explained, has_metrics, has_table, has_worker_code
 from muster.farm.ledger.queries import LedgerQueries
-from muster.farm.points import names_in
+from muster.farm.metrics import names_in
 from muster.farm.task import TaskState
 
 _FETCH = 2000

@@ -16,14 +16,13 @@ from muster.base.metric_log import METRICS_FILE
 from muster.base.settings import CHECKPOINT_DIR, TASK_DIR, child_environment
 from muster.farm import canonical
 from muster.farm.lifecycle import signal_name
-from muster.farm.metric_source import TENSORBOARD, parse_source
+from muster.farm.metric_source import TENSORBOARD, EventFiles, Printed, parse_source
 from muster.farm.results import check_result
 from muster.farm.task import TargetSpec
 from muster.farm.template import OWN_PROGRAM, fill, names_in
 from muster.farm.worker.context import Context
 from muster.farm.worker.logs import TaskLog
 from muster.farm.worker.memory import wait_for
-from muster.farm.worker.sources import EventFiles, Printed
 from muster.run.folder import RESULT_FILE
 
 #: Linux takes no longer string in an environment.

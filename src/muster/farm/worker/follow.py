@@ -16,10 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from muster.base.metric_log import read_line
-from muster.farm import points
+from muster.farm.metric_source import EventFiles, Printed
+from muster.farm.metrics import encode
 from muster.farm.worker.gather import SEND_AT, SEND_EVERY_S
 from muster.farm.worker.inbox import Line
-from muster.farm.worker.sources import EventFiles, Printed
 from muster.run.folder import RunFolder
 
 
@@ -112,7 +112,7 @@ class Follower:
             found += [(name, step, written_s, value) for name, value in numbers.items()]
         if found:
             # Negative: these numbers count bytes and are not to be taken for those of `Gatherer`.
-            self._line.logged(self._task_id, token, points.encode(found), -1 - start)
+            self._line.logged(self._task_id, token, encode(found), -1 - start)
 
     def _complain(self, what: str, detail: str) -> None:
         """Say it in the task's log, once."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.base.errors import TargetError
 from muster.base.metric_log import as_number, as_step
-from muster.farm import points
+from muster.farm.metrics import POINT, join
 from muster.farm.worker.inbox import Line
 
 SEND_EVERY_S = 0.5
@@ -53,8 +53,8 @@ class Gatherer:
         with self._lock:
             for name, value in numbers:
                 which = self._names.setdefault(name, len(self._names))
-                self._packed += points.POINT.pack(which, number, now, value)
-                if len(self._packed) >= SEND_AT * points.POINT.size:
+                self._packed += POINT.pack(which, number, now, value)
+                if len(self._packed) >= SEND_AT * POINT.size:
                     self._send()
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -104,7 +104,7 @@ class Gatherer:
 
     def _send(self) -> None:
         if self._packed:
-            self._post(points.join(self._names, bytes(self._packed)))
+            self._post(join(self._names, bytes(self._packed)))
             self._names.clear()
             self._packed.clear()
 

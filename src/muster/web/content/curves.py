@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.api.metrics import Series, series_of
-from muster.api.rank_points import RankLog
+from muster.api.metrics import RankLog, Series, series_of
 from muster.api.report.figures import COUNTERS
 from muster.base.errors import UsageError
 from muster.farm.ledger.read import LedgerReader
