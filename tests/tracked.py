@@ -15,17 +15,19 @@ from pathlib import Path
 
 from muster.api.trackers.tracker import from_tracker
 from muster.run.folder import RunFolder
-from muster.run.record import RunRecord, write_run
+from muster.run.record import Kind, RunRecord, write_run
 
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
 
 
-def gang_folder(path: Path, lines: Iterable[Mapping[str, object]] = ()) -> RunFolder:
-    """The folder of a training that has ended well and wrote these lines."""
+def gang_folder(
+    path: Path, lines: Iterable[Mapping[str, object]] = (), kind: Kind = "train"
+) -> RunFolder:
+    """The folder of a training, or a program, that has ended well and wrote these lines."""
     folder = RunFolder(path)
     folder.create()
     record = RunRecord(
-        run_id="r", name=path.name, kind="train", created_s=0.0, code={}, options={}, argv=(),
+        run_id="r", name=path.name, kind=kind, created_s=0.0, code={}, options={}, argv=(),
         spec={"config": {"lr": 0.5, "tensorboard": False}}, cwd="/", environment={},
     )  # fmt: skip
     write_run(folder, record)

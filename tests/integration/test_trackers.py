@@ -116,11 +116,11 @@ def test_hostile_names_and_numbers(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", READERS)
 def test_folds_that_have_the_same_steps(tmp_path: Path, name: str) -> None:
     lines = [
-        {"step": step, "_process": "1", "_time": 10.0 * fold + step, "loss": fold + step / 4}
+        {"step": step, "_time": 10.0 * fold + step, "loss": fold + step / 4}
         for fold in range(2)
         for step in range(3)
     ]
-    folder = gang_folder(tmp_path / "run", lines)
+    folder = gang_folder(tmp_path / "run", lines, "run")
     said: list[str] = []
     assert track(folder, [name], said.append) == [], said
     expected = sorted((step, fold + step / 4) for fold in range(2) for step in range(3))

@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster.base.errors import UsageError
-from muster.base.metric_log import PROCESS, numbers_of
+from muster.base.metric_log import PROCESS, is_mark, numbers_of
 from muster.farm.canonical import short_key, task_label
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.metrics import Curve, Points, curves_of, decode, effective, encode
@@ -138,6 +138,64 @@ def only(found: Iterable[Series], name: str | None) -> list[Series]:
     return kept
 
 
+class RankLine(NamedTuple):
+    """A line of a ``metrics.jsonl``. ``start``: which start of the program has written it, from 1
+    on; ``number``: of the line in that start, which is its step where it names none."""
+
+    start: int
+    number: int
+    record: dict[str, Any]
+
+
+class RankLines:
+    """The lines of a ``metrics.jsonl`` that have come since the last look, or all of them again
+    where a training has cut the steps that it makes anew: then ``num_cuts`` grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.num_cuts = 0
+        self._begin()
+
+    def __iter__(self) -> Iterator[RankLine]:
+        """The whole lines that hold a JSON object. Whoever leaves early goes on there."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            self._cut()
+            return
+        with file:
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self._cut()
+            file.seek(self._offset)
+            while (line := file.readline()).endswith(b"\n"):
+                self._offset += len(line)
+                self._last = line
+                if is_mark(line):
+                    self._mark, self._number = line.strip().decode(), 0
+                    continue
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict):
+                    # Older musters marked no starts, but named the process in every line.
+                    process = self._mark or str(record.get(PROCESS))
+                    start = self._starts.setdefault(process, len(self._starts) + 1)
+                    number, self._number = self._number, self._number + 1
+                    yield RankLine(start, number, record)
+
+    def _cut(self) -> None:
+        if self._offset:
+            self.num_cuts += 1
+            self._begin()
+
+    def _begin(self) -> None:
+        self._offset = self._number = 0
+        self._last, self._mark = b"", ""
+        self._starts: dict[str, int] = {}
+
+
 class RankLog:
     """What a training, an agent or a program under ``muster run`` has written down.
 
@@ -145,54 +203,20 @@ class RankLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._forget()
+        self._lines = RankLines(path)
+        self._num_cuts = 0
+        self._frames: list[tuple[int, Points]] = []
 
     def curves(self) -> dict[str, Curve]:
         """What holds now, by metric; none where nothing was written."""
-        try:
-            with self._path.open("rb") as file:
-                if not self._goes_on(file):
-                    self._forget()
-                self._read(file)
-        except FileNotFoundError:
-            self._forget()
-        return effective(self._frames)
-
-    def _forget(self) -> None:
-        self._offset = 0
-        self._last = b""
-        self._num_lines = 0
-        self._starts: dict[str, int] = {}
-        self._frames: list[tuple[int, Points]] = []
-
-    def _goes_on(self, file: BinaryIO) -> bool:
-        """Whether what was read is still there: a training that goes on from a checkpoint cuts the
-        steps that it makes again."""
-        file.seek(self._offset - len(self._last))
-        return file.read(len(self._last)) == self._last
-
-    def _read(self, file: BinaryIO) -> None:
-        """Read the whole lines behind those that are known."""
-        file.seek(self._offset)
         together: dict[int, list[tuple[str, int, float, float]]] = {}
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            self._offset += len(line)
-            self._last = line
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if not isinstance(record, dict):
-                continue
-            number, self._num_lines = self._num_lines, self._num_lines + 1
-            if (found := numbers_of(record, number)) is None:
-                continue
-            step, time_s, numbers = found
-            written_s = math.nan if time_s is None else time_s
-            start = self._starts.setdefault(str(record.get(PROCESS)), len(self._starts) + 1)
-            points = [(name, step, written_s, value) for name, value in numbers.items()]
-            together.setdefault(1 if "kind" in record else start, []).extend(points)
+        for start, number, record in self._lines:
+            if (found := numbers_of(record, number)) is not None:
+                step, time_s, numbers = found
+                written_s = math.nan if time_s is None else time_s
+                points = [(name, step, written_s, value) for name, value in numbers.items()]
+                together.setdefault(1 if "kind" in record else start, []).extend(points)
+        if self._num_cuts != self._lines.num_cuts:
+            self._num_cuts, self._frames = self._lines.num_cuts, []
         self._frames += [(start, decode(encode(points))) for start, points in together.items()]
+        return effective(self._frames)

@@ -16,6 +16,7 @@ import orjson
 from muster.api.search_records import from_row, numbers_of, to_row
 from muster.base.clock import Clock
 from muster.base.errors import MusterError, UsageError
+from muster.base.metric_log import PROCESS
 from muster.farm import canonical
 from muster.farm.events import Event, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
@@ -262,6 +263,8 @@ class SearchDriver:
         new = []
         for which, step, _, value in POINT.iter_unpack(packed):
             name = names[which]
+            if name == PROCESS:  # no metric: the program was started again
+                continue
             last[name] = value
             if name in self._names and step > self._heard.get((task_id, name), float("-inf")):
                 new.append(Point(name, step, value))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import operator
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from muster.base.errors import TargetError
@@ -20,13 +22,16 @@ from muster.base.settings import variable
 
 #: The environment variable with the file to which a program appends.
 METRICS_FILE = "MUSTER_METRICS"
-#: Of a line: seconds since 1970, and which process has written it. Metrics have other names.
+#: Of a line: seconds since 1970, and which process has written it, where an older muster wrote it.
+#: A line with nothing but a process is a mark: from there on another start of the program writes.
+#: Metrics have other names.
 TIME, PROCESS = "_time", "_process"
+_MARK = re.compile(rb'\s*\{"_process": "[0-9.]+"\}\s*')
 #: The end of the year 9999, beyond which no library has dates.
 LATEST_S = 253_402_300_799.0
 
 _at_work: Callable[..., None] | None = None
-_open: tuple[str, int, int, str] | None = None  # name, process, descriptor, mark of the process
+_open: tuple[str, int, int] | None = None  # name, process, descriptor
 
 
 def log(step: int, **metrics: Any) -> None:
@@ -46,9 +51,8 @@ def log(step: int, **metrics: Any) -> None:
     if not name or variable("RANK") not in (None, "", "0"):
         return
     values = {key: as_number(key, value) for key, value in metrics.items()}
-    handle, mark = _file(name)
-    line = {"step": as_step(step), TIME: time.time(), PROCESS: mark, **values}
-    os.write(handle, json.dumps(line).encode() + b"\n")  # at once, so that lines do not mix
+    line = {"step": as_step(step), TIME: time.time(), **values}
+    os.write(_file(name), json.dumps(line).encode() + b"\n")  # at once, so that lines do not mix
 
 
 def is_logging() -> bool:
@@ -67,12 +71,30 @@ def logging_to(sink: Callable[..., None]) -> Iterator[None]:
         _at_work = before
 
 
-def _file(name: str) -> tuple[int, str]:
+def _file(name: str) -> int:
     global _open
     if _open is None or _open[:2] != (name, os.getpid()):
         handle = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        _open = (name, os.getpid(), handle, f"{time.time():.6f}")
-    return _open[2], _open[3]
+        _open = (name, os.getpid(), handle)
+    return _open[2]
+
+
+def mark_start(path: Path) -> None:
+    """Say in a file of lines that a program is started again, which may write the same steps.
+
+    What it writes replaces, metric by metric, all from the first step that it logs.
+    """
+    with suppress(FileNotFoundError):  # it has written nothing yet
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:  # the line before may be torn
+            os.write(handle, b'\n{"%s": "%.6f"}\n' % (PROCESS.encode(), time.time()))
+        finally:
+            os.close(handle)
+
+
+def is_mark(line: bytes) -> bool:
+    """Whether `mark_start` has written this line."""
+    return _MARK.fullmatch(line) is not None
 
 
 def as_step(step: object) -> int:
@@ -93,6 +115,8 @@ def as_number(name: str, value: Any) -> float:
 
     Raises TargetError, with the metric's name and the type of the value, for anything else.
     """
+    if name == PROCESS:
+        raise TargetError(f"log: no metric is called {PROCESS}, as Muster uses this name itself.")
     try:
         if isinstance(value, float | int):  # a bool is an int
             return float(value)

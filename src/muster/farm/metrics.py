@@ -1,11 +1,12 @@
 """Points, which are numbers that a task has logged: the bytes of many, and which of them hold.
 
 A body is a line of JSON with the names of the metrics, then 26 bytes for each point, little-endian:
-the number of its name (u16), step (i64), time in seconds since 1970 (f64) and value (f64).
+the number of its name (u16), step (i64), time in seconds since 1970 (f64) and value (f64). Where
+the program of a task was started again within an attempt, the first point says how often.
 
 A task may have had several attempts, and each may have logged the same steps again. What holds:
-metric by metric, a later attempt replaces everything of earlier ones from the first step that it
-logs. An attempt that goes on from a checkpoint therefore continues the curve, and one that starts
+metric by metric, a later attempt or start replaces everything of earlier ones from the first step
+that it logs. One that goes on from a checkpoint therefore continues the curve, and one that starts
 afresh replaces it.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
+from muster.base.metric_log import PROCESS
 from muster.farm import wire
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Points(NamedTuple):
     """Points as columns, in the order in which they were logged.
 
     ``which`` holds the index of each point's name in ``names``; all columns are equally long.
-    NaN and infinities are kept as they were logged.
+    NaN and infinities are kept as they were logged. ``start``: how often the program had been
+    started again within the attempt.
     """
 
     names: tuple[str, ...]
@@ -51,6 +54,7 @@ class Points(NamedTuple):
     step: NDArray[np.int64]
     time_s: NDArray[np.float64]
     value: NDArray[np.float64]
+    start: int = 0
 
     def __len__(self) -> int:  # of points, not of columns
         return len(self.which)
@@ -67,12 +71,14 @@ def join(names: Iterable[str], packed: bytes) -> bytes:
     return orjson.dumps([wire.clean(name) for name in names]) + b"\n" + packed
 
 
-def encode(points: Iterable[tuple[str, int, float, float]]) -> bytes:
+def encode(points: Iterable[tuple[str, int, float, float]], start: int = 0) -> bytes:
     """The body of these points, each a name, a step, a time and a value.
 
     It holds at most 65,536 names; more raise struct.error.
     """
     numbers: dict[str, int] = {}
+    if start:
+        points = [(PROCESS, 0, 0.0, start), *points]
     packed = b"".join(
         POINT.pack(numbers.setdefault(name, len(numbers)), step, time_s, value)
         for name, step, time_s, value in points
@@ -83,7 +89,7 @@ def encode(points: Iterable[tuple[str, int, float, float]]) -> bytes:
 def names_in(body: bytes) -> list[str]:
     """The names of a body, without its points."""
     found: list[str] = orjson.loads(body[: body.index(b"\n")])
-    return found
+    return [name for name in found if name != PROCESS]
 
 
 def decode(body: bytes) -> Points:
@@ -93,6 +99,10 @@ def decode(body: bytes) -> Points:
     start = body.index(b"\n") + 1
     names: Sequence[str] = orjson.loads(body[:start])
     table = np.frombuffer(body, dtype=_FIELDS, offset=start)
+    if names[:1] == [PROCESS] and len(table):
+        rest, started = table[1:], int(table["value"][0])
+        which = rest["name"] - np.uint16(1)
+        return Points(tuple(names[1:]), which, rest["step"], rest["time"], rest["value"], started)
     return Points(tuple(names), table["name"], table["step"], table["time"], table["value"])
 
 
@@ -141,25 +151,25 @@ def effective(frames: Iterable[tuple[int, Points]]) -> dict[str, Curve]:
     """
     import numpy as np
 
-    parts: dict[str, dict[int, list[Curve]]] = {}
+    parts: dict[str, dict[tuple[int, int], list[Curve]]] = {}
     for token, points in frames:
         for number, name in enumerate(points.names):
             mine = points.which == number
             step = points.step[mine]
             columns = (step, points.time_s[mine], points.value[mine])
             part = Curve(*columns, np.full(len(step), token, np.int64))
-            parts.setdefault(name, {}).setdefault(token, []).append(part)
-    return {name: _cut(by_token) for name, by_token in parts.items()}
+            parts.setdefault(name, {}).setdefault((token, points.start), []).append(part)
+    return {name: _cut(by_start) for name, by_start in parts.items()}
 
 
-def _cut(by_token: dict[int, list[Curve]]) -> Curve:
-    """From the last attempt to the first: of each what lies below all steps of later ones."""
+def _cut(by_start: dict[tuple[int, int], list[Curve]]) -> Curve:
+    """From the last start to the first: of each what lies below all steps of later ones."""
     import numpy as np
 
     kept: list[Curve] = []
     bound: int | None = None
-    for token in sorted(by_token, reverse=True):
-        whole = _joined(by_token[token])
+    for start in sorted(by_start, reverse=True):
+        whole = _joined(by_start[start])
         if not len(whole.step):
             continue
         holds = np.ones(len(whole.step), bool) if bound is None else whole.step < bound

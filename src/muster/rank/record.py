@@ -10,9 +10,10 @@ import os
 import platform
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,10 +89,11 @@ class Record:
         self._writing = threading.RLock()  # `log` may be called by any thread
         self._files = [os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)]
         task = variable(METRICS_FILE)
-        self._told: dict[str, int] = {}  # what the task has already, as `_last_steps` says
+        self._told = _Told()
         if task and Path(task).absolute() != self._path.absolute():
             if has_begun:  # by ranks before these, maybe in the same attempt
-                self._told = _last_steps(Path(task))
+                self._told.read(Path(task))
+                self._told.at = _last(read_metrics(self._path))
             self._files.append(os.open(task, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
         self._logging = ExitStack()
         if not is_logging():
@@ -128,7 +130,7 @@ class Record:
         """Record something seldom, such as an evaluation; a ``step`` must be among its values."""
         self._write_steps()
         text = json.dumps({"kind": kind, **values}) + "\n"
-        self._write(text, text if values["step"] > self._told.get(kind, -1) else "")
+        self._write(text, text if self._told.is_new(kind, values["step"]) else "")
         if self._board is not None:
             self._to_board(kind, values)
         self.flush()
@@ -136,10 +138,11 @@ class Record:
     def log(self, step: int, **metrics: Any) -> None:
         """Record what the task itself logs with ``muster.log``."""
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        if os.getpid() == self._process:  # a loader's would write them twice
-            self._write_steps()  # `_cut_after` goes by the order of lines
         text = json.dumps({"step": as_step(step), TIME: time.time(), **numbers}) + "\n"
-        self._write(text, text)
+        with self._writing:
+            if os.getpid() == self._process:  # a loader's would write them twice
+                self._write_steps()  # `_cut_after` goes by the order of lines
+            self._write(text, "" if self._told.has_logged() else text)
 
     def status(self, values: dict[str, Any]) -> None:
         """Write where the training is, for `muster status`; a full disk does not stop it."""
@@ -166,9 +169,9 @@ class Record:
         with self._writing:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             if lines:
-                words, told = [*map(_words, lines)], self._told.get("train", -1)
-                first = next((i for i, line in enumerate(lines) if line.step > told), len(lines))
-                self._write("".join(words), "".join(words[first:]))
+                words = [*map(_words, lines)]
+                new = [self._told.is_new("train", line.step) for line in lines]
+                self._write("".join(words), "".join(compress(words, new)))
 
     def _write(self, text: str, for_task: str) -> None:
         """Add lines in one piece: threads of the task may log meanwhile."""
@@ -234,13 +237,45 @@ def _cut_after(path: Path, step: int) -> None:
                     waiting.clear()
 
 
-def _last_steps(path: Path) -> dict[str, int]:
-    """The last step of each kind of line."""
-    found: dict[str, int] = {}
-    for line in read_metrics(path):
-        if isinstance(step := line.get("step"), int):
-            found[line["kind"]] = max(step, found.get(line["kind"], step))
-    return found
+class _Told:
+    """What the task has been told by ranks before these, so that it is told nothing twice.
+
+    A line of the training is known by its kind and step, and what the task itself logged by the
+    line of the training before it: ranks that begin again come to the same places in the same
+    order. ``at``: the last line of the training, from where on these ranks count.
+    """
+
+    def __init__(self) -> None:
+        self.at: tuple[str, int] | None = None
+        self._last: dict[str, int] = {}
+        self._logged: Counter[tuple[str, int] | None] = Counter()
+
+    def read(self, path: Path) -> None:
+        """Remember what is in the task's file."""
+        at: tuple[str, int] | None = None
+        for line in read_journal(path):
+            kind, step = line.get("kind"), line.get("step")
+            if not isinstance(kind, str):
+                self._logged[at] += 1
+            elif isinstance(step, int):
+                at = kind, step
+                self._last[kind] = max(step, self._last.get(kind, step))
+
+    def is_new(self, kind: str, step: int) -> bool:
+        """Whether the task does not have this line of the training, which comes next."""
+        self.at = kind, step
+        return step > self._last.get(kind, -1)
+
+    def has_logged(self) -> bool:
+        """Whether the task has what it logs now."""
+        if not self._logged[self.at]:
+            return False
+        self._logged[self.at] -= 1
+        return True
+
+
+def _last(lines: list[dict[str, Any]]) -> tuple[str, int] | None:
+    return (lines[-1]["kind"], lines[-1]["step"]) if lines else None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

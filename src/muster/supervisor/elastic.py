@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
-from muster.base.metric_log import METRICS_FILE
+from muster.base.metric_log import METRICS_FILE, mark_start
 from muster.base.processes import KILL, send_signal, signal_group
 from muster.base.settings import child_environment
 from muster.gang.blame import RankEnd, consequence, read_rank_error
@@ -103,6 +104,8 @@ class Supervisor(SimpleElasticAgent):
         for local_rank, rank in sorted(numbers.items()):
             self._spec.folder.rank_error(rank).unlink(missing_ok=True)
             environment = self._environment(worker_group, local_rank, rank, restart)
+            if rank == 0:
+                self._mark_numbers(environment.get(METRICS_FILE))
             self._ranks.append(_Rank(rank, self._start(rank, environment)))
         pids = {rank.rank: rank.process.pid for rank in self._ranks}
         self._tell("ranks", pids=pids, restart=restart, world_size=world_size)
@@ -170,6 +173,16 @@ class Supervisor(SimpleElasticAgent):
                 env=environment,
                 start_new_session=True,
             )
+
+    def _mark_numbers(self, path: str | None) -> None:
+        """Say in the file of a program's numbers that it starts again. A training cuts its own."""
+        if isinstance(self._spec.program, Entry) or not path:
+            return
+        if self._spec.folder.rank_log(0).exists():  # else other programs of a task have written it
+            try:
+                mark_start(Path(path))
+            except OSError as error:
+                self._tell("remark", text=f"steps may be twice in {path}: {error.strerror}")
 
     def _argv(self) -> list[str]:
         program, parent = self._spec.program, str(os.getpid())

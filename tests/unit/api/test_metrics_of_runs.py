@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import muster
-from muster.api.metrics import Series, series_of_ranks, summary_of, table_of
+from muster.api.metrics import RankLog, Series, series_of_ranks, summary_of, table_of
 from muster.api.report.sweep import curves_to_show
 from muster.base.errors import UsageError
+from muster.base.metric_log import mark_start
 from muster.cli.main import main
 from muster.farm import canonical
 from muster.farm.metrics import Curve
@@ -106,6 +107,31 @@ def test_trainings_and_programs_have_the_same_columns(tmp_path: Path) -> None:
     assert (1, "train/loss", 1, None, 0.5) in found and (1, "eval/loss", 1, None, 0.75) in found
     own = [row for row in found if row[1] == "loss"]
     assert [row[2:] for row in own] == [(0, 5.0, 3.0), (1, 7.0, 1.0)]
+
+
+def test_a_program_that_is_started_again_replaces_its_steps(tmp_path: Path) -> None:
+    """Its first start was an older muster's, which named the process in each line."""
+    path = tmp_path / "metrics.jsonl"
+    log = RankLog(path)
+    mark_start(path)
+    assert log.curves() == {}
+    starts = [
+        [{"step": step, "_process": "1.5", "loss": 1.0} for step in range(5)],
+        [{"step": step, "loss": 2.0} for step in (3, 4, 5)],
+        [{"loss": 3.0}, {"loss": 3.5}],  # their steps are 0 and 1
+        [{"step": step, "loss": 4.0} for step in (1, 2, 1)],  # folds
+    ]
+    ends = [(0, 1.0, 1), (3, 2.0, 2), (0, 3.0, 3), (1, 4.0, 4)]
+    for lines, (step, value, attempt) in zip(starts, ends, strict=True):
+        mark_start(path)
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.write('{"torn')
+        [curve] = log.curves().values()
+        found = list(zip(curve.step.tolist(), curve.value.tolist(), curve.token, strict=True))
+        assert (step, value, attempt) in found
+        assert RankLog(path).curves()["loss"].step.tolist() == curve.step.tolist()
+    assert [(step, value) for step, value, _ in found] == [(0, 3.0), (1, 4.0), (2, 4.0), (1, 4.0)]
 
 
 def test_of_many_curves_the_lowest_and_the_highest_are_shown() -> None:

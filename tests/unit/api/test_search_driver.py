@@ -372,6 +372,18 @@ def test_a_constraint_that_was_heard_is_not_recorded_again(tmp_path: Path) -> No
     bench.ledger.close()
 
 
+def test_a_trial_whose_program_was_started_again_shows_its_steps_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    task_id, _ = bench.ask()
+    for start in (0, 1):
+        body = metrics.encode([("y", 1 + start, 0.0, 0.5), ("y", 1, 0.0, 0.25)], start)
+        bench.driver.heard(Logged(1, task_id, 1, start, body))
+    heard = [from_row(row) for row in bench.driver.take_records() if row.kind == "heard"]
+    assert [point.step for record in heard for point in record.points] == [1, 2]
+    assert json.loads(bench.driver.last_of(task_id)) == {"y": 0.25}
+    bench.ledger.close()
+
+
 def test_money_ends_a_search_and_more_of_it_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.reborn(budget=Budget(cost=10, price_per_gpu_hour=4))

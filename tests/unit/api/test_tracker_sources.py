@@ -14,7 +14,7 @@ from muster.api.trackers import sources
 from muster.api.trackers.feed import Source
 from muster.api.trackers.guard import Keeper
 from muster.api.trackers.sources import source_of
-from muster.base.metric_log import PROCESS
+from muster.base.metric_log import PROCESS, mark_start
 from muster.farm.canonical import payload_and_key
 from muster.farm.ledger.store import Ledger, NewTask
 from muster.farm.metrics import encode
@@ -82,10 +82,11 @@ def test_a_batch_that_ends_in_the_middle_of_lines_without_steps(
     assert all_of(source_of(folder, "id")) == [("loss", step, float(step)) for step in range(7)]
 
 
-def test_folds_of_a_program_and_a_second_start_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [{}, {PROCESS: "one"}])
+def test_folds_of_a_program_and_a_second_start_of_it(old: dict[str, str], tmp_path: Path) -> None:
     """Another process of the tracker goes on behind the mark, whatever the steps are."""
-    folds = [{"step": step, PROCESS: "one", "loss": 1.0} for _ in "ab" for step in range(3)]
-    folder = gang_folder(tmp_path / "run", folds)
+    folds = [{"step": step, **old, "loss": 1.0} for _ in "ab" for step in range(3)]
+    folder = gang_folder(tmp_path / "run", folds, "run")
     mark, batches = source_of(folder, "id").read(None)
     assert [point.step for point in batches[0]] == [0, 1, 2, 0, 1, 2]
     add_lines(folder, folds[:2])
@@ -94,6 +95,34 @@ def test_folds_of_a_program_and_a_second_start_of_it(tmp_path: Path) -> None:
     assert [(point.step, point.attempt) for point in batches[0]] == [(0, 1), (1, 1)]
     before = list(source_of(folder, "id").before(0, mark))
     assert [(point.name, point.step, point.attempt) for point in before] == [("loss", 2, 1)]
+    mark_start(folder.metrics)
+    add_lines(folder, [{"step": 1, "loss": 2.0}])
+    _, batches = source_of(folder, "id").read(mark)
+    assert [(p.step, p.value, p.attempt) for p in batches[0]][2:] == [(1, 2.0, 2)]
+
+
+def test_what_an_older_muster_has_sent_of_a_program_is_not_sent_again(tmp_path: Path) -> None:
+    folder = gang_folder(
+        tmp_path / "run", [{"step": step, "loss": 1.0} for step in range(4)], "run"
+    )
+    _, batches = source_of(folder, "id").read({"loss": 2})
+    assert [point.step for point in batches[0]] == [3]
+
+
+def test_a_start_within_an_attempt_counts_as_an_attempt(tmp_path: Path) -> None:
+    folder = sweep(tmp_path / "run", {"lr": 1})
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    frames = [(1, 0), (1, 1), (2, 0)]
+    ledger.record_metrics([
+        (1, token, start, encode([("loss", 5, 0.0, 1.0)], start)) for token, start in frames
+    ])  # fmt: skip
+    ledger.commit()
+    ledger.close()
+    points = source_of(folder, "id").read(None)[1][1]
+    assert [point.name for point in points] == ["loss"] * 3
+    attempts = [point.attempt for point in points]
+    assert attempts == sorted(set(attempts)), "each later than the one before"
 
 
 def test_numbers_that_no_tracker_takes_are_left_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.unit.farm.test_metric_stream import Sent
 
 import muster
 from muster.base.errors import UsageError
-from muster.base.metric_log import read_line
+from muster.base.metric_log import mark_start, read_line
 from muster.farm import metrics
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metric_source import parse_source
@@ -44,9 +44,14 @@ class Ledger(Sent):
         self.frames.setdefault((token, serial), body)
         return serial
 
-    def steps(self) -> list[int]:
+    def curve(self) -> list[tuple[int, float]]:
         frames = [(token, metrics.decode(body)) for (token, _), body in self.frames.items()]
-        return metrics.effective(frames)["loss"].step.tolist()
+        found = metrics.effective(frames)
+        assert found.keys() == {"loss"}
+        return list(zip(found["loss"].step.tolist(), found["loss"].value.tolist(), strict=True))
+
+    def steps(self) -> list[int]:
+        return [step for step, _ in self.curve()]
 
 
 def line(step: int) -> str:
@@ -72,6 +77,35 @@ def test_the_next_attempt_forwards_what_the_killed_one_has_written(
     with Follower(folder, "k", 1, 2, ledger) as second, second.path.open("a") as file:
         file.write("".join(map(line, range(begins_at, 8))))
     assert ledger.steps() == list(range(8))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3, 9])
+def test_a_program_that_is_started_again_in_an_attempt_replaces_its_steps(
+    lost: int, tmp_path: Path
+) -> None:
+    """It goes on from a checkpoint, then afresh; then all are killed. The coordinator has lost the
+    last frames."""
+    ledger = Ledger()
+    first = Follower(RunFolder(tmp_path), "k", 1, 1, ledger)
+    starts = [(0, 5, 1.0), (3, 6, 2.0), (0, 4, 3.0), (2, 5, 4.0)]
+    for number, (begin, end, value) in enumerate(starts):
+        mark_start(first.path)
+        with first.path.open("a") as file:
+            file.writelines(
+                json.dumps({"step": s, "loss": value}) + "\n" for s in range(begin, end)
+            )
+            file.write('{"step": 9, "lo')  # torn
+        if number != 1:  # two starts come in one look
+            first._forward()
+    for key in list(ledger.frames)[-lost:] * bool(lost):
+        del ledger.frames[key]
+    expected = [3.0, 3.0, 4.0, 4.0, 4.0]
+    with Follower(RunFolder(tmp_path), "k", 1, 2, ledger):
+        pass
+    assert ledger.curve() == [*enumerate(expected)]
+    with Follower(RunFolder(tmp_path), "k", 1, 3, ledger) as third:
+        third.path.write_text(line(4) + '{"loss": 0.25}\n')
+    assert ledger.curve() == [(0, 3.0), (4, 0.5), (1, 0.25)]
 
 
 def test_no_line_of_a_program_fails_its_task(tmp_path: Path) -> None:

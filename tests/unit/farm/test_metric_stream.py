@@ -84,6 +84,25 @@ def test_a_later_attempt_replaces_from_its_first_step(
     assert found == reference(frames)
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)), max_size=12))
+@examples(100)
+def test_a_frame_says_how_often_its_program_was_started_again(
+    frames: list[tuple[int, int, int]],
+) -> None:
+    """A start within an attempt counts like an attempt."""
+    found, plain = [], []
+    for number, (token, start, step) in enumerate(frames):
+        point = ("loss", step, 0.0, float(number))
+        body = metrics.encode([point], start)
+        assert (metrics.names_in(body), metrics.decode(body).start) == (["loss"], start)
+        found.append((token, metrics.decode(body)))
+        plain.append((token * 10 + start, metrics.decode(metrics.encode([point]))))
+    curves = metrics.effective(found)
+    for name, curve in metrics.effective(plain).items():
+        assert curves[name].value.tolist() == curve.value.tolist()
+        assert curves[name].token.tolist() == [token // 10 for token in curve.token.tolist()]
+
+
 # ------------------------------------------------------------------ a worker's end
 
 

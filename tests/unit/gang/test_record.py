@@ -88,10 +88,19 @@ def test_ranks_that_begin_again_tell_their_task_nothing_twice(
         folder.path.mkdir(exist_ok=True)
         record = Record(folder, first - 1, with_tensorboard=False)
         for step in range(first, last + 1):
+            for number in range(step % 3):
+                muster.log(number, before=10 * step)  # folds have the same steps
             record.step(StepLine(step, 0, 8, 0.5, 0.1, 0.01, None))
+            muster.log(step, between=10 * step)
             record.line("evaluation", {"step": step, "loss": 0.25})
+        if place == "a":
+            muster.log(0, before=10 * (last + 1))  # and then they were killed
         record.close()
         assert [line["step"] for line in read_metrics(folder.metrics)][::2] == [*range(1, last + 1)]
     told = [line["step"] for line in read_metrics(stream) if line["kind"] == "train"]
     assert told == [1, 2, 3, 4, 1, 2]
     assert len(read_metrics(stream)) == 2 * len(told)
+    lines = [json.loads(line) for line in stream.read_text().splitlines()]
+    assert [line["between"] for line in lines if "between" in line] == [10, 20, 30, 40, 10, 20]
+    before = [(line["step"], line["before"]) for line in lines if "before" in line]
+    assert before == [(0, 10), (0, 20), (1, 20), (0, 40), (0, 50), (0, 10), (0, 20), (1, 20)]

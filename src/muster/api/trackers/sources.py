@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from itertools import islice
 from typing import Any
 
+from muster.api.metrics import RankLines
 from muster.api.trackers.feed import Source
 from muster.api.trackers.tracker import Ended, Ending, Point, Tracked
 from muster.base.code import code_id
@@ -38,8 +39,10 @@ _STATES: Mapping[TaskState, Ending] = {
 #: What a line of metrics.jsonl says of the line.
 _ABOUT = frozenset({"step", "kind", TIME, PROCESS})
 #: In a mark, beside the metrics, whose names these are not: how many lines were read, and how many
-#: processes have written them.
+#: starts of the program have written them.
 _LINES, _ATTEMPT = "step", PROCESS
+#: An attempt of a task in a mark or a point has this many starts of its program at most.
+_STARTS = 1 << 20
 
 
 def source_of(folder: RunFolder, run_id: str) -> Source:
@@ -169,15 +172,15 @@ class MapSource(LedgerSource):
 
 class GangSource:
     """A training: one tracked run. A mark has the last step of every metric, because the file is
-    cut at the step where a training goes on; that of a program, whose lines say which process has
-    written them, is not, and there the mark has the number of lines."""
+    cut at the step where a training goes on; that of a program is not, and there the mark has the
+    number of lines."""
 
     def __init__(self, folder: RunFolder, record: RunRecord, run_id: str) -> None:
         self._folder = folder
         self._record = record
         self._about = _About(record, run_id)
-        self._offset, self._number, self._file = 0, 0, (0, 0)
-        self._attempts: dict[str, int] = {}
+        self._lines = RankLines(folder.metrics)
+        self._num_lines = self._num_cuts = 0
 
     def looking(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -187,16 +190,21 @@ class GangSource:
     ) -> tuple[Mapping[str, int] | None, Mapping[int, Sequence[Point]]]:
         last = dict(mark or {})
         num_read = last.get(_LINES, 0)
+        # Older musters did not count the lines of a program that named no process in them.
+        is_counted = self._record.is_program and (not last or _LINES in last)
         points: list[Point] = []
-        for line in self._lines():
-            attempt = self._attempt(line)
-            for point in _points(line, attempt):
+        for line in self._lines:
+            if self._num_cuts != self._lines.num_cuts:
+                self._num_cuts, self._num_lines = self._lines.num_cuts, 0
+            self._num_lines += 1
+            attempt = line.start if is_counted else 0
+            for point in _points({"step": line.number, **line.record}, attempt):
                 before = last.get(point.name, -1 << 64)
-                if self._number > num_read if attempt else point.step > before:
+                if self._num_lines > num_read if attempt else point.step > before:
                     last[point.name] = max(point.step, before)
                     points.append(point)
             if attempt:
-                last[_LINES] = max(self._number, num_read)
+                last[_LINES] = max(self._num_lines, num_read)
                 last[_ATTEMPT] = max(attempt, last.get(_ATTEMPT, 0))
             if len(points) >= _POINTS_AT_ONCE:
                 break
@@ -236,32 +244,6 @@ class GangSource:
         while (found := self.read(mark))[1]:
             mark, num_points = found[0], num_points + len(found[1][0])
         return num_points
-
-    def _attempt(self, line: Mapping[str, Any]) -> int:
-        """A number for the process that has written a line; 0 where it does not say."""
-        process = line.get(PROCESS)
-        if process is None:
-            return 0
-        return self._attempts.setdefault(str(process), len(self._attempts) + 1)
-
-    def _lines(self) -> Iterator[Mapping[str, Any]]:
-        """The whole lines behind those that were read, or all of a file that was cut."""
-        try:
-            with self._folder.metrics.open("rb") as file:
-                found = _identity(file)
-                if found != self._file:
-                    self._offset, self._number, self._file = 0, 0, found
-                file.seek(self._offset)
-                while (line := file.readline()).endswith(b"\n"):
-                    self._offset += len(line)
-                    with suppress(ValueError, RecursionError):
-                        record = json.loads(line)
-                        if isinstance(record, dict):
-                            number = self._number
-                            self._number += 1  # first: whoever has enough does not come back
-                            yield {"step": number, **record}
-        except FileNotFoundError:
-            return
 
 
 class _About:
@@ -310,7 +292,8 @@ def _sendable(value: Any) -> Any:
 
 def _of_frame(frame: Frame) -> Iterator[Point]:
     for name, step, time_s, value in frame.points.rows():
-        yield Point(name, step, _possible(time_s), value, frame.token)
+        attempt = frame.token * _STARTS + frame.points.start
+        yield Point(name, step, _possible(time_s), value, attempt)
 
 
 def _named_by_chunk(task: int) -> Callable[[Point], Point]:
@@ -350,10 +333,3 @@ def _json(path: Any) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
-
-
-def _identity(file: Any) -> tuple[int, int]:
-    import os
-
-    found = os.fstat(file.fileno())
-    return found.st_dev, found.st_ino

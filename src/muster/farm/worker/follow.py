@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from muster.base.metric_log import read_line
+from muster.base.metric_log import is_mark, read_line
 from muster.farm.metric_source import EventFiles, Printed
 from muster.farm.metrics import encode
 from muster.farm.worker.gather import SEND_AT, SEND_EVERY_S
@@ -32,7 +32,7 @@ class Follower:
         self._token = token
         self._line = line
         self._offset = 0
-        self._num_lines = 0
+        self._num_lines = self._num_starts = 0
         self._complaints: set[str] = set()
         self._ended = threading.Event()
         self.sources: list[Printed | EventFiles] = []  # looked at as often as the file is
@@ -89,15 +89,20 @@ class Follower:
         ends: list[int] = []
         with suppress(FileNotFoundError, ValueError):
             ends = [int(word) for word in _cuts_of(path).read_bytes().split()]
-        self._num_lines = 0
+        self._num_lines = self._num_starts = 0
         for start, end in pairwise([0, *ends, len(data)]):
-            self._send(token, start, data[start:end])
-        self._num_lines = 0
+            for part in _by_start(data[start:end]):
+                self._send(token, start, part)
+                start += len(part)
+        self._num_lines = self._num_starts = 0
 
     def _send(self, token: int, start: int, data: bytes) -> None:
         found: list[tuple[str, int, float, float]] = []
         now = time.time()
         for text in data.splitlines():
+            if is_mark(text):
+                self._num_lines, self._num_starts = 0, self._num_starts + 1
+                continue
             line = read_line(text, self._num_lines)
             self._num_lines += 1
             if line is None:
@@ -112,7 +117,7 @@ class Follower:
             found += [(name, step, written_s, value) for name, value in numbers.items()]
         if found:
             # Negative: these numbers count bytes and are not to be taken for those of `Gatherer`.
-            self._line.logged(self._task_id, token, encode(found), -1 - start)
+            self._line.logged(self._task_id, token, encode(found, self._num_starts), -1 - start)
 
     def _complain(self, what: str, detail: str) -> None:
         """Say it in the task's log, once."""
@@ -127,9 +132,21 @@ def _cuts_of(path: Path) -> Path:
 
 
 def _parts(data: bytes, *, is_over: bool) -> Iterator[bytes]:
-    """The whole lines of ``data``, some thousand at a time."""
+    """The whole lines of ``data``, some thousand at a time, and each part of one start."""
     lines = data.splitlines(keepends=True)
     if lines and not is_over and not lines[-1].endswith(b"\n"):
         lines.pop()
     for first in range(0, len(lines), SEND_AT):
-        yield b"".join(lines[first : first + SEND_AT])
+        yield from _by_start(b"".join(lines[first : first + SEND_AT]))
+
+
+def _by_start(data: bytes) -> Iterator[bytes]:
+    """``data`` in parts that begin with the marks of new starts."""
+    part: list[bytes] = []
+    for line in data.splitlines(keepends=True):
+        if part and is_mark(line):
+            yield b"".join(part)
+            part = []
+        part.append(line)
+    if part:
+        yield b"".join(part)
