@@ -6,6 +6,8 @@ import json
 import shlex
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -164,6 +166,58 @@ def test_a_search_becomes_a_study_of_optunas(run: Path, muster_main: Main) -> No
     assert again.returncode == 2 and "already exists" in again.stderr
     assert muster_main("export", "runs/it", "--to", "none/study.db").returncode == 2
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+KILLED = """
+import os, random, signal, sys, time
+import optuna, sqlalchemy, sqlite3, pyarrow.csv, pyarrow.parquet
+from muster.cli.main import main
+
+words, target, kills = sys.argv[3:], sys.argv[2], int(sys.argv[1])
+draw, least, most = random.Random(5), 0.0, None
+for number in range(kills + 1):
+    begun = time.monotonic()
+    if not (child := os.fork()):
+        os._exit(main(words))
+    if most is not None:
+        time.sleep(draw.uniform(0.0, most))
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    most = most or time.monotonic() - begun
+    if os.path.exists(target):
+        os.rename(target, f"{number}.{target}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "kills"),
+    [
+        pytest.param(command, target, kills, marks=[pytest.mark.slow] * (kills > 9))
+        for kills in (2, 100)
+        for command, target in (("export", "s.db"), ("metrics", "m.parquet"), ("metrics", "m.csv"))
+        if kills > 9 or target == "s.db"
+    ],
+)
+def test_a_killed_export_leaves_a_whole_file_or_none(
+    command: str, target: str, kills: int, run: Path, muster_main: Main
+) -> None:
+    """The first is not killed, and says how long it takes."""
+    program = [sys.executable, "-c", KILLED, str(kills), target, command, "runs/it", "--to", target]
+    place = run.parents[1]
+    subprocess.run(program, check=True, capture_output=True, timeout=600, cwd=place)
+    assert muster_main(*program[5:]).returncode == 0
+    found = [*Path().glob(f"*.{target}"), Path(target)]
+    assert Path(f"0.{target}") in found
+
+    def content(path: Path) -> object:
+        if path.suffix != ".db":
+            return path.read_bytes()
+        with closing(sqlite3.connect(path)) as study:
+            assert study.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            return study.execute("SELECT number, state FROM trials ORDER BY number").fetchall()
+
+    assert len({repr(content(path)) for path in found}) == 1
+    assert content(found[0])
 
 
 def test_more_trials_go_on_and_another_search_is_refused(run: Path, muster_main: Main) -> None:

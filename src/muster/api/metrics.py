@@ -154,7 +154,9 @@ class RankLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.num_cuts = 0
-        self._begin()
+        self._offset = self._number = 0
+        self._last, self._mark = b"", ""
+        self._starts: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[RankLine]:
         """The whole lines that hold a JSON object. Whoever leaves early goes on there."""
@@ -188,12 +190,9 @@ class RankLines:
     def _cut(self) -> None:
         if self._offset:
             self.num_cuts += 1
-            self._begin()
-
-    def _begin(self) -> None:
-        self._offset = self._number = 0
-        self._last, self._mark = b"", ""
-        self._starts: dict[str, int] = {}
+            self._offset = self._number = 0
+            self._last, self._mark = b"", ""
+            self._starts.clear()
 
 
 class RankLog:
