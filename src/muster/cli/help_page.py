@@ -8,7 +8,8 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from muster.cli.options import Option
 #: A page of help is read only when it is one page.
 MOST_FLAGS = 30
 _LEFT, _WIDEST = 32, 100
+#: Who hears of the options instead of seeing a page: what completes a command line.
+HEARS: ContextVar[Callable[[Sequence[Option]], None] | None] = ContextVar("hears", default=None)
 
 
 def show(
@@ -27,6 +30,9 @@ def show(
 ) -> None:  # fmt: skip
     """``engine``: the word after ``--on``, whose flags are shown as well. ``program``: how the
     words are called that follow the flags."""
+    if (hears := HEARS.get()) is not None:
+        hears(options)
+        return
     for line in page(command, text, options, common, is_all, engine, program):
         output.say(line)
 

@@ -89,6 +89,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "muster.cli.commands.devices:main",
         "list the GPUs of this machine and who uses them",
     ),
+    "completion": (
+        "muster.cli.commands.completion:main",
+        "make bash, zsh or fish complete what is typed",
+    ),
 }
 
 #: command → the function that reads its flags, of those that make a run.
@@ -172,10 +176,11 @@ def _obey(words: list[str]) -> int:
 
         output.say(f"muster {__version__}")
         return EXIT_OK
-    return _run(words[0], words[1:])
+    return run_command(words[0], words[1:])
 
 
-def _run(command: str, rest: list[str]) -> int:
+def run_command(command: str, rest: list[str]) -> int:
+    """Do what a command says; returns its exit code, and raises what it raises."""
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS)
     module, _, function = COMMANDS[command][0].partition(":")

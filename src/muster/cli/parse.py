@@ -265,7 +265,9 @@ class _Reading:
                 raise UsageError(f"{flag} takes no value.", hint=f"write {flag} alone.")
             return Said(option, name, (), is_off == option.flag.is_negated)
         words = self._values(option, text if equals else None)
-        if not words and not is_help and option.arity is not None:
+        if not words and option.arity is not None:
+            if is_help:  # the flag that is asked about
+                return Said(option, name, (), option.default)
             raise UsageError(f"{flag} needs a value: {option.metavar}.")
         return Said(option, name, tuple(words), _value(option, alias, words, flag))
 

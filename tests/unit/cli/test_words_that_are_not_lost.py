@@ -37,6 +37,7 @@ LINES = {
     "doctor": "doctor --quick",
     "devices": "devices",
     "web": "web",
+    "completion": "completion bash",
 }
 #: What is behind ``--`` is theirs, or they hand it on; ``verify`` is below.
 WITH_WORDS = {"sweep", "run", "plan", "monitor", "slurm-script"}

@@ -35,7 +35,7 @@ Examples:
   muster train my_task.py:MyTask --lr 3e-4 --run-dir runs/first
   muster train har --on slurm --nodes 2 --gpus 4 --time 4:00:00
 """
-_NO_START = ("-h", "--help", "--dry-run", "--dry_run")
+_NO_START = ("-h", "--help", "--help-all", "--dry-run", "--dry_run")
 
 
 def main(argv: list[str]) -> int:

@@ -25,7 +25,7 @@ Examples:
 def main(argv: list[str]) -> int:
     with ExitStack() as stack:
         supervisor = None
-        if argv and not any(word in ("-h", "--help") for word in argv):
+        if argv and not any(word in ("-h", "--help", "--help-all") for word in argv):
             supervisor = stack.enter_context(start_supervisor(forks=True))
         return _verify(argv, supervisor)
 

@@ -1,0 +1,139 @@
+"""What a shell proposes: the words that are known at each place, and nothing is started for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from tests.conftest import MusterCli
+from tests.fixtures.old_runs.old_runs import unpack
+
+from muster.cli.main import COMMANDS, main
+
+OLD = Path(__file__).parents[2] / "fixtures/old_runs/0.1.0"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a failed sweep in runs and a file of functions."""
+    unpack(OLD / "sweep-failed.tar.xz", tmp_path)
+    for path in tmp_path.glob("*.py"):
+        path.unlink()
+    (tmp_path / "work.py").write_text("def one(x):\n    ...\n\n\ndef other(x):\n    ...\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("muster sw", ["sweep"]),
+        ("muster help tr", ["train", "track"]),
+        ("muster sweep --gr", ["--grid"]),
+        ("muster sweep ss", ["ssm", "ssvae"]),
+        ("muster sweep ssm --student", ["--student-dims"]),
+        ("muster sweep w", ["work.py:"]),
+        ("muster sweep work.py:o", ["one", "other"]),
+        ("muster train d", ["digits"]),
+        ("muster train digits --strat", ["--strategy"]),
+        ("muster train digits --strategy f", ["fsdp"]),
+        ("muster train digits --strategy=f", ["fsdp"]),
+        ("muster status ", ["runs/sweep-failed"]),
+        ("muster logs --", ["--help", "--help-all"]),
+        ("muster status runs/sweep-failed --j", ["--json"]),
+        ("muster resume runs/sweep-failed --dev", ["--devices"]),
+        ("muster logs runs/sweep-failed ", ["2"]),
+        ("muster completion ", ["bash", "zsh", "fish"]),
+        ("muster run --sta", ["--stall-timeout", "--start"]),
+        ("muster run --devices cpu:2 --sta", ["--stall-timeout", "--start"]),
+        ("muster run work.py --sta", []),
+        ("muster sweep --grid x=1 -- echo --", []),
+        ("muster nonsense --", []),
+        ("muster train nonsense.py:Nothing --strat", ["--strategy"]),
+        ("muster status 'runs/sw", ["runs/sweep-failed"]),
+    ],
+)
+def test_what_may_follow(
+    line: str, expected: list[str], place: Path, muster_main: MusterCli
+) -> None:
+    done = muster_main("completion", "bash", "--line", line)
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.splitlines() == expected
+    assert sorted(path.name for path in (place / "runs").iterdir()) == ["sweep-failed"]
+
+
+def test_every_command_has_its_flags(place: Path, muster_main: MusterCli) -> None:
+    """None of them acts, or asks, or fails, when its flags are asked for."""
+    for command in COMMANDS:
+        done = muster_main("completion", "fish", "--line", f"muster {command} --")
+        assert done.returncode == 0, (command, done.stderr)
+        assert "--help" in done.stdout.split(), command
+
+
+def test_a_shell_that_is_not_known_is_refused(muster_main: MusterCli) -> None:
+    done = muster_main("completion", "tcsh")
+    assert done.returncode == 2 and "bash, zsh or fish" in done.stderr
+
+
+def test_help_before_a_flag_without_its_value_is_shown(muster_main: MusterCli) -> None:
+    """It ended in a traceback."""
+    done = muster_main("train", "--help", "digits", "--strategy")
+    assert done.returncode == 0 and "--strategy" in done.stdout
+
+
+@pytest.fixture
+def on_path(tmp_path: Path) -> dict[str, str]:
+    """An environment in which ``muster`` is this one."""
+    program = tmp_path / "bin/muster"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path[:] = {sys.path!r}\n"
+        "from muster.cli.main import main\nsys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "TERM": "dumb",
+    }
+
+
+@pytest.mark.thorough
+def test_bash_completes_at_the_tab(place: Path, on_path: dict[str, str]) -> None:
+    shell = pexpect.spawn(
+        "bash", ["--norc", "--noprofile", "-i"], cwd=str(place), env=on_path,  # type: ignore[arg-type]
+        encoding="utf-8", timeout=120,
+    )  # fmt: skip
+    try:
+        shell.sendline("PS1='ready'; bind 'set enable-bracketed-paste off'; echo go on")
+        shell.expect("go on\r\n")
+        shell.sendline("source <(muster completion bash); echo sour''ced")
+        shell.expect("sourced\r\n")
+        for typed, grown in (
+            ("muster status runs/sw", "muster status runs/sweep-failed "),
+            ("muster sweep work.py:on", "muster sweep work.py:one "),
+            ("muster train digits --strategy=fs", "muster train digits --strategy=fsdp "),
+        ):
+            shell.send(f"echo {typed}".removeprefix("echo ") + "\t")
+            shell.expect_exact(grown)
+            shell.sendcontrol("u")
+    finally:
+        shell.close(force=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_the_other_shells_read_their_script(name: str, tmp_path: Path) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    script = subprocess.run(
+        [sys.executable, "-m", "muster", "completion", name], capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    (tmp_path / "script").write_text(script)
+    subprocess.run([name, "-n", str(tmp_path / "script")], check=True)
+    assert main(["completion", name]) == 0
