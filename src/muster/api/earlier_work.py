@@ -18,8 +18,7 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, read_run
 from muster.run.session import is_held, open_run
-from muster.slurm.commands import elements_of, living_job
-from muster.slurm.script import array_name, job_name
+from muster.slurm.commands import jobs_at_work
 
 
 def check_code(folder: RunFolder, now: Code, *, may_change: bool) -> None:
@@ -152,13 +151,7 @@ def _free_name(place: Path) -> Path:
 def _refuse_at_work(folder: RunFolder) -> None:
     """SetupError where an element or a job may still write to the folder."""
     busy = [f"element {element.name}" for element in _elements(folder) if is_held(element)]
-    with suppress(SetupError):  # no SLURM here
-        for name in (job_name(folder), array_name(folder)):
-            if folder.job_files.exists():
-                found = elements_of(name)
-                busy += [f"job {a}_{n}" for (a, n), item in found.items() if item.is_alive]
-        if (job := living_job(folder)) is not None:
-            busy.append(f"job {job[0]}")
+    busy += [f"job {job}" for job in jobs_at_work(folder)]
     if busy:
         work = "works" if len(busy) == 1 else "work"
         raise SetupError(

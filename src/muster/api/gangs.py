@@ -25,7 +25,7 @@ from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import Placement, Slot, place
-from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang, start_supervisor
+from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
 from muster.monitor.recorder import record_run
@@ -34,7 +34,7 @@ from muster.run.record import Kind, RunRecord, new_record
 from muster.run.session import Renew, open_run
 from muster.slurm.commands import typed_for_job
 
-__all__ = ["Entry", "GangEnding", "Script", "start_supervisor"]
+__all__ = ["Entry", "GangEnding", "Script"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +154,6 @@ def run_gang(
         stack.enter_context(
             record_run(folder, uuids, every_s, settings, audience.warn, node_rank=node)
         )
-        forks = plan.start == "fork"
-        if supervisor is None or supervisor.forks != forks:
-            if supervisor is not None:
-                supervisor.close()
-            supervisor = start_supervisor(forks=forks)
-            stack.callback(supervisor.close)
         session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(code or {}))
         hear, warn = audience.hear, audience.warn
         ending = launch_gang(supervisor, _spec(plan, program), hear, warn, session.is_cancelled)

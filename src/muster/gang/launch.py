@@ -42,7 +42,6 @@ from muster.base.settings import RUN_MARKER, child_environment, waiting_threads
 from muster.base.signals import WARNING, Requests, listening, stop_code
 from muster.gang.blame import (
     RankEnd,
-    RankError,
     find_culprit,
     raised_while_stopping,
     read_rank_error,
@@ -75,7 +74,7 @@ class GangEnding:
     stall: str = ""
 
 
-class SupervisorHandle:
+class SupervisorHandle(contextlib.AbstractContextManager["SupervisorHandle"]):
     """A supervisor that is starting up; a context that leaves nothing running."""
 
     def __init__(self, *, forks: bool) -> None:
@@ -98,9 +97,6 @@ class SupervisorHandle:
             start_new_session=True,
             env=child_environment(environment),
         )
-
-    def __enter__(self) -> SupervisorHandle:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -136,7 +132,7 @@ def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
 
 
 def launch_gang(
-    handle: SupervisorHandle,
+    handle: SupervisorHandle | None,
     spec: GangSpec,
     hear: Hear,
     say: Say,
@@ -144,11 +140,17 @@ def launch_gang(
 ) -> GangEnding:
     """Run the gang to its end. The run folder must exist.
 
+    ``handle``: a supervisor that was started early; one that does not suit ``spec`` is replaced.
     ``hear`` gets every line that a rank of this node prints, ``say`` remarks about the run. The
     first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
     kills at once; USR1 goes to the ranks. ``is_cancelled``, asked at every turn, is as good as
-    Ctrl-C. The handle is closed at the end.
+    Ctrl-C. The supervisor is closed at the end.
     """
+    forks = spec.start == "fork"
+    if handle is None or handle.forks != forks:
+        if handle is not None:
+            handle.close()
+        handle = start_supervisor(forks=forks)
     with listening() as requests, handle, requests.watched():
         return _Launch(handle, spec, hear, say, requests, is_cancelled).run()
 
@@ -304,7 +306,7 @@ class _Launch:
                 code=-processes.KILL if end["code"] is None else end["code"],
                 time_s=end["time_s"],
                 was_stopped=end["was_stopped"],
-                error=self._error_of(end["rank"]),
+                error=read_rank_error(folder.rank_error(end["rank"])),
                 tail=self._tail_of(end["rank"]),
             )
             for end in ends
@@ -329,9 +331,6 @@ class _Launch:
         except MusterError:
             return None
         return record if isinstance(record, dict) else None
-
-    def _error_of(self, rank: int) -> RankError | None:
-        return read_rank_error(self._spec.folder.rank_error(rank))
 
     def _tail_of(self, rank: int) -> tuple[str, ...]:
         start = self._tails[rank].start if rank in self._tails else 0
@@ -392,9 +391,8 @@ class _Launch:
         return ""
 
     def _stall_report(self) -> tuple[str, ...]:
-        if not self._stall:
-            return ()
-        return f"stalled: {self._stall}", f"stacks: {self._spec.folder.logs / 'rank-*.stack'}"
+        stacks = self._spec.folder.logs / "rank-*.stack"
+        return (f"stalled: {self._stall}", f"stacks: {stacks}") if self._stall else ()
 
     def _log_of_supervisor(self) -> tuple[str, ...]:
         return tuple(

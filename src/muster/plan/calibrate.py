@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 
 from muster.base.codec import read_json
 from muster.base.errors import EXIT_INTERRUPTED, EXIT_USAGE, SetupError, UsageError
-from muster.base.journal import read_journal
 from muster.base.settings import child_environment
 from muster.base.shown_text import count
+from muster.plan.compare import step_seconds
 from muster.plan.compute import ComputeTime, Timing, from_timings
 from muster.plan.scaling import Crowding
 from muster.plan.units import Bytes, Figure, Flops, Seconds, measured
@@ -237,12 +237,6 @@ def read_steps(folder: RunFolder, printed: str, *, trim: float = 0.0) -> Steps:
         num_samples=int(told[1].replace(",", "")) if told else None,
         epochs=int(config["epochs"]),
     )
-
-
-def step_seconds(folder: RunFolder) -> list[float]:
-    """The duration of every recorded optimizer step, in order; torn lines are left out."""
-    lines = read_journal(folder.metrics)
-    return [float(line["seconds"]) for line in lines if line.get("kind") == "train"]
 
 
 def _refusal(task: str, exit_code: int, errors: str) -> BaseException:

@@ -15,7 +15,7 @@ from typing import Any
 from muster.base.atomic_files import explain_os_error
 from muster.base.codec import read_json, read_record, write_json
 from muster.base.errors import MusterError, SetupError
-from muster.plan.calibrate import step_seconds
+from muster.base.journal import read_journal
 from muster.plan.units import Seconds
 from muster.run.folder import RunFolder
 
@@ -187,3 +187,9 @@ def measured_run(folder: RunFolder) -> MeasuredRun:
         loading_share=found.get("data_wait_share"),
         communication_share=found.get("communication_share"),
     )
+
+
+def step_seconds(folder: RunFolder) -> list[float]:
+    """The duration of every recorded optimizer step, in order; torn lines are left out."""
+    lines = read_journal(folder.metrics)
+    return [float(line["seconds"]) for line in lines if line.get("kind") == "train"]

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from muster.base.errors import SetupError
 from muster.base.settings import child_environment, kept_environment, variable
 from muster.run.folder import RunFolder
 from muster.run.record import known_id, own_id
-from muster.slurm.script import outside_of_jobs
+from muster.slurm.script import array_name, job_name, outside_of_jobs
 from muster.slurm.states import (
     SQUEUE,
     Elements,
@@ -242,6 +243,17 @@ def living_job(folder: RunFolder) -> tuple[str, JobStatus] | None:
         return None
     status = job_status(record["job_id"])
     return (record["job_id"], status) if status.is_alive else None
+
+
+def jobs_at_work(folder: RunFolder) -> list[str]:
+    """The jobs that may still write to the folder, also those that wait; none without SLURM."""
+    found: list[str] = []
+    with suppress(SetupError):  # no SLURM here
+        for name in (job_name(folder), array_name(folder)) if folder.job_files.exists() else ():
+            found += [f"{a}_{n}" for (a, n), item in elements_of(name).items() if item.is_alive]
+        if (job := living_job(folder)) is not None:
+            found.append(job[0])
+    return found
 
 
 def typed_for_job(folder: RunFolder, job_id: str | None) -> tuple[str, ...] | None:
