@@ -71,8 +71,8 @@ PROOFS: dict[tuple[str, str], tuple[str, str]] = {
 #: An owner whose fields are read by names in a list: the module with the list, and its words that
 #: read them.
 COPIES = {
-    "muster_recipes.ssvae.train_config.SsvaeTrainConfig": (
-        "muster_recipes.ssvae.hyper", "CHOSEN = (",
+    "muster_recipes.ssvae.config.SsvaeTrainConfig": (
+        "muster_recipes.ssvae.config", "CHOSEN = (",
     ),
     "muster_recipes.ssvae.config.SsvaeConfig": (
         "muster_recipes.ssvae.plan", "{name: getattr(config, name) for name in _SHARED}",
@@ -80,7 +80,7 @@ COPIES = {
     "muster_recipes.ssm.config.SsmConfig": (
         "muster_recipes.ssm.plan", '{name: getattr(config, f"gd_{name}") for name in names}',
     ),
-    "muster_recipes.embed.config.EmbedConfig": (
+    "muster_recipes.embed.recipe.EmbedConfig": (
         "muster_recipes.embed.recipe", "field.name) for field in dataclasses.fields(config)",
     ),
     "muster_recipes.reasoning.config.ReasoningConfig": (

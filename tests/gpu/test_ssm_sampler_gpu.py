@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from muster_recipes.ssm import sampler_cuda
-from muster_recipes.ssm.moments import Moments
-from muster_recipes.ssm.sampler import Block, BlockResult, sample_block, sample_blocks
+from muster_recipes.ssm.sampler import Block, BlockResult, Moments, sample_block, sample_blocks
 
 pytestmark = pytest.mark.gpu
 

@@ -33,7 +33,7 @@ TASKS: dict[str, str] = {
     "arith": "muster_recipes.arith.config:RECIPE",
     "digits": "muster_recipes.digits.config:RECIPE",
     "har": "muster_recipes.har.config:RECIPE",
-    "ssvae": "muster_recipes.ssvae.train_config:RECIPE",
+    "ssvae": "muster_recipes.ssvae.config:RECIPE",
 }
 #: What learns by acting, for `muster train`.
 AGENTS: dict[str, str] = {

@@ -200,7 +200,7 @@ class GymnasiumEnvs:
         seen = self._look.read(batch, infos)
         self._history.append(given)
         self._history.clear(started)
-        self._check_finite("reward", reward[:, None], self._history.length)
+        self._check_finite("reward", reward[:, None])
         self._check_truncated(truncated)
 
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -213,7 +213,7 @@ class GymnasiumEnvs:
             if ended.any():
                 if self.mode is AutoresetMode.SAME_STEP:
                     final = self._look.finals(seen, ended, infos)
-                self._check_finite(OBSERVATION, final.flat, self._history.length)
+                self._check_finite(OBSERVATION, final.flat)
                 self._episode = self._episode + ended
                 self._history.clear(ended)
                 if self.mode is AutoresetMode.DISABLED:
@@ -270,13 +270,13 @@ class GymnasiumEnvs:
         return seen.replaced(idle, self._look.read(*self._begin(idle))) if idle.any() else seen
 
     def _checked(self, seen: Seen) -> Seen:
-        self._check_finite(OBSERVATION, seen.flat, self._history.length)
+        self._check_finite(OBSERVATION, seen.flat)
         if seen.mask is not None and not seen.mask.any(axis=1).all():
             row = int(np.flatnonzero(~seen.mask.any(axis=1))[0])
             raise UsageError(f"{self._name}: {self._where(row)} its {ACTION_MASK} allows nothing.")
         return seen
 
-    def _check_finite(self, what: str, values: Floats, steps: NDArray[np.int64]) -> None:
+    def _check_finite(self, what: str, values: Floats) -> None:
         if np.isfinite(values).all():
             return
         row, column = (int(i) for i in np.argwhere(~np.isfinite(values))[0])

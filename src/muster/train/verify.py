@@ -142,7 +142,7 @@ def verify(
         half = even.with_micro_batch(-(-even.micro_batch // 2))
         found = gradients(replica, half, gang.rank)
         findings.append(_compare(f"{label}, {half.accumulation} micro-batches", reference, found))
-    findings += _remarks(task, fresh(), example.data, example.size, precision, unused)
+    findings += _remarks(task, fresh(), example.data, precision, unused)
     say(f"compared on {plan.global_batch} samples; dropout off, BatchNorm on running statistics")
     return findings
 
@@ -184,7 +184,7 @@ def _compare(what: str, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor
 
 
 def _remarks(
-    task: Task, model: nn.Module, data: Any, size: int, precision: Precision, unused: list[str]
+    task: Task, model: nn.Module, data: Any, precision: Precision, unused: list[str]
 ) -> list[Finding]:
     types = _types_in_force(task, model, data, precision)
     wanted = precision.dtype

@@ -13,10 +13,9 @@ from torch.utils.data import Dataset
 
 from muster import Loss, Task
 from muster_recipes.arith.config import MAX_DIFFICULTY, RECIPE, ArithConfig
-from muster_recipes.arith.llama import Llama, LlamaShape
+from muster_recipes.arith.llama import Llama, LlamaShape, solved_share
 from muster_recipes.arith.problems import Problem, make, prompt
 from muster_recipes.arith.save import save
-from muster_recipes.arith.solve import solved_share
 from muster_recipes.arith.tokenizer import BOS, EOS, PAD, VOCABULARY, encode
 
 _IGNORED = -100

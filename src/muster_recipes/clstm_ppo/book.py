@@ -1,7 +1,8 @@
 """The positions of an account: ``NUM_SLOTS`` slots per environment, as tensors.
 
 Pure functions. Every position is a number of contracts of one strategy of the action table; its
-strikes follow from the price of the underlying when it was opened.
+strikes follow from the price of the underlying when it was opened. An agent sees its own account as
+numbers of order one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ import torch
 from torch import Tensor
 
 from muster_recipes.clstm_ppo import costs
-from muster_recipes.clstm_ppo.actions import SHARES_PER_CONTRACT
+from muster_recipes.clstm_ppo.actions import NUM_SLOTS, SHARES_PER_CONTRACT, ActionSpace
 from muster_recipes.clstm_ppo.offers import Order
-from muster_recipes.clstm_ppo.quotes import SECONDS_PER_YEAR, Conditions, Legs, Rules, mid_and_delta
+from muster_recipes.clstm_ppo.quotes import (
+    SECONDS_PER_DAY,
+    SECONDS_PER_YEAR,
+    Conditions,
+    Legs,
+    Rules,
+    mid_and_delta,
+)
 
 
 class Book(NamedTuple):
@@ -102,3 +110,66 @@ def marks(book: Book, bars: Conditions, legs: Legs, rules: Rules) -> Marks:
         fixed, per_slippage = ((ratio.abs() * x).sum(0) for x in unit)
         exit_cost = contracts * (fixed + costs.slippage(share) * per_slippage)
     return Marks(*(x.view(num_envs, slots) for x in (value, delta, exit_cost, can_exit)))
+
+
+ACCOUNT = ("cash", "value", "drawdown", "step")
+SLOT = ("moneyness", "months_left", "delta", "unrealised", "committed")
+
+
+class Account(NamedTuple):
+    """Shares of the capital, but ``drawdown`` (of the peak value) and ``step`` (of the episode's
+    bars); [num_envs]."""
+
+    cash: Tensor
+    value: Tensor
+    drawdown: Tensor
+    step: Tensor
+
+
+def portfolio_names(space: ActionSpace) -> tuple[str, ...]:
+    """Names of the entries of ``portfolio``: the account's, each number of all slots, one-hots."""
+    numbers = [f"slot {i} {name}" for name in SLOT for i in range(NUM_SLOTS)]
+    kinds = [f"slot {i} is {family}" for i in range(NUM_SLOTS) for family in space.families]
+    return (*ACCOUNT, *numbers, *kinds)
+
+
+def one_hot_families(space: ActionSpace, device: torch.device) -> Tensor:
+    """Float32 [kinds, families]; no position is all zeros."""
+    rows = torch.zeros(1 + len(space.strategies), len(space.families))
+    for kind, strategy in enumerate(space.strategies, start=1):
+        rows[kind, space.families.index(strategy.family)] = 1.0
+    return rows.to(device)
+
+
+def portfolio(
+    account: Account,
+    book: Book,
+    marks: Marks,
+    bars: Conditions,
+    legs: Legs,
+    one_hot: Tensor,
+    capital: float,
+) -> Tensor:
+    """Float32 [num_envs, len(portfolio_names)].
+
+    Of a slot: ln(K / S) with the mean strike K, months of 30 days to expiry, delta of one
+    contract per share, unrealised gain (costs paid included) and money committed (paid and
+    locked up), both as shares of the capital, and the one-hot of its family.
+    """
+    bars = bars.expanded(1)
+    is_held = book.kind > 0
+    centre = legs.centre.index_select(0, book.kind.flatten()).view_as(book.expiry)
+    centre = centre * torch.where(is_held, book.opened_at, bars.spot)
+    numbers = torch.cat(
+        [
+            torch.stack(account, dim=-1),
+            is_held * torch.log(centre / bars.spot),
+            is_held * (book.expiry - bars.time) / (30.0 * SECONDS_PER_DAY),
+            marks.delta,
+            (marks.value - book.paid) / capital,
+            (book.paid + book.owed) / capital,
+        ],
+        dim=-1,
+    )
+    families = one_hot.index_select(0, book.kind.flatten()).view(len(numbers), -1)
+    return torch.cat([numbers.float(), families], dim=-1)

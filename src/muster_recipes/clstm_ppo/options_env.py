@@ -37,17 +37,21 @@ from muster.agents import (
 )
 from muster_recipes.clstm_ppo import costs
 from muster_recipes.clstm_ppo.actions import NUM_SLOTS, ActionSpace
-from muster_recipes.clstm_ppo.book import Book, Marks, empty_book, opened, without
+from muster_recipes.clstm_ppo.book import (
+    Account,
+    Book,
+    Marks,
+    empty_book,
+    one_hot_families,
+    opened,
+    portfolio,
+    portfolio_names,
+    without,
+)
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.exchange import Exchange
 from muster_recipes.clstm_ppo.load import episode_bars_of, no_opening
 from muster_recipes.clstm_ppo.market import Market
-from muster_recipes.clstm_ppo.portfolio import (
-    Account,
-    one_hot_families,
-    portfolio,
-    portfolio_names,
-)
 from muster_recipes.clstm_ppo.quotes import Conditions
 
 RUINED_BELOW = 0.01

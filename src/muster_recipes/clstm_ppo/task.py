@@ -12,8 +12,8 @@ import torch
 from muster.agents import AgentTask, EnvSpec, Episodes, Place, Policy, Split, VectorEnv, play
 from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
-from muster_recipes.clstm_ppo.baselines import Rule, baselines, stock_episodes
 from muster_recipes.clstm_ppo.clusters import clusters_of
+from muster_recipes.clstm_ppo.comparison import Rule, baselines, stock_episodes
 from muster_recipes.clstm_ppo.config import AGENT, ClstmPpoConfig
 from muster_recipes.clstm_ppo.exchange import Exchange
 from muster_recipes.clstm_ppo.figure import draw

@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from muster import Task
 from muster_recipes.har.config import RECIPE, HarConfig
-from muster_recipes.har.nets import ConvNet
+from muster_recipes.har.nets import ConvNet, VitHead
 from muster_recipes.har.synthetic import make_windows
 from muster_recipes.har.uci import read_uci
-from muster_recipes.har.vit import VitHead
 from muster_recipes.har.windows import (
     CLASSES,
     Windows,

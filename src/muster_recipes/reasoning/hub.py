@@ -8,8 +8,7 @@ from pathlib import Path
 from muster import MissingPackageError, SetupError
 from muster.generation import is_hub_reachable
 from muster_recipes.reasoning.config import ReasoningConfig
-from muster_recipes.reasoning.datasets_table import DATA_SETS
-from muster_recipes.reasoning.sources import source_of
+from muster_recipes.reasoning.sources import DATA_SETS, source_of
 
 _HUB = "hf:"
 

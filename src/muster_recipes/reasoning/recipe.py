@@ -10,10 +10,15 @@ from typing import Any
 from muster import MapRecipe
 from muster_recipes.reasoning import summary
 from muster_recipes.reasoning.config import ReasoningConfig
-from muster_recipes.reasoning.datasets_table import DATA_SETS, dataset_info, list_datasets
 from muster_recipes.reasoning.host import SPEED_UPS, Host
 from muster_recipes.reasoning.hub import refresh
-from muster_recipes.reasoning.sources import check_columns, source_of
+from muster_recipes.reasoning.sources import (
+    DATA_SETS,
+    check_columns,
+    dataset_info,
+    list_datasets,
+    source_of,
+)
 from muster_recipes.reasoning.stages import Evaluate, Finish, Generate, Improve, Read
 
 

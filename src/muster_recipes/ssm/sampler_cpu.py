@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from muster_recipes.ssm.moments import Moments
+from muster_recipes.ssm.sampler import Moments
 
 if TYPE_CHECKING:
     from muster_recipes.ssm.sampler import Block

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from muster_recipes.ssm.moments import Moments
+from muster_recipes.ssm.sampler import Moments
 
 if TYPE_CHECKING:
     from muster_recipes.ssm.sampler import Block

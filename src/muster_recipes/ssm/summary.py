@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from muster_recipes.ssm.config import SsmConfig
-from muster_recipes.ssm.moments import Moments
 from muster_recipes.ssm.plan import block_size, num_blocks
 from muster_recipes.ssm.problem import Problem, problems
+from muster_recipes.ssm.sampler import Moments
 from muster_recipes.ssm.theory import acceptance_rate, asymptote, conditional_mean, prior_mean
 
 Row = Mapping[str, Any]

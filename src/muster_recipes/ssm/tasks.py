@@ -11,9 +11,8 @@ import torch
 
 from muster import Context, batched
 from muster_recipes.ssm.gd import GdCell, GdSettings, train
-from muster_recipes.ssm.problem import Problem
+from muster_recipes.ssm.problem import Problem, stream_seed
 from muster_recipes.ssm.sampler import Block, sample_blocks
-from muster_recipes.ssm.streams import stream_seed
 
 Task = Mapping[str, Any]
 

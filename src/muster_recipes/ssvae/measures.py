@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from muster_recipes.ssvae import factors, probe
+from muster_recipes.ssvae import probe
+from muster_recipes.ssvae.config import Hyper
 from muster_recipes.ssvae.disentanglement import (
     beta_vae_score,
     factor_vae_score,
+    moved_images,
     mutual_information_gap,
 )
-from muster_recipes.ssvae.hyper import Hyper
-from muster_recipes.ssvae.networks import class_logits, style
+from muster_recipes.ssvae.networks import Parameters, class_logits, style
 from muster_recipes.ssvae.noise import noise_of, step_keys
 from muster_recipes.ssvae.objective import class_bounds, over_classes
-from muster_recipes.ssvae.parameters import Parameters
 from muster_recipes.ssvae.pool import Pool
 
 Measures = dict[str, float | None]
@@ -143,14 +143,14 @@ def factor_scores(p: Parameters, images: Tensor, seed: int) -> list[Measures]:
     """Three published scores of disentanglement of every run, on factors with known values.
 
     ``images`` [n, side, side] are square. Their digits are rotated, scaled and shifted over a full
-    grid, eight times with images drawn by ``seed`` (5,000 images; see :mod:`factors`), and the
+    grid, eight times with images drawn by ``seed`` (5,000 images; see ``moved_images``), and the
     codes are the :func:`style_means` of the result. Training saw none of these movements.
     """
     height, width = images.shape[1:]
     if height != width:
         raise ValueError(f"images of {height}x{width} pixels are not square")
     stream = torch.Generator().manual_seed(seed)
-    moved, known = factors.moved_images(images, _NUM_GRIDS, stream)
+    moved, known = moved_images(images, _NUM_GRIDS, stream)
     codes = style_means(p, moved.flatten(1))
     scores = {
         "beta_vae_score": beta_vae_score(codes, known.level, seed),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.config import Hyper
 
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)

@@ -1,27 +1,159 @@
-"""The training task ``ssvae``."""
+"""The training task ``ssvae``: its images with their labels, its model, and the task itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from muster import Task
-from muster_recipes.ssvae import items
-from muster_recipes.ssvae.hyper import CHOSEN, Hyper
-from muster_recipes.ssvae.items import Batch, FixedLabels, Item, RedrawnLabels, TrueLabels
+from muster import Task, UsageError
+from muster_recipes.ssvae.config import CHOSEN, RECIPE, Hyper, SsvaeTrainConfig
+from muster_recipes.ssvae.labels import choose_labels
 from muster_recipes.ssvae.measures import class_measures, style_leakage
-from muster_recipes.ssvae.noise import noise_of
+from muster_recipes.ssvae.networks import init_parameters
+from muster_recipes.ssvae.noise import Noise, noise_of, step_keys, uniforms
+from muster_recipes.ssvae.objective import Terms, objective
 from muster_recipes.ssvae.pool import Pool, load
-from muster_recipes.ssvae.ssvae_net import SsvaeNet
-from muster_recipes.ssvae.train_config import RECIPE, SsvaeTrainConfig
+
+_NUM_CLASSES = 10
+_KEY_RANGE = (-(2**63), 2**63 - 1)
+
+
+class Item(NamedTuple):
+    """``x`` float32 [D]; ``label`` int64; ``chance`` that it is known; ``key`` of its noise."""
+
+    x: Tensor
+    label: Tensor
+    chance: Tensor
+    key: Tensor
+
+
+class Batch(NamedTuple):
+    """Items put together; ``is_labelled`` bool [B]."""
+
+    x: Tensor
+    label: Tensor
+    is_labelled: Tensor
+    key: Tensor
+
+
+class FixedLabels(Dataset[Item]):
+    """Training images of which ``num_labels`` have a label, the same in every epoch."""
+
+    def __init__(self, pool: Pool, num_labels: int, corruption_rate: float, seed: int) -> None:
+        chosen = choose_labels(pool.labels, num_labels, corruption_rate, seed)
+        self._x = pool.x
+        self._labels = pool.labels.index_copy(0, chosen.index, chosen.given)
+        self._chances = torch.zeros(len(pool.labels)).index_fill_(0, chosen.index, 1.0)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> Item:
+        # The global generator is seeded for every epoch and item: the noise of an image is new in
+        # every epoch, and the same on any number of ranks and loaders.
+        key = torch.randint(*_KEY_RANGE, ())
+        return Item(self._x[index], self._labels[index], self._chances[index], key)
+
+
+class RedrawnLabels(Dataset[Item]):
+    """The older protocol: a batch is labelled as a whole with probability ``num_labels`` / n, and
+    every label of it is wrong with probability ``corruption_rate``; all drawn in every epoch."""
+
+    def __init__(self, pool: Pool, num_labels: int, corruption_rate: float) -> None:
+        self._pool = pool
+        self._chance = torch.tensor(num_labels / len(pool.labels))
+        self._corruption_rate = corruption_rate
+
+    def __len__(self) -> int:
+        return len(self._pool.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        key = torch.randint(*_KEY_RANGE, ())
+        label = self._pool.labels[index]
+        if bool(torch.rand(()) < self._corruption_rate):
+            label = (label + torch.randint(1, _NUM_CLASSES, ())) % _NUM_CLASSES
+        return Item(self._pool.x[index], label, self._chance, key)
+
+
+class TrueLabels(Dataset[Item]):
+    """Images to evaluate on: the model is not told the label, and the noise is always the same."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._keys = step_keys([0], 0, len(pool.labels), "cpu")[0]
+
+    def __len__(self) -> int:
+        return len(self._pool.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        never = torch.zeros(())
+        return Item(self._pool.x[index], self._pool.labels[index], never, self._keys[index])
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    """A batch; one draw, from the first item's key, is compared with every item's chance."""
+    x, label, chance, key = (torch.stack(column) for column in zip(*items, strict=True))
+    # Another stream than that of the noise, whose key this is. 0 < drawn < 1: fixed labels stay.
+    drawn = uniforms(~key[:1], 1)[0]
+    return Batch(x, label, drawn < chance, key)
+
+
+class SsvaeNet(nn.Module):
+    """The model with its objective in ``forward``, where wrappers for several devices see it.
+
+    ``alpha``: weight of log q(y|x) of a label. The initial weights follow from ``seed``.
+    """
+
+    def __init__(self, hyper: Hyper, alpha: float, seed: int) -> None:
+        super().__init__()
+        self.hyper = hyper
+        self.alpha = alpha
+        # Without the run dimension: FSDP cuts parameters along their first one.
+        self.weights = nn.ParameterDict(
+            {name: value[0] for name, value in init_parameters(hyper, [seed]).items()}
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        labels: Tensor,
+        is_labelled: Tensor,
+        eps: Tensor,
+        gumbel: Tensor | None = None,
+    ) -> Terms:
+        """The terms [B] (log_q [B, C]) of pixels ``x`` [B, D] with ``labels`` where known, [B].
+
+        Noise ``eps`` [B, S, L] and ``gumbel`` [B, S, C]; without the latter the classes of an
+        image that has no label are summed over, whatever the training does.
+        """
+        if torch.is_autocast_enabled(x.device.type):
+            raise UsageError(
+                "ssvae sums over pixels and samples, for which 16 bits are too few.",
+                hint="use --precision fp32 or tf32.",
+            )
+        kind: Literal["exact", "sampled"] = "exact" if gumbel is None else "sampled"
+        noise = Noise(eps.unsqueeze(0), None if gumbel is None else gumbel.unsqueeze(0))
+        terms = objective(
+            {name: value.unsqueeze(0) for name, value in self.weights.items()},
+            x.unsqueeze(0),
+            labels.unsqueeze(0),
+            is_labelled.unsqueeze(0),
+            x.new_full((1,), self.alpha),
+            noise,
+            dataclasses.replace(self.hyper, unlabelled=kind),
+        )
+        # No views: FSDP puts a hook on what a module returns, which a view might lose.
+        return Terms(*(term.squeeze(0).clone() for term in terms))
+
 
 _FEW = 100
 
@@ -66,7 +198,7 @@ class SsvaeTask(Task):
         return FixedLabels(pool, config.n_labels, config.corruption_rate, config.label_seed)
 
     def collate(self, samples: Sequence[Item]) -> Batch:
-        return items.collate(samples)
+        return collate(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         # Noise is drawn outside the model: torch.compile's code for a CPU (2.13) that turns int64

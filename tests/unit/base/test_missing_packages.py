@@ -20,7 +20,7 @@ from muster.pipeline.engines.remote import OpenAiEngine
 from muster.pipeline.engines.vllm_offline import VllmEngine
 from muster.pipeline.sources import files, hub
 from muster.slurm import script
-from muster_recipes.har import vit
+from muster_recipes.har import nets
 from muster_recipes.reasoning.referee import Referee
 
 
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, str, Callable[[], object]]] = {
     "submitit": ("submitit", "slurm", script._submitit),
     "gymnasium": ("gymnasium", "rl", gymnasium),
     "math-verify": ("math_verify", "reasoning", Referee.check_installed),
-    "vit": ("transformers", "transformers", lambda: vit._load(Path("x"))),
+    "vit": ("transformers", "transformers", lambda: nets._load(Path("x"))),
 }
 
 

@@ -18,8 +18,8 @@ from muster.rl.environment import ACTION_MASK
 from muster.rl.evaluation import Episodes, play
 from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
-from muster_recipes.clstm_ppo.baselines import at_the_money, baselines, stock_episodes
 from muster_recipes.clstm_ppo.clusters import Clusters
+from muster_recipes.clstm_ppo.comparison import at_the_money, baselines, stock_episodes
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.figure import curves, draw
 from muster_recipes.clstm_ppo.market import Market

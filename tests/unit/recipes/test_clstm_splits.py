@@ -11,7 +11,7 @@ from tests.examples import examples
 from muster import UsageError
 from muster_recipes.clstm_ppo.bars import Bars
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
-from muster_recipes.clstm_ppo.splits import SPLITS, split_bars
+from muster_recipes.clstm_ppo.load import SPLITS, split_bars
 
 
 def bars_of(spans: list[tuple[int, int]]) -> Bars:

@@ -13,8 +13,7 @@ import pytest
 from muster import UsageError
 from muster.base.errors import SetupError, TargetError
 from muster.pipeline.stages import Reject
-from muster_recipes.embed.config import EmbedConfig
-from muster_recipes.embed.recipe import stages
+from muster_recipes.embed.recipe import EmbedConfig, stages
 from muster_recipes.embed.stage import Embed
 
 _WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "one", "two", "three")

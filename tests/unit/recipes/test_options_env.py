@@ -18,9 +18,9 @@ from muster.base.errors import UnknownNameError, UsageError
 from muster.rl.environment import ACTION_MASK, Split
 from muster_recipes.clstm_ppo import gymnasium_env
 from muster_recipes.clstm_ppo.actions import action_space
+from muster_recipes.clstm_ppo.book import portfolio_names
 from muster_recipes.clstm_ppo.config import ClstmPpoConfig
 from muster_recipes.clstm_ppo.options_env import OptionsEnv
-from muster_recipes.clstm_ppo.portfolio import portfolio_names
 
 CONFIGS = {name: ClstmPpoConfig(action_space=name, episode_bars=20) for name in ("31", "91")}
 

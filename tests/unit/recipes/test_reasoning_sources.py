@@ -14,10 +14,15 @@ from muster.base.errors import UnknownNameError
 from muster.pipeline.stages import Reject
 from muster_recipes.arith.problems import split_of
 from muster_recipes.reasoning.config import ReasoningConfig
-from muster_recipes.reasoning.datasets_table import DATA_SETS, dataset_info, list_datasets
 from muster_recipes.reasoning.recipe import read_stage
 from muster_recipes.reasoning.rows import LAYOUTS
-from muster_recipes.reasoning.sources import check_columns, source_of
+from muster_recipes.reasoning.sources import (
+    DATA_SETS,
+    check_columns,
+    dataset_info,
+    list_datasets,
+    source_of,
+)
 from muster_recipes.reasoning.verify import read_choices
 
 _GSM8K = {"question": "How many?", "answer": "2+2=<<2+2=4>>4 eggs\n#### 1,004"}

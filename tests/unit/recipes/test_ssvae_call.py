@@ -11,12 +11,10 @@ import pytest
 
 from muster import Context
 from muster.run.folder import RunFolder
-from muster_recipes.ssvae import progress
 from muster_recipes.ssvae.config import SsvaeConfig
 from muster_recipes.ssvae.ensemble import Failure
 from muster_recipes.ssvae.plan import plan
-from muster_recipes.ssvae.progress import Progress
-from muster_recipes.ssvae.tasks import ssvae_runs, supervised_runs
+from muster_recipes.ssvae.tasks import Progress, ssvae_runs, supervised_runs
 
 #: What a second attempt measures anew.
 TIMES = ("training_s",)
@@ -157,7 +155,7 @@ def test_the_scores_of_disentanglement_are_measured_when_asked_for(tmp_path: Pat
 def test_a_killed_call_goes_on_to_the_same_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
-    monkeypatch.setattr(progress, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("muster_recipes.ssvae.tasks.SAVE_EVERY_S", 0.0)
     tasks = tasks_of("ssvae" if call is ssvae_runs else "supervised")
     whole = call(tasks, context(tmp_path / "whole", Coordinator()))
     with pytest.raises(KeyboardInterrupt):

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from muster_recipes.digits.images import embedded_digits
 from muster_recipes.ssvae.disentanglement import (
+    NAMES,
     beta_vae_score,
     factor_vae_score,
+    full_grid,
+    moved_images,
     mutual_information_gap,
+    transformed,
 )
-from muster_recipes.ssvae.factors import NAMES, full_grid, moved_images, transformed
 
 #: Four factors with three values each, every combination eight times.
 GRID = torch.cartesian_prod(*[torch.arange(3)] * 4).repeat(8, 1)

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
+from muster_recipes.ssvae.config import Hyper
 from muster_recipes.ssvae.ensemble import (
     Ensemble,
     RunSpec,
     Settings,
+    batches_of_epoch,
     epoch_orders,
     known_labels,
     train_ensemble,
+    train_supervised,
 )
-from muster_recipes.ssvae.hyper import Hyper
 from muster_recipes.ssvae.labels import choose_labels
-from muster_recipes.ssvae.networks import class_logits
+from muster_recipes.ssvae.networks import class_logits, init_parameters
 from muster_recipes.ssvae.noise import step_noise
 from muster_recipes.ssvae.objective import objective
-from muster_recipes.ssvae.parameters import init_parameters
 from muster_recipes.ssvae.pool import Pool, load
-from muster_recipes.ssvae.supervised import batches_of_epoch, train_supervised
 
 pytestmark = pytest.mark.thorough
 

@@ -13,7 +13,7 @@ from tests.examples import examples
 from tests.unit.recipes.ssvae_slow_probe import slow_fit
 
 from muster_recipes.ssvae import measures, probe
-from muster_recipes.ssvae.hyper import Hyper
+from muster_recipes.ssvae.config import Hyper
 from muster_recipes.ssvae.measures import (
     calibration_error,
     class_measures,
@@ -23,7 +23,7 @@ from muster_recipes.ssvae.measures import (
     style_leakage,
     style_means,
 )
-from muster_recipes.ssvae.parameters import Parameters, init_parameters
+from muster_recipes.ssvae.networks import Parameters, init_parameters
 from muster_recipes.ssvae.pool import Pool
 
 HYPER = Hyper(num_pixels=16, num_style=3, num_hidden=12, num_samples=4)

@@ -14,13 +14,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from muster import UsageError
-from muster_recipes.ssvae import decoder_pass
-from muster_recipes.ssvae.decoder_pass import decoder_log_likelihood
-from muster_recipes.ssvae.hyper import Hyper
-from muster_recipes.ssvae.networks import class_logits, decode, style
+from muster_recipes.ssvae import objective
+from muster_recipes.ssvae.config import Hyper
+from muster_recipes.ssvae.networks import (
+    Parameters,
+    class_logits,
+    decode,
+    init_parameters,
+    layer_sizes,
+    style,
+)
 from muster_recipes.ssvae.noise import hashes, mixed, noise_of, normals, step_noise, uniforms
-from muster_recipes.ssvae.objective import log_likelihood
-from muster_recipes.ssvae.parameters import Parameters, init_parameters, layer_sizes
+from muster_recipes.ssvae.objective import decoder_log_likelihood, log_likelihood
 
 HYPER = Hyper(num_pixels=6, num_classes=4, num_style=2, num_hidden=5, num_samples=3)
 SAMPLED = Hyper(num_pixels=6, num_style=2, num_samples=3, unlabelled="sampled")
@@ -196,7 +201,7 @@ def plain_decoder(inputs: Tensor, first: Tensor, second: Tensor, bias: Tensor, x
 def test_the_decoder_in_pieces_is_the_decoder(
     piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_pass, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(objective, "_PIECE_BYTES", piece_bytes)
     given_ = decoder_inputs()
     found, expected = decoder_log_likelihood(*given_), plain_decoder(*given_)
     torch.testing.assert_close(found, expected)

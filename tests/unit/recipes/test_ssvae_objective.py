@@ -14,8 +14,8 @@ from tests.examples import examples
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
-from muster_recipes.ssvae.hyper import Hyper
-from muster_recipes.ssvae.networks import class_logits, decode
+from muster_recipes.ssvae.config import Hyper
+from muster_recipes.ssvae.networks import Parameters, class_logits, decode, init_parameters
 from muster_recipes.ssvae.noise import Noise, noise_of, normals, step_keys
 from muster_recipes.ssvae.objective import (
     Terms,
@@ -24,7 +24,6 @@ from muster_recipes.ssvae.objective import (
     objective,
     pixels_log_likelihood,
 )
-from muster_recipes.ssvae.parameters import Parameters, init_parameters
 
 EXACT = Hyper(num_pixels=5, num_style=2, num_hidden=6, num_samples=3)
 SAMPLED = dataclasses.replace(EXACT, unlabelled="sampled")

@@ -15,16 +15,13 @@ from tests.unit.train.rank_jobs import Job, Outcomes, run_jobs
 
 from muster import TrainConfig, UsageError
 from muster.cli.train_flags import flags_of_train, train_job
-from muster_recipes.ssvae.hyper import Hyper
-from muster_recipes.ssvae.items import Batch, RedrawnLabels, collate
+from muster_recipes.ssvae.config import RECIPE, Hyper, SsvaeTrainConfig
 from muster_recipes.ssvae.labels import choose_labels
 from muster_recipes.ssvae.measures import style_leakage
 from muster_recipes.ssvae.noise import noise_of
 from muster_recipes.ssvae.objective import objective
 from muster_recipes.ssvae.pool import Pool, load
-from muster_recipes.ssvae.ssvae_net import SsvaeNet
-from muster_recipes.ssvae.task import SsvaeTask
-from muster_recipes.ssvae.train_config import RECIPE, SsvaeTrainConfig
+from muster_recipes.ssvae.task import Batch, RedrawnLabels, SsvaeNet, SsvaeTask, collate
 
 pytestmark = pytest.mark.thorough
 

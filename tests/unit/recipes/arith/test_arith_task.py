@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from muster import UsageError
 from muster_recipes.arith.config import ArithConfig
-from muster_recipes.arith.llama import Llama
+from muster_recipes.arith.llama import Llama, solve, solved_share
 from muster_recipes.arith.problems import prompt, read_answer
-from muster_recipes.arith.solve import solve, solved_share
 from muster_recipes.arith.task import ArithTask
 from muster_recipes.arith.tokenizer import BOS, EOS, PAD, decode, encode
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from muster_recipes.har.vit import line_charts
+from muster_recipes.har.nets import line_charts
 
 
 def test_a_constant_is_a_level_line_of_two_pixels() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_recipes.ssm.moments import Moments
-from muster_recipes.ssm.streams import stream_seed
+from muster_recipes.ssm.problem import stream_seed
+from muster_recipes.ssm.sampler import Moments
 
 values = st.lists(st.floats(-1e6, 1e6), max_size=40)
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from muster_recipes.ssm import sampler_cpu, sampler_cuda
-from muster_recipes.ssm.moments import Moments
-from muster_recipes.ssm.sampler import Block, BlockResult, sample_block
+from muster_recipes.ssm.sampler import Block, BlockResult, Moments, sample_block
 
 ALPHA = 0.5
 H = [ALPHA**m for m in range(1, 5)]

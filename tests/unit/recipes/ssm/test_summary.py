@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from muster_recipes.ssm.config import SsmConfig
-from muster_recipes.ssm.moments import Moments
 from muster_recipes.ssm.plan import plan
-from muster_recipes.ssm.streams import stream_seed
+from muster_recipes.ssm.problem import stream_seed
+from muster_recipes.ssm.sampler import Moments
 from muster_recipes.ssm.summary import summarise
 
 

@@ -12,10 +12,9 @@ import torch
 
 from muster_recipes.ssm import tasks
 from muster_recipes.ssm.config import SsmConfig
-from muster_recipes.ssm.moments import Moments
 from muster_recipes.ssm.plan import plan
-from muster_recipes.ssm.sampler import sample_block
-from muster_recipes.ssm.streams import stream_seed
+from muster_recipes.ssm.problem import stream_seed
+from muster_recipes.ssm.sampler import Moments, sample_block
 from muster_recipes.ssm.summary import summarise
 
 CONFIG = SsmConfig(
