@@ -4,26 +4,52 @@ import { canvasOf, colour, html, useEffect, useRef, useSize, useState } from "./
 import { stateKind } from "./parts.js";
 import * as format from "./format.js";
 
-function Canvas({ height, draw, label, find, pick, deps }) {
-  const place = useRef(null), sheet = useRef(null);
+/** `find` tells what is at a place; of `points`, {x, y, text, key}, it is the nearest one, and the
+    arrow keys go from one to the next. */
+export function Canvas({ height, draw, label, find, points, pick, deps }) {
+  const place = useRef(null), sheet = useRef(null), at = useRef(-1);
   const size = useSize(place);
   const [told, tell] = useState(null);
   useEffect(() => {
     if (size.width) draw(canvasOf(sheet.current, size.width, height), size.width);
   }, [size, height, ...deps]);
-  const at = (event) => {
-    const box = sheet.current.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top, size.width];
+  const say = (found, x, y) => tell(found ? { ...found, x: Math.min(x, size.width - 180), y } : null);
+  const near = (event) => {
+    const box = sheet.current.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+    if (!points) return [find?.(x, y, size.width), x, y];
+    let found = null, least = 100;
+    for (const one of points(size.width)) {
+      const far = (one.x - x) ** 2 + (one.y - y) ** 2;
+      if (far < least) { least = far; found = one; }
+    }
+    return [found, x, y];
   };
-  const move = (event) => {
-    const [x, y] = at(event), found = find?.(...at(event));
-    tell(found ? { text: found.text, x: Math.min(x, size.width - 180), y } : null);
+  const click = (event) => { const [found] = near(event); if (found && pick) pick(found); };
+  const press = (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Enter" && told) pick?.(told);
+    else if (event.key === "Escape") tell(null);
+    else if (step) {
+      const all = points(size.width).sort((a, b) => a.x - b.x || a.y - b.y);
+      if (!all.length) return;
+      at.current = told ? Math.max(0, Math.min(all.length - 1, at.current + step)) : 0;
+      const one = all[at.current];
+      say({ ...one, ring: [one.x, one.y] }, one.x, one.y);
+    } else return;
+    event.preventDefault();
   };
-  const click = (event) => { const found = find?.(...at(event)); if (found && pick) pick(found); };
   return html`<div class="canvas" ref=${place}>
-    <canvas ref=${sheet} role="img" aria-label=${label} onMouseMove=${move} onMouseLeave=${() => tell(null)} onClick=${click}></canvas>
-    ${told && html`<div class="tip" style=${{ left: Math.max(0, told.x) + "px", top: told.y + 14 + "px" }}>${told.text}</div>`}
+    <canvas ref=${sheet} role="img" aria-label=${label} tabindex=${points ? 0 : null} onMouseMove=${(event) => say(...near(event))} onMouseLeave=${() => tell(null)} onClick=${click} onKeyDown=${points ? press : null} onBlur=${() => tell(null)}></canvas>
+    ${told?.ring && html`<span class="ring" style=${{ left: told.ring[0] + "px", top: told.ring[1] + "px" }}></span>`}
+    ${told && html`<div class="tip" role=${points ? "status" : null} style=${{ left: Math.max(0, told.x) + "px", top: told.y + 14 + "px" }}>${told.text}</div>`}
   </div>`;
+}
+
+/** From the least to the most of `values`, without those that went astray on the bad side: one such
+    trial must not press all the others into a line. */
+export function robust(values, direction) {
+  const sorted = values.slice().sort((a, b) => a - b), pick = (share) => sorted[Math.round((sorted.length - 1) * share)];
+  return direction.startsWith("max") ? [pick(0.08), pick(1)] : [pick(0), pick(0.92)];
 }
 
 /** What each slot did when: one line for each slot. */
@@ -100,11 +126,7 @@ export function History({ history, open, goal }) {
   const left = 62, foot = 26, height = 240;
   const points = history.filter((one) => typeof one.value === "number");
   if (!points.length) return null;
-  const values = points.map((one) => one.value).sort((a, b) => a - b);
-  // One trial that went astray must not press all the others into a line.
-  const pick = (share) => values[Math.round((values.length - 1) * share)];
-  const [best, far] = goal === "maximise" || goal === "maximize" ? [pick(1), pick(0.08)] : [pick(0), pick(0.92)];
-  const low = Math.min(best, far), high = Math.max(best, far), pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  const [low, high] = robust(points.map((one) => one.value), goal), pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   const last = Math.max(...history.map((one) => one.n), 1), begin = Math.min(...history.map((one) => one.n));
   const px = (n, width) => left + 6 + ((n - begin) / (last - begin || 1)) * (width - left - 14);
   const py = (value) => Math.max(3, Math.min(height - foot - 2, (1 - (value - low + pad) / (high - low + 2 * pad)) * (height - foot)));
@@ -137,16 +159,9 @@ export function History({ history, open, goal }) {
     }
     pen.stroke();
   };
-  const find = (x, y, width) => {
-    let near = null, least = 100;
-    for (const one of points) {
-      const far2 = (px(one.n, width) - x) ** 2 + (py(one.value) - y) ** 2;
-      if (far2 < least) { least = far2; near = one; }
-    }
-    return near && { text: `trial ${near.trial}: ${format.number(near.value)}`, key: near.task };
-  };
+  const places = (width) => points.map((one) => ({ x: px(one.n, width), y: py(one.value), text: `trial ${one.trial}: ${format.number(one.value)}`, key: one.task }));
   const ended = points[points.length - 1];
-  return html`<${Canvas} height=${height} draw=${draw} find=${find} label="${points.length} trials; the best so far is ${format.number(ended.best)}" deps=${[history]} pick=${(found) => open?.(found.key)} />`;
+  return html`<${Canvas} height=${height} draw=${draw} points=${places} label="${points.length} trials; the best so far is ${format.number(ended.best)}" deps=${[history]} pick=${(found) => open?.(found.key)} />`;
 }
 
 /** A small line of values from 0 to 1, such as how busy a device was. */

@@ -6,6 +6,7 @@ import { Chunks, Gantt, History, Strip } from "./charts.js";
 import { Curves } from "./curves.js";
 import { Log } from "./log.js";
 import { Parallel, brushes, passes } from "./parallel.js";
+import { Pareto, Slices } from "./scatter.js";
 import * as format from "./format.js";
 
 const toTask = (key) => { location.href = taskLink(run.id, key); };
@@ -125,11 +126,13 @@ export function Search() {
     ${history.length ? null : html`<p class="empty">No trial has ended yet.</p>`}
     ${history.length ? html`<${Section} title="How it went" note="each trial, and the best so far"><${History} history=${history} goal=${way} open=${toTask} /></${Section}>` : null}
     ${dims.length ? html`<${Section} title="Parameters"><${Parallel} dims=${dims} rows=${parallel.rows} hovered=${hovered} /></${Section}>` : null}
+    ${goals.length && dims.length && rows.some((row) => typeof row.value === "number") ? html`<${Section} title="Slices" note="each parameter against ${goals[0].name}; the best trial stands out"><${Slices} dims=${dims} rows=${rows} goal=${goals[0]} open=${toTask} /></${Section}>` : null}
+    ${goals.length > 1 && history.length ? html`<${Section} title="Goals" note="the trials that no other beats in every goal stand out"><${Pareto} goals=${goals} history=${history} front=${front} dims=${dims} rows=${parallel?.rows || []} open=${toTask} /></${Section}>` : null}
     ${ranked.length ? html`<${Section} title="Trials" note="the best ${Math.min(100, ranked.length)} of ${ranked.length}"><div onMouseLeave=${() => hover(null)} onMouseOver=${(event) => hover(ranked[event.target.closest("tbody tr")?.rowIndex - 1]?.task ?? null)}>
       <${Table} kind="trials" name="Trials" heads=${[["Trial"], ["State"], [goals[0]?.name || "value", true], ...dims.map((dim) => [dim.name, !dim.values])]}
         rows=${ranked.slice(0, 100).map((row) => [html`<span><${TaskLink} task=${row.task} />${front.has(row.task) ? html` <span class="kind">front</span>` : null}</span>`, html`<${State} word=${row.state} />`, format.number(row.value), ...row.cells])} /></div></${Section}>` : null}
-    ${!weigh && shell.live && history.length ? html`<${Section} title="Importance"><button type="button" onClick=${() => setWeigh("1")}>Work out which parameters matter</button> <span class="note">it takes some seconds</span></${Section}>` : null}
-    ${weigh && !importance?.length ? html`<${Section} title="Importance"><p class="note" role="status">${weighed.error || (weighed.value ? "Too few trials have ended to say." : "At it…")}</p></${Section}>` : null}
+    ${!weigh && shell.live && history.length ? html`<${Section} title="Importance"><button type="button" onClick=${() => setWeigh("1")}>Compute which parameters matter</button> <span class="note">takes some seconds</span></${Section}>` : null}
+    ${weigh && !importance?.length ? html`<${Section} title="Importance"><p class="note" role="status">${weighed.error || (weighed.value ? "Too few trials have ended to say." : html`<progress aria-hidden="true"></progress> The importance is being computed; it takes some seconds.`)}</p></${Section}>` : null}
     ${importance?.length ? html`<${Section} title="Importance" note="the share of the differences that each parameter explains"><table class="weights"><caption class="sr">Importance</caption><thead class="sr"><tr><th scope="col">Parameter</th><th scope="col">Share</th><th scope="col">Percent</th></tr></thead><tbody>${importance.map((one) => html`<tr><th scope="row">${one.name}</th><td><svg class="bar" aria-hidden="true"><rect width="${100 * Math.max(0, one.value ?? 0)}%" height="100%" class="f-running" /></svg></td><td class="num">${(100 * (one.value ?? 0)).toFixed(1)} %</td></tr>`)}</tbody></table></${Section}>` : null}
     ${rungs.length ? html`<${Section} title="Rungs" note="who was stopped where, and on what evidence">${rungs.map((one) => html`<details key=${one.step}><summary>Step ${one.step}: ${one.reached} reached it, ${one.stopped} stopped, ${one.promoted} went on</summary><${Records} name="Rung ${one.step}" value=${one.rows} /></details>`)}</${Section}>` : null}
     ${budget && Object.keys(budget).length ? html`<${Section} title="Budget"><${Records} name="Budget" value=${budget} /></${Section}>` : null}`;
