@@ -52,6 +52,8 @@ def test_arrow_keys_and_defaults_lead_to_a_training_that_runs(tmp_path: Path) ->
     child.send(ENTER)
     child.expect("run-dir: The run folder.*enter for the default")
     child.send("runs/digits" + ENTER)
+    child.expect("args: Flags of digits to set")
+    child.send(ENTER)
     child.expect(
         "muster train digits --epochs 1 --devices cpu:2 --strategy ddp --lr 0.003 "
         "--precision auto --run-dir runs/digits"
@@ -79,6 +81,8 @@ def test_gpus_are_marked_with_the_space_key(
     child.expect("10,960 MiB free of 40,960")
     child.send(" " + ENTER)  # takes the mark from GPU 0; 1 is busy and never had one
     child.expect("run-dir: The run folder")
+    child.send(ENTER)
+    child.expect("args: Flags of ssm to set")
     child.send(ENTER)
     child.expect("muster sweep ssm --gpu-ids 2\r")
     child.expect(pexpect.EOF)

@@ -70,14 +70,14 @@ def _chosen(flags: Sequence[Option], common: Sequence[str], engine: str) -> list
     if not common:
         return fitting[:MOST_FLAGS]
     by_engine = [o for o in fitting if engine and o.flag.engines]
-    own = [o for o in fitting if _is_own(o)]
+    own = [o for o in fitting if is_own(o)]
     first = [o for name in common for o in fitting if o.path[-1] == name and o not in own]
     room = MOST_FLAGS - min(len(own), 12)
     chosen = [*own[: MOST_FLAGS - len(first)], *[*by_engine, *first][:room]]
     return list({o.name: o for o in chosen}.values())[:MOST_FLAGS]
 
 
-def _is_own(option: Option) -> bool:
+def is_own(option: Option) -> bool:
     """Whether it belongs to a recipe or to what the user has written."""
     return option.group in ("recipe", "task", "stage")
 
@@ -88,7 +88,7 @@ def _titled(
     """Titles and their flags: by class, or own ones and common ones."""
     groups: dict[str, list[Option]] = {}
     for option in options:
-        if is_all or _is_own(option) or not common:
+        if is_all or is_own(option) or not common:
             title = first_sentence(option.owner)
         else:
             title = "Common flags"

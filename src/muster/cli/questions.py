@@ -8,7 +8,7 @@ are said here.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field
 from functools import cached_property
@@ -21,7 +21,7 @@ from muster.base.errors import MusterError, UsageError
 from muster.base.flags import Flag
 from muster.base.target import parse_target
 from muster.cli import values
-from muster.cli.help_page import own_text
+from muster.cli.help_page import is_own, own_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
 from muster.cli.parse import MissingFlag, Parsed, kind_of_word
@@ -44,7 +44,7 @@ class LaunchFlags:
     target: str | None = None
     """What to train, run, sweep or map: a recipe, file.py:NAME or a script."""
     args: Annotated[str | None, Flag(metavar="WORDS")] = None
-    """What you would type after the name of a script, as one text."""
+    """What you would type after the name of a script, or flags of a recipe, as one text."""
     estimate: Literal["auto", "yes", "no"] = "auto"
     """Measure some steps and show what a training will take; auto: in a terminal."""
     print_: Annotated[bool, Flag(name="print")] = False
@@ -133,8 +133,9 @@ _ASKED: Mapping[str, Callable[[Known], bool]] = {
     "precision": lambda known: known.config is not None,
     "run-dir": lambda known: True,
 }
-#: What a recipe or the user's own class has is asked only where it cannot be left out.
-_OWN = ("recipe", "task", "stage")
+#: What a recipe or the user's own class has is asked one by one only where it cannot be left out,
+#: and else in one question at the end, which names so many.
+_MAX_OWN = 12
 _RECIPES = {"train": {**TASKS, **AGENTS}, "sweep": RECIPES, "map": MAPS, "run": {}}
 WORK = {option.name: option for option in options_of("launch", LaunchFlags)[:3]}
 
@@ -151,12 +152,17 @@ def next_question(machine: Machine, answers: Answers) -> Question | None:
         known = Known(machine=machine, answers=answers, parsed=command_of(answers))
     except MissingFlag as missing:
         return _question(missing.option)
-    shown = [option for option in known.parsed.flags if option.group not in _OWN]
+    shown = [option for option in known.parsed.flags if not is_own(option)]
     options = {option.name: option for option in reversed(shown)}
     for name, applies in _ASKED.items():
         if name in options and name not in answers and applies(known):
             return _about(options[name], known)
-    return None
+    own = [one for one in _own_flags(known.parsed) if one.name not in answers]
+    return _of_own(own, answers) if own and "args" not in answers else None
+
+
+def _own_flags(parsed: Parsed) -> list[Option]:
+    return [one for one in parsed.flags if is_own(one) and not one.flag.is_hidden]
 
 
 def command_of(answers: Answers) -> Parsed:
@@ -167,12 +173,15 @@ def command_of(answers: Answers) -> Parsed:
                 raise UsageError(f"--{name} {' '.join(answer or ())}: {word} is a flag, no answer.")
     (kind,), (target,) = answers["kind"] or ("",), answers["target"] or ("",)
     program = answers.get("args") or ()
-    if program and kind != "run":
-        raise UsageError(f"--args has no effect with --kind {kind}.", hint="leave it out.")
     given = {name: words for name, words in answers.items() if name not in WORK}
     flags = [w for name, words in given.items() if words is not None for w in (f"--{name}", *words)]
-    words = [*flags, target, *program] if kind == "run" else [target, *flags]
-    parsed = read_command(["muster", kind, *words])
+    words = [*flags, target] if kind == "run" else [target, *flags]
+    parsed = read_command(["muster", kind, *words, *program])
+    if program and kind != "run" and not _own_flags(parsed):
+        raise UsageError(
+            f"--args has no effect with --kind {kind} and {target}.",
+            hint="it is for a script, and for a recipe or a class with flags of its own.",
+        )
     for group in parsed.groups:
         if group != "script":
             getattr(parsed, group)  # which checks its values
@@ -241,6 +250,17 @@ def _of_work(option: Option, answers: Answers) -> Question:
         return _question(option, form="path", text=text, default=None)
     text = f"A recipe ({', '.join(sorted(_RECIPES[kind]))}) or, of your own, file.py:NAME."
     return _question(option, text=text, default="digits" if kind == "train" else None)
+
+
+def _of_own(own: Sequence[Option], answers: Answers) -> Question:
+    """One question for all flags of a recipe or a class, which have defaults."""
+    (target,) = answers["target"] or ("",)
+    shown = ", ".join(f"--{option.name} {option.metavar}".strip() for option in own[:_MAX_OWN])
+    more = f" and {len(own) - _MAX_OWN} more" if len(own) > _MAX_OWN else ""
+    return _question(
+        WORK["args"], text=f"Flags of {target} to set, with their values: {shown}{more}.",
+        default="", has_words=True,
+    )  # fmt: skip
 
 
 def _about(option: Option, known: Known) -> Question:

@@ -178,12 +178,27 @@ def test_a_recipes_own_rule_for_the_learning_rate_stays() -> None:
     assert named(LAPTOP, "kind=train target=arith devices=cpu:2", "lr").default == "0.002"
 
 
+def test_a_recipes_own_flags_are_offered_in_one_question() -> None:
+    question = named(LAPTOP, "kind=train target=digits", "args")
+    assert "--model cnn|mlp, --width N" in question.text and question.default == ""
+    answers = said("kind=train target=digits devices=cpu:1")
+    while (asked_now := next_question(LAPTOP, answers)) is not None and asked_now != question:
+        answers = answered(answers, asked_now, asked_now.default or "")
+    with pytest.raises(UsageError, match="--width"):
+        answered(answers, question, "--width wide")
+    found = command_of(answered(answers, question, "--model mlp --width 8")).argv()
+    assert shlex.join(found).endswith("--model mlp --width 8")
+    assert "args" not in names(LAPTOP, "kind=sweep target=module:f grid='a=1'")
+
+
 def test_agents_and_maps_are_asked_what_they_have() -> None:
-    assert names(LAPTOP, "kind=train target=clstm-ppo devices=cpu:2") == ["lr", "run-dir"]
+    assert names(LAPTOP, "kind=train target=clstm-ppo devices=cpu:2") == [
+        "lr", "run-dir", "args",
+    ]  # fmt: skip
     found = names(LAPTOP, "kind=map target=embed")
-    assert found == ["input", "output", "devices", "run-dir"]
+    assert found == ["input", "output", "devices", "run-dir", "args"]
     assert named(LAPTOP, "kind=map target=embed", "output").default == "embeddings.parquet"
-    assert names(LAPTOP, "kind=sweep target=ssm devices=cpu:1") == ["run-dir"]
+    assert names(LAPTOP, "kind=sweep target=ssm devices=cpu:1") == ["run-dir", "args"]
 
 
 def test_a_setting_without_a_default_is_asked(
@@ -217,7 +232,8 @@ def test_a_setting_without_a_default_is_asked(
     [
         (f"kind=run target={__file__} lr=0.1 args=", "no flag --lr"),
         ("kind=train target=har grid=a=1", "no flag --grid"),
-        ("kind=sweep target=ssm args=--x", "--args has no effect with --kind sweep"),
+        ("kind=sweep target=ssm args=--no-such", "muster sweep ssm has no flag --no-such"),
+        ("kind=sweep target=module:f args='--grid a=1'", "--args has no effect with --kind sweep"),
         ("kind=run target=nowhere.py args=", "There is no script nowhere.py"),
         ("kind=train target=har batch-size=-1", "--batch-size must be greater than 0"),
         ("kind=train target=arith devices=cpu:1 lr=-1.0", "--lr must be greater than 0"),
