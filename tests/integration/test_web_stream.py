@@ -128,6 +128,26 @@ def test_points_and_rows_come_as_they_are_made(place: Path, run: subprocess.Pope
         assert len({one["task"] for one in points}) == len(points) >= 2
 
 
+def test_what_a_task_prints_is_read_while_it_runs(
+    place: Path, run: subprocess.Popen[bytes]
+) -> None:
+    with web_server(place) as server:
+        name, _ = start_of(server)
+        log = f"/api/run/{name}/log?task="
+        wait_until(lambda: "began 1" in server.ask(log + "1").json.get("text", ""))
+        seq = start_of(server)[1]
+        with server.stream(f"run={name}&after={seq}&log=2") as stream:
+            (place / "go-1").touch()
+            seen = next(event for event in stream.events() if event.name == "log")
+            assert "began 2" in seen.data["text"] and seen.data["offset"] == 0
+            assert server.ask(f"/api/run/{name}/task/2").json["state"] == "claimed"
+        shown = server.ask(log + "2").json["text"]
+        (place / "go-2").touch()
+        wait_until(lambda: server.ask(f"/api/run/{name}/task/2").json["state"] == "failed")
+        whole = server.ask(log + "2").json["text"]
+        assert "began 1" not in shown + whole and whole.startswith(shown.rstrip())
+
+
 def test_a_run_that_is_killed_ends_for_its_viewers_and_a_server_that_is_killed_for_no_run(
     place: Path, run: subprocess.Popen[bytes]
 ) -> None:

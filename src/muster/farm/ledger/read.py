@@ -296,6 +296,18 @@ class LedgerReader(LedgerQueries):
         )
         return [LogPart._make(row) for row in rows]
 
+    def open_log(self, slot: str) -> tuple[str, int] | None:
+        """The log of the worker that was started last in this slot, and where in it the output of
+        its last recorded task ends; None where there was no worker.
+        """
+        rows = self._all(
+            "SELECT log, coalesce((SELECT max(log_end) FROM attempts JOIN workers x "
+            " USING (worker_id) WHERE x.log = w.log), 0) "
+            "FROM workers w WHERE label = ? ORDER BY worker_id DESC LIMIT 1",
+            slot,
+        )
+        return rows[0] if rows else None
+
     def attempts(self, task_id: int) -> list[AttemptRow]:
         """The recorded attempts of a task, oldest first."""
         rows = self._all(

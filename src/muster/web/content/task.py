@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from muster.api.ranks import rank_log
 from muster.farm import canonical
 from muster.farm.ledger.read import AttemptRow, LedgerReader
 from muster.farm.rows import flattened, metrics_of
+from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
+from muster.run.session import is_held
 from muster.web.content.plain import line, plain, settings
+from muster.web.content.runs import picture
 from muster.web.folder import Folder, opened
 from muster.web.query import Query
 
 _MOST_FILES = 500
+#: Where tasks that run began to print, which takes a scan of all attempts: by task, process and
+#: how often it was tried before.
+_BEGUN: WeakKeyDictionary[Folder, dict[tuple[object, ...], tuple[str, int]]] = WeakKeyDictionary()
+_MOST_BEGUN = 1000
 _MOST_ROWS = 500
 #: Of a log: bytes in an answer, matches, bytes that are searched.
 _LIMIT, _MOST_MATCHES, _MOST_SEARCHED = 256 * 1024, 1000, 64 * 1024 * 1024
@@ -119,9 +128,36 @@ def _parts(folder: Folder, task: str) -> list[tuple[str, int, int]]:
         _, path = rank_log(folder.folder, task or None)
         with opened(folder.path, f"logs/{path.name}") as file:
             return [(f"logs/{path.name}", 0, os.fstat(file.fileno()).st_size)]
-    return [
-        (f"logs/{part.log}", part.start, max(part.start, part.end)) for part in run.log_parts(task)
-    ]
+    run.expect_tasks()
+    with LedgerReader(folder.folder.ledger) as ledger:
+        row = ledger.task(run.task_number(ledger, task))
+        found = [
+            (f"logs/{part.log}", part.start, max(part.start, part.end))
+            for part in ledger.log_parts(row.task_id)
+        ]
+        if row.state is TaskState.CLAIMED and (
+            begun := _begun(folder, ledger, row.task_id, row.attempts)
+        ):
+            name, start = begun
+            with suppress(OSError), opened(folder.path, name) as file:
+                found.append((name, start, max(start, os.fstat(file.fileno()).st_size)))
+    return found
+
+
+def _begun(folder: Folder, ledger: LedgerReader, task_id: int, num: int) -> tuple[str, int] | None:
+    """In which log a task prints at this moment, and where its part of it begins."""
+    if not is_held(folder.folder):
+        return None
+    for worker in picture(folder).get("workers") or ():
+        if worker.get("task", "").partition(" ")[0] == str(task_id):
+            where = (task_id, worker.get("pid"), num)
+            known = _BEGUN.setdefault(folder, {})
+            if where not in known and (log := ledger.open_log(worker["slot"])) is not None:
+                while len(known) >= _MOST_BEGUN:
+                    known.pop(next(iter(known)), None)
+                known[where] = f"logs/{log[0]}", log[1]
+            return known.get(where)
+    return None
 
 
 def _read(root: Path, parts: list[tuple[str, int, int]], offset: int, end: int) -> bytes:
