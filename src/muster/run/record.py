@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import platform
 import sys
@@ -117,6 +116,8 @@ def plain_options(options: Any) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """What ran this: enough to set it up again."""
+    import importlib.metadata  # 30 modules, which pilots and others that only read do without
+
     versions = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in ("muster-gpu", "torch", "numpy"):
         try:

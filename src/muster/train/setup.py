@@ -17,7 +17,7 @@ from muster.base.codec import decode
 from muster.base.errors import TargetError, UsageError
 from muster.rank.checkpoint import CheckpointWriter
 from muster.rank.life import Say, Start, newest_state, restore
-from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops
+from muster.rank.meter import Flops, Meter, Tally, card_name, peak_flops, remembered_micro_batch
 from muster.rank.precision import Precision, agree_on_precision
 from muster.rank.process_group import Gang
 from muster.rank.replica import make_replica, resolve_strategy
@@ -32,9 +32,8 @@ from muster.rank.seeding import (
 )
 from muster.rank.task import check_gives
 from muster.run.folder import RunFolder
-from muster.train.batches import BatchPlan
+from muster.train.batches import BatchPlan, Contract, agree_on_contract
 from muster.train.config import TrainConfig
-from muster.train.contract import Contract, agree_on_contract
 from muster.train.evaluation import Evaluator
 from muster.train.feed import (
     Batch,
@@ -118,7 +117,8 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     say(f"strategy   {strategy} ({why}) on {gang.where}")
     precision = agree_on_precision(config.precision, gang)
     say(f"precision  {precision}")
-    if strategy == "dp" and config.compile:
+    is_dp = strategy == "dp"
+    if is_dp and config.compile:
         raise UsageError(
             "--compile and --strategy dp do not go together: the copies that dp makes at every "
             "step would run the original's compiled code.",
@@ -130,7 +130,11 @@ def prepare(task: Task, config: TrainConfig, start: Start) -> Training:
     dataset, num_samples = _training_data(task, name, config.seed)
     council.check_same("the number of training samples", num_samples)
     checkpoint, extra = newest_state(start)
-    contract, plan = agree_on_contract(config, gang, strategy, num_samples, extra, folder, say)
+    num_shares = len(gang.devices) if is_dp else gang.num_ranks
+    fits = remembered_micro_batch(folder.memory_json)
+    contract, plan = agree_on_contract(
+        config, num_shares, num_samples, extra, say, fits=fits, in_one_process=is_dp
+    )
     order = DataOrder(num_samples, config.seed)
 
     seed_everything(mix(config.seed if config.model_seed is None else config.model_seed, MODEL))
