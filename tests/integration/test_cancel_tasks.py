@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,7 @@ def test_what_was_asked_outlives_the_coordinator(place: Place, muster_main: Main
     assert place.began == ["2", "3"]
 
 
+@pytest.mark.slow  # its reduced version is the next
 def test_tasks_of_a_run_that_is_stopped(place: Place, muster_main: Main) -> None:
     process = place.sweep("t.py:held", "--grid", "x=1,2,3,4")
     until(lambda: len(place.began) == 2)
@@ -160,7 +163,20 @@ def test_tasks_of_a_run_that_is_stopped(place: Place, muster_main: Main) -> None
     assert place.began == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.quick
+def test_one_that_waits_in_a_stopped_run(place: Place, muster_main: Main) -> None:
+    (place.path / "go").touch()
+    flags = ("--quiet", "--devices", "cpu:1", "--monitor-interval", "0", "--on", "inline")
+    muster_main("sweep", *flags, "--run-dir", "r", "t.py:held", "--grid", "x=1,2")
+    with closing(sqlite3.connect(place.path / "r" / "ledger.sqlite")) as database, database:
+        database.execute("UPDATE tasks SET state = 1 WHERE task_id = 2")
+        database.execute("DELETE FROM results WHERE task_id = 2")
+    assert "task 2: cancelled" in muster_main("cancel", "r", "--task", "2").stdout
+    assert muster_main("resume", "r", "--quiet").returncode == 1
+    assert place.states() == ["done", "cancelled"]
+
+
+@pytest.mark.parametrize("is_running", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_trial_that_is_paused_is_promoted_no_more(
     is_running: bool, place: Place, muster_main: Main
 ) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+from muster.api.lending import Lending
 from muster.api.options import SweepOptions
 from muster.api.placing import PerGpuAuto
 from muster.api.recipe import MapRecipe, Recipe
@@ -30,6 +31,7 @@ from muster.farm.events import Event
 from muster.farm.task import SlotSpec
 from muster.farm.view import RunView
 from muster.run.folder import RunFolder
+from muster.run.requests import Ask
 from muster.run.session import Session
 
 _STATUS_EVERY_S = 1.0
@@ -48,6 +50,7 @@ class Housekeeping:
         clock: Clock,
         signals: Requests,
         rehearsal: Rehearsal | None = None,
+        lending: Lending | None = None,
     ) -> None:
         self.folder = folder
         self.session = session
@@ -57,6 +60,8 @@ class Housekeeping:
         self._interval_s = options.export_interval_s
         self._signals = signals
         self._rehearsal = rehearsal
+        self._lending = lending
+        self._for_devices: list[Ask] = []
         self._is_draining = False
         self._context = ExitStack()
         self._status_due_s = 0.0
@@ -85,6 +90,12 @@ class Housekeeping:
             self._is_draining = True
         return requests
 
+    def asked(self) -> list[Ask]:
+        """What others ask about single tasks; what they ask about devices is done below."""
+        asks = self.session.asked()
+        self._for_devices += [ask for ask in asks if "devices" in ask.what]
+        return [ask for ask in asks if "devices" not in ask.what]
+
     def do(self, view: RunView) -> tuple[list[Event], list[Request]]:
         """Look after other processes' requests, status, export and packing. Called twice a second.
 
@@ -100,8 +111,20 @@ class Housekeeping:
         requests = [Request.CANCEL] if self.session.is_cancelled() else []
         if self._has_failed_rehearsal(view):
             requests.append(Request.DRAIN)  # not a stop: the results of tasks at work are good
-        events: list[Event] = self._packing.sample(view) if self._packing else []
+        events = self._lend(view)
+        events += self._packing.sample(view) if self._packing else []
         return events, requests
+
+    def _lend(self, view: RunView) -> list[Event]:
+        if self._lending is None:
+            return []
+        asks, self._for_devices = self._for_devices, []
+        known = len(self._lending.slots)
+        events = [event for ask in asks for event in self._lending.hear(ask, view)]
+        if self._packing and len(self._lending.slots) > known:
+            self._packing.take(self._lending.slots[known:])
+        self._lending.look(view)
+        return events
 
     def _has_failed_rehearsal(self, view: RunView) -> bool:
         """Whether the rehearsal has just failed. None is held at the end: the real calls come."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from muster.api.earlier_work import move_aside
 from muster.api.housekeeping import Housekeeping, Rehearsal
+from muster.api.lending import Lending, as_wanted
 from muster.api.options import SweepOptions
 from muster.api.placing import placement_lines, slots_of, take_devices, would_take
 from muster.api.plans import check_same_plan, choose_folder, renewal
@@ -97,7 +98,7 @@ def prepare(workload: Workload, options: SweepOptions) -> Prepared:
         workload=workload,
         options=options,
         folder=folder,
-        placement=would_take(options, read_settings()),
+        placement=would_take(as_wanted(folder, options), read_settings()),
         is_new=is_new,
     )
 
@@ -112,13 +113,16 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
     settings = read_settings()
     folder = choose_folder(workload, options)
     with listening() as requests, ExitStack() as devices, ExitStack() as stack:
-        placement, leases = take_devices(options, folder.name, settings)
-        for lease in leases:
-            devices.enter_context(lease)
+        chosen = as_wanted(folder, options)
+        placement, leases = take_devices(chosen, folder.name, settings)
+        slots = slots_of(placement, chosen)
+        lending = Lending(folder, options, settings, slots, leases)
+        devices.callback(lending.close)
         if options.restart:
             move_aside(folder, workload.kind, audience.say)
         renew = renewal(workload, options, folder, audience.argv)
         session = stack.enter_context(open_run(folder, renew))
+        lending.forget_other_choice()
         workload.begin(folder)
         for line in workload.warnings:
             audience.warn(line)
@@ -137,8 +141,7 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
         call = workload.rehearse
         rehearsal = None if call is None else Rehearsal(call, audience.warn)
         housekeeping = Housekeeping(
-            folder, session, options, settings, slots_of(placement, options), SystemClock(),
-            requests, rehearsal,
+            folder, session, options, settings, slots, SystemClock(), requests, rehearsal, lending,
         )  # fmt: skip
         with housekeeping:
             ending = _coordinate(workload, options, ledger, housekeeping, audience)
@@ -216,7 +219,7 @@ def _coordinate(
         requests=housekeeping.requests,
         housekeeping=housekeeping.do,
         clock=clock,
-        asked=housekeeping.session.asked,
+        asked=housekeeping.asked,
     )
     labels = [slot.label for slot in plan.slots]
     journal = housekeeping.session.begin(tasks=workload.total, workers=labels, code=plan.code)

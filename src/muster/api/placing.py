@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from muster.api.options import SweepOptions
@@ -56,7 +56,7 @@ def take_devices(
     return place_and_lease(
         device_request(options),
         inventory,
-        per_gpu=_per_gpu(options, inventory),
+        per_gpu=per_gpu_of(options, inventory),
         gpus_per_task=options.gpus_per_task,
         force=options.force,
         run_name=run_name,
@@ -72,7 +72,7 @@ def would_take(options: SweepOptions, settings: Settings) -> Placement:
     return place(
         device_request(options),
         inventory,
-        per_gpu=_per_gpu(options, inventory),
+        per_gpu=per_gpu_of(options, inventory),
         gpus_per_task=options.gpus_per_task,
         cpu_count=settings.cpu_count,
         force=options.force,
@@ -119,7 +119,7 @@ def _refuse_local(options: SweepOptions) -> None:
         )
 
 
-def _per_gpu(options: SweepOptions, inventory: Inventory) -> int:
+def per_gpu_of(options: SweepOptions, inventory: Inventory) -> int:
     if options.per_gpu != "auto":
         return options.per_gpu
     modes = {device.compute_mode for device in inventory.devices}
@@ -199,26 +199,34 @@ class PerGpuAuto:
     def __init__(self, settings: Settings, slots: tuple[SlotSpec, ...]) -> None:
         self._sampler = MemorySampler(settings)
         self._shares: dict[str, list[SlotSpec]] = {}
-        for slot in slots:
-            self._shares.setdefault(slot.device_key, []).append(slot)
         self._totals = {
             device.uuid: device.memory_total_mib for device in discover(settings).devices
         }
-        self._others = {
-            key: self._sampler.in_use(shares[0].devices) or 0
-            for key, shares in self._shares.items()
-        }
-        self._allowed = dict.fromkeys(self._shares, 0)
-        self._most = {key: len(shares) for key, shares in self._shares.items()}
-        self._num_oom = dict.fromkeys(self._shares, 0)
-        self._peaks = dict.fromkeys(self._shares, 0)
+        self._others: dict[str, int] = {}
+        self._allowed: dict[str, int] = {}
+        self._most: dict[str, int] = {}
+        self._num_oom: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self.take(slots)
+
+    def take(self, slots: Iterable[SlotSpec]) -> None:
+        """Look after the devices of these slots as well."""
+        new: dict[str, list[SlotSpec]] = {}
+        for slot in slots:
+            new.setdefault(slot.device_key, []).append(slot)
+        for key, shares in new.items():
+            self._shares[key] = shares
+            self._others[key] = self._sampler.in_use(shares[0].devices) or 0
+            self._most[key] = len(shares)
+            self._allowed[key] = self._num_oom[key] = self._peaks[key] = 0
 
     def sample(self, view: RunView) -> list[Event]:
         """Events that set new limits, where the peaks allow more workers or force fewer."""
         lines = {line.slot: line for line in view.workers}
         events: list[Event] = []
         for key, slots in self._shares.items():
-            now = self._fitting(key, slots[0].devices, [lines[slot.label] for slot in slots])
+            shown = [lines[slot.label] for slot in slots if slot.label in lines]
+            now = self._fitting(key, slots[0].devices, shown)
             if now != self._allowed[key]:
                 self._allowed[key] = now
                 events.append(Capacity(key, now))

@@ -87,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "devices": (
         "muster.cli.commands.devices:main",
-        "list the GPUs of this machine and who uses them",
+        "list the GPUs of this machine and who uses them; change those of a run",
     ),
     "completion": (
         "muster.cli.commands.completion:main",
@@ -157,11 +157,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _only_looks(words: list[str]) -> bool:
-    """Behind `--` is a command that `monitor` runs."""
+    """Behind `--` is a command that `monitor` runs; some flags of `devices` change a run."""
     if words[0] not in _LOOKING:
         return False
     from muster.cli.parse import kind_of_word
 
+    if words[0] == "devices" and any(
+        word.startswith(("--rel", "--add", "--only")) for word in words
+    ):
+        return False
     return all(kind_of_word(word) != "end" for word in words)
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 from muster.base.errors import UsageError
 
 #: No machine has so many cores; what asks for more is a slip of the pen.
-_MOST_CPU_WORKERS = 4096
+MOST_CPU_WORKERS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ def parse_devices(text: str) -> DeviceRequest:
                 "--devices cpu:0 asks for no CPU worker, so nothing could run.",
                 hint="write --devices cpu for one worker per core, or cpu:1 for a single one.",
             )
-        if count > _MOST_CPU_WORKERS:
+        if count > MOST_CPU_WORKERS:
             raise UsageError(
-                f"--devices {value} asks for more CPU workers than {_MOST_CPU_WORKERS:,}, and each "
+                f"--devices {value} asks for more CPU workers than {MOST_CPU_WORKERS:,}, and each "
                 "is a process.",
                 hint="write --devices cpu for one worker per core.",
             )

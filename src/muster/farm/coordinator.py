@@ -136,7 +136,6 @@ class Coordinator:
         for slot_id, held in plan.held.items():
             self._scheduler.roster.adopt(slot_id, held, hooks.clock.monotonic_s())
         self._picture = Picture(plan.folder.name, total, hooks.clock.monotonic_s())
-        self._slots = {slot.slot_id: slot for slot in plan.slots}
         self._chunk = _FIRST_CHUNK
         self._feeding = plan.driver is None and ledger.meta("enqueued") != plan.plan_id
         self._refetch = False
@@ -331,7 +330,7 @@ class Coordinator:
 
     def _record_starts(self, decisions: Decisions) -> None:
         for slot_id, worker_id in decisions.starts:
-            slot = self._slots[slot_id]
+            slot = self._scheduler.roster.spec_of(slot_id)
             log = self._executor.start(worker_id, slot)
             self._ledger.worker_started(worker_id, slot, self._host, log, self._plan.code)
 

@@ -25,12 +25,13 @@ from muster.farm.events import (
     Reopen,
     Results,
     Returned,
+    Slots,
     StopTask,
     WorkerDied,
     WorkerLeaving,
     WorkerReady,
 )
-from muster.farm.halting import Halts, Waiting
+from muster.farm.halting import Halts, Waiting, let_go
 from muster.farm.lifecycle import cause_of, death_as_finished, fingerprint
 from muster.farm.roster import (
     Breaker,
@@ -149,6 +150,8 @@ class Scheduler:
                     self.roster.workers[worker_id].stopping = True
                 case Capacity():
                     self.roster.allow(event.device_key, event.workers)
+                case Slots():
+                    let_go(self.roster, event, self._reserved, self.solo, out)
                 case StopTask():
                     self.halts.stop(event, self._waiting(), now, out)
                 case Reopen():
@@ -158,7 +161,6 @@ class Scheduler:
         while self.delayed and self.delayed[0][0] <= now:
             self._enqueue(heapq.heappop(self.delayed)[2])
         self.halts.end_waiting(self._waiting(), now, out)
-        self._check_time_limits(now, out)
         self.halts.kill_overdue(now, out)
         if self.draining or self.paused:
             out.revokes.extend(to_revoke(self.roster.workers.values()))
@@ -411,16 +413,6 @@ class Scheduler:
         out.notes.append(("quarantined", f"{slots[0].spec.label}: {reason}"))
         if not self.roster.usable():
             self._readmit(list(self._set_aside), "no other GPU is left", out)
-
-    def _check_time_limits(self, now: float, out: Decisions) -> None:
-        if self.policy.timeout_s is None:
-            return
-        for worker in self.roster.workers.values():
-            overdue = worker.in_flight and now >= due_s(worker, self.targets, self.policy.timeout_s)
-            if overdue and not worker.killing:
-                worker.killing = Outcome.TIMEOUT
-                worker.overdue = next(iter(worker.in_flight.values()))
-                out.kills.append((worker.worker_id, f"over the time limit {self.policy.timeout_s}"))
 
     def _on_reopen(self, event: Reopen, out: Decisions) -> None:
         """One that has not ended yet does so all the same, and is then tried again."""

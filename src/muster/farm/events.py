@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from muster.farm.task import Finished, Outcome, Task
+from muster.farm.task import Finished, Outcome, SlotSpec, Task
 
 
 class Fetched(NamedTuple):
@@ -124,6 +124,17 @@ class Capacity(NamedTuple):
     workers: int
 
 
+class Slots(NamedTuple):
+    """The run has exactly these slots from now on; what runs in others ends and nothing follows.
+
+    ``at_once``: a task there need not end, but only reach its next checkpoint; it goes on
+    elsewhere.
+    """
+
+    wanted: Sequence[SlotSpec]
+    at_once: bool = False
+
+
 class StopTask(NamedTuple):
     """A task is to end early, on purpose; ``pauses``: it may first reach its next checkpoint.
 
@@ -157,6 +168,7 @@ Event = (
     | WorkerDied
     | WorkerLeaving
     | Capacity
+    | Slots
     | StopTask
     | Reopen
     | Drain

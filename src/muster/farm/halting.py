@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from muster.farm.decisions import Decisions, Policy, Stopped
-from muster.farm.events import StopTask
-from muster.farm.roster import Roster, Worker
+from muster.farm.events import Slots, StopTask
+from muster.farm.roster import Roster, Worker, due_s, to_revoke
 from muster.farm.task import AttemptRecord, Outcome, TargetSpec, Task
 
 
@@ -37,6 +37,42 @@ class Waiting(NamedTuple):
             if task.task_id == task_id:
                 return self.reserved.pop(key)
         return None
+
+
+def let_go(
+    roster: Roster,
+    event: Slots,
+    reserved: dict[str, Task],
+    solo: deque[Task],
+    out: Decisions,
+) -> None:
+    """Let the workers of slots that are given back end after the task in hand, or at once: after
+    its checkpoint.
+
+    A task that has saved then ends as stopped, which nobody has told it on its own account: so it
+    is tried again, from there. A joint call goes on to its end.
+    """
+    before = {slot.spec.label for slot in roster.slots if not slot.is_given_back}
+    back = roster.have(event.wanted)
+    for verb, labels in (
+        ("gives back", [slot.spec.label for slot in back]),
+        ("takes", [spec.label for spec in event.wanted if spec.label not in before]),
+    ):
+        if labels:
+            out.notes.append(("devices", f"{verb} {', '.join(labels)}"))
+    for slot in back:
+        task = reserved.pop(slot.spec.device_key, None)
+        if task is not None and not roster.is_in_flight(task):
+            solo.appendleft(task)
+        worker = roster.worker_of(slot)
+        if worker is None or worker.killing:
+            continue
+        out.revokes.extend(to_revoke([worker]))
+        if event.at_once and worker.in_flight and not worker.together:
+            out.halts.append((worker.worker_id, next(iter(worker.in_flight)), True))
+        if not worker.stopping:
+            worker.stopping = True
+            out.stops.append(worker.worker_id)
 
 
 class Halts:
@@ -121,7 +157,14 @@ class Halts:
         return max(worker.halted_s, worker.head_since) + grace_s
 
     def kill_overdue(self, now: float, out: Decisions) -> None:
+        """Kill whoever is over the time limit, or was told to end and has not."""
+        limit_s = self._policy.timeout_s
         for worker in self._roster.workers.values():
+            has_limit = limit_s is not None and worker.in_flight and not worker.killing
+            if has_limit and now >= due_s(worker, self._targets, limit_s):
+                worker.killing = Outcome.TIMEOUT
+                worker.overdue = next(iter(worker.in_flight.values()))
+                out.kills.append((worker.worker_id, f"over the time limit {limit_s}"))
             due = self.due_s(worker)
             if due is not None and now >= due:
                 worker.killing = Outcome.STOPPED

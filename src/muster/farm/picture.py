@@ -16,6 +16,8 @@ from muster.farm.task import AttemptRecord, Outcome, TaskState
 from muster.farm.view import Durations, Rate, RunView, WorkerLine, remaining
 
 _MAX_NOTES = 100
+#: Of a slot whose worker has ended, and whose devices others may have.
+GIVEN_BACK = "given back"
 
 
 class Picture:
@@ -142,6 +144,7 @@ class Picture:
         worker = scheduler.roster.worker_of(slot)
         if worker is None:
             state = "quarantined" if slot.quarantined else "off"
+            state = GIVEN_BACK if slot.is_given_back else state
             return WorkerLine(slot.spec.label, state, "", None, None, "", 0, None, *known)
         head = next(iter(worker.in_flight.values()), None)
         return WorkerLine(

@@ -23,6 +23,7 @@ class Slot:
     start_failures: int = 0
     start_after: float = 0.0
     quarantined: str = ""
+    is_given_back: bool = False  # or will be, once its worker has ended
 
 
 @dataclass
@@ -71,21 +72,30 @@ class Worker:
 
 class Roster:
     def __init__(self, specs: Sequence[SlotSpec], first_worker_id: int) -> None:
-        seen: dict[str, int] = {}
         self.slots: list[Slot] = []
-        for spec in specs:
-            share = seen.get(spec.device_key, 0)
-            seen[spec.device_key] = share + 1
-            self.slots.append(Slot(spec, share))
+        self.have(specs)
         self.workers: dict[int, Worker] = {}
         self._next_id = first_worker_id
         self._allowed: dict[str, int] = {}
+
+    def have(self, specs: Iterable[SlotSpec]) -> list[Slot]:
+        """Have exactly these slots from now on; returns those that are given back by that."""
+        wanted = {spec.slot_id: spec for spec in specs}
+        back = [s for s in self.slots if not (s.is_given_back or s.spec.slot_id in wanted)]
+        for slot in self.slots:
+            slot.is_given_back = wanted.pop(slot.spec.slot_id, None) is None
+        for spec in wanted.values():
+            self.slots.append(Slot(spec, len(self.shares_of(spec.device_key))))
+        return back
+
+    def spec_of(self, slot_id: int) -> SlotSpec:
+        return next(slot.spec for slot in self.slots if slot.spec.slot_id == slot_id)
 
     def allow(self, device_key: str, workers: int) -> None:
         self._allowed[device_key] = max(1, workers)
 
     def usable(self) -> list[Slot]:
-        return [slot for slot in self.slots if not slot.quarantined]
+        return [slot for slot in self.slots if not (slot.quarantined or slot.is_given_back)]
 
     def is_usable_without(self, device_key: str) -> bool:
         """Whether a slot of another device is usable."""

@@ -6,6 +6,7 @@ runs/<name>/
   events.jsonl        what happened to the run, a line each (start, resume, quarantine, …)
   status.json         the last known picture of a run that is under way
   identity.json       the id of this very folder; a copy of it gets another one
+  devices.json        which devices it is to have, where somebody has said so since it was begun
   run.lock            held while a coordinator runs
   logs/worker-3.log   everything the tasks of slot 3 printed; the ledger knows the offsets
   logs/rank-3.log     everything rank 3 of a gang printed, over all restarts
@@ -97,6 +98,10 @@ class RunFolder:
     @property
     def identity_json(self) -> Path:
         return self.path / "identity.json"
+
+    @property
+    def devices_json(self) -> Path:
+        return self.path / "devices.json"
 
     @property
     def lock(self) -> Path:

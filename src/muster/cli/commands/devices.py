@@ -1,7 +1,14 @@
-"""``muster devices``: the GPUs a program started here would see, and who uses them."""
+"""``muster devices``: the GPUs a program started here would see, and who uses them; those of a run,
+and what a run is to give back and to take.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from muster.base.errors import UsageError
+from muster.base.flags import Flag
 from muster.base.settings import read_settings
 from muster.cli import output
 from muster.cli.flags import JsonFlags
@@ -9,16 +16,53 @@ from muster.cli.parse import parse
 from muster.devices.discovery import discover
 from muster.devices.placement import busy_reason
 
-_HELP = """List the GPUs of this machine that a program sees, and who uses them.
+if TYPE_CHECKING:
+    from muster.api.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flags(JsonFlags):
+    """Which run, and what it is to give back or to take."""
+
+    run: Annotated[str, Flag(is_positional=True, metavar="[RUN]")] = ""
+    """A run's folder, or its name below ./runs: show the devices that it has."""
+    release: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
+    """The run gives back so many GPUs or CPU workers, after the task in hand."""
+    add: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
+    """It takes so many more, which have to be free."""
+    only: Annotated[str | None, Flag(metavar="0,3|cpu:N", chooses="what changes")] = None
+    """It goes on with exactly these."""
+    now: bool = False
+    """A task whose device is given back need not end, only reach its next checkpoint; it goes on
+    elsewhere. A program is told by SIGTERM."""
+
+
+_HELP = """List the GPUs of this machine that a program sees, and who uses them, or change the
+devices of a sweep, a search or a map while it goes on.
 
 Examples:
   muster devices
-  muster devices --json
+  muster devices runs/train-1a2b3c --release 2
+  muster devices runs/train-1a2b3c --only 0,3 --now
 """
 
 
 def main(argv: list[str]) -> int:
-    flags = parse(JsonFlags, argv, "devices", _HELP)
+    flags = parse(_Flags, argv, "devices", _HELP)
+    asked = {"release": flags.release, "add": flags.add, "only": flags.only}
+    what = {name: value for name, value in asked.items() if value is not None}
+    if flags.now and not what:
+        raise UsageError("--now has no effect alone.", hint="add --release N or --only LIST.")
+    if flags.run:
+        from muster.api.runs import open_run
+
+        run = open_run(flags.run)
+        return _change(run, what, flags) if what else _show_run(run, as_json=flags.json)
+    if what:
+        raise UsageError(
+            f"--{next(iter(what))} changes the devices of a run, and no run is named.",
+            hint=f"muster devices RUN --{next(iter(what))} {next(iter(what.values()))}",
+        )
     settings = read_settings()
     inventory = discover(settings)
     if flags.json:
@@ -46,4 +90,52 @@ def main(argv: list[str]) -> int:
     else:
         output.say(f"No GPU: {inventory.problem or 'none is visible'}")
     output.say(f"{settings.cpu_count} CPU cores")
+    return 0
+
+
+def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
+    from muster.api.lending import change_devices
+
+    answer = change_devices(run, what, now=flags.now)
+    if flags.json:
+        output.say_json({"run": run.folder.name, **answer})
+        return 0
+    name, when = run.folder.name, "after its checkpoint" if flags.now else "after the task in hand"
+    if gone := answer["gives_back"]:
+        output.say(f"{name}: gives back {', '.join(gone)}, each {when}")
+    if taken := answer["takes"]:
+        output.say(f"{name}: takes {', '.join(taken)}")
+    if not (gone or taken):
+        output.say(f"{name}: nothing changes")
+    output.say(f"  it has {', '.join(answer['has'])} then, also when it is resumed")
+    return 0
+
+
+def _show_run(run: Run, *, as_json: bool) -> int:
+    from muster.api.lending import read_wanted
+
+    status, wanted = run.status(), read_wanted(run.folder)
+    lines = status.live["workers"] if status.live else []
+    labels = None if wanted is None else list(wanted.labels)
+    records = [
+        {
+            "device": line["slot"],
+            "state": line["state"],
+            "task": line["task"],
+            "is_wanted": labels is None or line["slot"].partition("/")[0] in labels,
+        }
+        for line in lines
+    ]
+    if as_json:
+        output.say_json({"run": run.folder.name, "devices": records, "wanted": labels})
+        return 0
+    rows = [
+        [r["device"], r["state"], r["task"], "" if r["is_wanted"] else "no more"] for r in records
+    ]
+    if rows:
+        output.table(["device", "state", "task", "wanted"], rows)
+    else:
+        output.say(f"{run.folder.name}: {status.state}; it holds no device")
+    if labels is not None:
+        output.say(f"  asked for since it was begun: {', '.join(labels)}")
     return 0
