@@ -35,14 +35,14 @@ def run(lr: float, ctx):
 class Hand:
     """Starts a search with one worker again and again, and kills what is at work."""
 
-    def __init__(self, folder: Path, seed: int, trials: int) -> None:
+    def __init__(self, folder: Path, seed: int, trials: int, stop: str) -> None:
         folder.mkdir()
         (folder / "train.py").write_text(TRAIN)
         self.folder = folder
         self.random = random.Random(seed)
         self.command = [
             sys.executable, "-m", "muster", "sweep", "train.py:run", "--space", "lr=uniform(0,1)",
-            "--maximize", "accuracy", "--trials", str(trials), "--stop", "asha:min=1,max=9",
+            "--maximize", "accuracy", "--trials", str(trials), "--stop", stop,
             "--devices", "cpu:1", "--retries", "1000", "--quiet", "--monitor-interval", "0",
             "--run-dir", "runs/it",
         ]  # fmt: skip
@@ -105,16 +105,29 @@ class Hand:
         return [story, tasks]
 
 
+ASHA, POPULATION = "asha:min=1,max=9", "pbt:min=3,max=9"
+
+
 @pytest.mark.parametrize(
-    ("kills", "trials"), [(5, 8), pytest.param(200, 150, marks=pytest.mark.slow)]
+    ("stop", "kills", "trials"),
+    [
+        (ASHA, 3, 6),
+        pytest.param(ASHA, 200, 150, marks=pytest.mark.slow),
+        (POPULATION, 3, 4),
+        pytest.param(POPULATION, 200, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_kills_change_no_decision_and_lose_no_trial(
-    kills: int, trials: int, tmp_path: Path
+    stop: str, kills: int, trials: int, tmp_path: Path
 ) -> None:
-    calm, killed = Hand(tmp_path / "calm", 0, trials), Hand(tmp_path / "killed", 1, trials)
+    calm, killed = (
+        Hand(tmp_path / name, seed, trials, stop) for seed, name in enumerate(("calm", "killed"))
+    )
     calm.finish()
     killed.kill(kills)
     assert killed.story() == calm.story()
-    kinds = [kind for kind, _ in killed.story()[0]]
-    assert kinds.count("proposal") == trials
-    assert "decision" in kinds
+    story = killed.story()[0]
+    asked = [body for kind, body in story if kind == "proposal" and body["by"] != "pbt"]
+    assert len(asked) == trials
+    kinds = {body["kind"] for kind, body in story if kind == "decision"}
+    assert kinds == {"pause", "promote"} | ({"replace"} if stop == POPULATION else set())
