@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -47,6 +48,19 @@ _STATES: dict[TaskState, EndState] = {
 _MANY = 1 << 20
 
 
+@dataclass
+class _Own:
+    """What is known of a task of the search."""
+
+    proposal: Proposal
+    told: str = ""  # stop or pause: it is to end, or has ended so
+    is_over: bool = False
+    has_failed: bool = False
+    seconds: float = 0.0  # of its attempts, where they count against a budget
+    last: dict[str, float] = field(default_factory=dict)  # the last number under each name
+    heard: dict[str, float] = field(default_factory=dict)  # the last steps, of what is watched
+
+
 class SearchDriver:
     """See `muster.farm.steering.Driver`."""
 
@@ -73,15 +87,10 @@ class SearchDriver:
         self._search = Search(spec)
         self._began_s = clock.monotonic_s()
         self._rows: list[SearchRow] = []
-        self._of_task: dict[int, Proposal] = {}
+        self._tasks: dict[int, _Own] = {}
         self._task_of: dict[tuple[int, int | None], int] = {}
-        self._seconds_of: dict[int, float] = {}  # of the attempts of each task that it chose
-        self._growing: set[int] = set()  # those of them whose seconds may have changed since
-        self._ended: set[int] = set()
-        self._failed: set[int] = set()  # of those
-        self._told: dict[int, str] = {}  # tasks that are to end, or have ended so: stop or pause
-        self._heard: dict[tuple[int, str], float] = {}  # the last step, by task and name
-        self._last: dict[int, dict[str, float]] = {}
+        self._growing: set[int] = set()  # tasks whose seconds may have changed since
+        self._seconds_spent = 0.0
         self._names = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
         self._unseen = set(self._names)
         self._problem: UsageError | None = None
@@ -114,87 +123,90 @@ class SearchDriver:
                     self._name(record, row.task_id)
                     self._note_time(row)
                 case Heard(trial, seed, points):
-                    self._note_points(self._task_of[trial, seed], points)
+                    self._note_points(self._tasks[self._task_of[trial, seed]], points)
                 case Ended(trial, seed, ending):
                     self._note_end(self._task_of[trial, seed], ending.state)
                     self._unseen -= ending.values.keys()
                     self._note_time(row)
                 case Decision():
                     self._orders(record)
-        given, since = self._given(
-            ledger, 1 + max((p.trial for p in self._of_task.values()), default=-1)
-        )
-        self._search = Search.replay(
-            self._spec, [*records, *(proposal for proposal, _, _ in given)]
-        )
-        orders: list[Event] = []
-        for proposal, task_id, _ in given:
+        self._search = Search.replay(self._spec, records)
+        orders: list[Event] = [
+            StopTask(task_id, own.told == "pause")
+            for task_id, own in self._tasks.items()
+            if own.told and not own.is_over
+        ]
+        given = self._given(ledger)
+        for proposal, task_id in given:
+            self._search.recall(proposal)
             self.added(proposal, task_id)
-        for task_id, how in self._told.items():
-            if task_id not in self._ended:
-                orders.append(StopTask(task_id, how == "pause"))
-        for task_id, value in [*((task_id, value) for _, task_id, value in given), *since]:
-            if value is not None:
-                orders += self.ended(task_id, TaskState.DONE, value)
+        for _, task_id in given:  # their results count, and not what they had logged
+            orders += self._ended_meanwhile(ledger, task_id, TaskState.DONE)
         return orders + self._catch_up(ledger)
 
-    def _given(
-        self, ledger: Ledger, number: int
-    ) -> tuple[list[tuple[Proposal, int, bytes | None]], list[tuple[int, bytes]]]:
-        """Tasks that are there without the search, as those of a grid: its first trials. And those
-        that it had ended early and that a grid has finished since."""
-        trials: dict[bytes, int] = {}
-        found, since = [], []
-        for task_id, key, payload, state, value in ledger.tasks_of(self._target_id):
-            if state is TaskState.DONE and task_id in self._told and task_id in self._ended:
-                since.append((task_id, whole_value(self._folder, key.hex(), state, value)))
-            if task_id in self._of_task or state not in (TaskState.READY, TaskState.DONE):
+    def _given(self, ledger: Ledger) -> list[tuple[Proposal, int]]:
+        """Tasks that are there without the search, as those of a grid. One that has a setting of
+        the search is a seed of that trial; others are trials of their own."""
+        trials = {
+            canonical.encode_canonical(trial.params): trial.number
+            for trial in reversed(self._search.trials)
+            if trial.parent is None
+        }
+        count = len(self._search.trials)
+        found = []
+        for task_id, _, payload, state, _ in ledger.tasks_of(self._target_id):
+            if task_id in self._tasks or state not in (TaskState.READY, TaskState.DONE):
                 continue
             params = dict(canonical.decode(payload))
             seed = params.pop("seed", None) if self._spec.seeds is not None else None
             setting = self._setting(params)
             if setting is None or (self._spec.seeds is not None and seed not in self._spec.seeds):
                 continue
-            mark = canonical.encode_canonical(setting)
-            if mark not in trials:
-                trials[mark] = number + len(trials)
-            proposal = Proposal(trials[mark], seed, setting, "given")
-            value = whole_value(self._folder, key.hex(), state, value)
-            found.append((proposal, task_id, value if state is TaskState.DONE else None))
-        return sorted(found, key=lambda one: one[0].trial), since
+            number = trials.setdefault(canonical.encode_canonical(setting), count)
+            count += number == count
+            found.append((Proposal(number, seed, setting, "given"), task_id))
+        return sorted(found, key=lambda one: one[0].trial)
 
     def _catch_up(self, ledger: Ledger) -> list[Event]:
-        """Hear what a pilot has brought in while there was no coordinator, and what was logged
+        """Hear what a pilot or a grid has brought in while there was no search, and what was logged
         last; open again what was promoted in the last turn of one that died."""
         orders: list[Event] = []
-        may_differ = self._failed | self._told.keys()
-        for task_id in [t for t in self._of_task if t not in self._ended or t in may_differ]:
-            key, state, value = ledger.state_of(task_id)
-            # One that has failed may have been retried, one that has paused may be cancelled.
-            news = TaskState.DONE if task_id in self._failed else TaskState.CANCELLED
-            if task_id in self._ended and state is not news:
+        for task_id, own in list(self._tasks.items()):
+            if own.is_over and not (own.told or own.has_failed):
+                continue
+            state = ledger.state_of(task_id)[1]
+            # One that has failed may have been retried; one that was told to end may be cancelled,
+            # or a grid may have finished it.
+            is_news = state is TaskState.DONE or (own.told and state is TaskState.CANCELLED)
+            if own.is_over and not is_news:
                 continue
             for token, body in ledger.metrics_of(task_id):
                 orders += self.heard(Logged(0, task_id, token, 0, body))
-            if state is TaskState.STOPPED and task_id not in self._told:
+            if state is TaskState.STOPPED and not own.told:
                 orders.append(Reopen(task_id))
             elif state.is_final:
-                value = whole_value(self._folder, key.hex(), state, value)
-                orders += self.ended(task_id, state, value)
+                orders += self._ended_meanwhile(ledger, task_id, state)
         return orders
 
+    def _ended_meanwhile(self, ledger: Ledger, task_id: int, how: TaskState) -> list[Event]:
+        """Hear that a task has ended so; nothing where it has not."""
+        key, state, value = ledger.state_of(task_id)
+        if state is not how:
+            return []
+        return self.ended(task_id, state, whole_value(self._folder, key.hex(), state, value))
+
     def _note_end(self, task_id: int, how: EndState) -> None:
-        self._ended.add(task_id)
-        (self._failed.add if how in ("failed", "cancelled") else self._failed.discard)(task_id)
+        own = self._tasks[task_id]
+        own.is_over, own.has_failed = True, how in ("failed", "cancelled")
         if how not in ("paused", "stopped"):
-            self._told.pop(task_id, None)  # it ended by itself, so a promotion opens nothing
+            own.told = ""  # it ended by itself, so a promotion opens nothing
 
     def _note_time(self, row: SearchRow) -> None:
         spent_s = canonical.decode(row.body).get("spent_s", 0.0)
         self._began_s = min(self._began_s, self._clock.monotonic_s() - spent_s)
 
     def _name(self, proposal: Proposal, task_id: int) -> None:
-        self._of_task[task_id] = proposal
+        self._tasks[task_id] = _Own(proposal)
         if proposal.by != "given":  # those count against no budget
             self._growing.add(task_id)
         self._task_of[proposal.trial, proposal.seed] = task_id
@@ -237,67 +249,69 @@ class SearchDriver:
         return Spent(seconds=self._seconds(), gpu_hours=hours, cost=cost)
 
     def _seconds_of_own(self) -> float:
-        for task_id in self._growing:
-            self._seconds_of[task_id] = self._ledger.seconds_of_attempts([task_id])
-        self._growing = {task_id for task_id in self._growing if task_id not in self._ended}
-        return sum(self._seconds_of.values())
+        growing, self._growing = self._growing, set()
+        for task_id in growing:
+            own = self._tasks[task_id]
+            before, own.seconds = own.seconds, self._ledger.seconds_of_attempts([task_id])
+            self._seconds_spent += own.seconds - before
+            if not own.is_over:
+                self._growing.add(task_id)
+        return self._seconds_spent
 
     # ------------------------------------------------------------------ being told
 
     def heard(self, logged: Logged) -> list[Event]:
-        proposal = self._of_task.get(logged.task_id)
-        if proposal is None:
+        own = self._tasks.get(logged.task_id)
+        points = () if own is None else self._new_points(own, logged.body)
+        if own is None or not points:
             return []
-        points = self._new_points(logged.task_id, logged.body)
-        if not points:
-            return []
-        record = Heard(proposal.trial, proposal.seed, points)
-        self._rows.append(to_row(record, logged.task_id))
-        return self._decided(self._search.heard(proposal.trial, proposal.seed, points))
+        trial, seed = own.proposal.trial, own.proposal.seed
+        self._rows.append(to_row(Heard(trial, seed, points), logged.task_id))
+        return self._decided(self._search.heard(trial, seed, points))
 
-    def _new_points(self, task_id: int, body: bytes) -> tuple[Point, ...]:
+    def _new_points(self, own: _Own, body: bytes) -> tuple[Point, ...]:
         """Those that the search looks at, without steps that it has heard: a later attempt may log
         them again."""
         names, packed = split(body)
-        last = self._last.setdefault(task_id, {})
         new = []
         for which, step, _, value in POINT.iter_unpack(packed):
             name = names[which]
             if name == PROCESS:  # no metric: the program was started again
                 continue
-            last[name] = value
-            if name in self._names and step > self._heard.get((task_id, name), float("-inf")):
+            own.last[name] = value
+            if name in self._names and step > own.heard.get(name, float("-inf")):
                 new.append(Point(name, step, value))
-                self._heard[task_id, name] = step
-        self._unseen -= last.keys()
+                own.heard[name] = step
+        self._unseen -= own.last.keys()
         return tuple(new)
 
-    def _note_points(self, task_id: int, points: Sequence[Point]) -> None:
+    def _note_points(self, own: _Own, points: Sequence[Point]) -> None:
         for point in points:
-            self._last.setdefault(task_id, {})[point.name] = point.value
+            own.last[point.name] = point.value
+            own.heard[point.name] = point.step
             self._unseen.discard(point.name)
-            self._heard[task_id, point.name] = point.step
 
     def ended(self, task_id: int, state: TaskState, value: bytes) -> list[Event]:
-        proposal = self._of_task.get(task_id)
-        if proposal is None:
+        own = self._tasks.get(task_id)
+        if own is None:
             return []
-        word = _STATES[state]
-        if word == "stopped" and self._told.get(task_id) == "pause":
+        proposal, word = own.proposal, _STATES[state]
+        if word == "stopped" and own.told == "pause":
             word = "paused"
         self._note_end(task_id, word)
         ending = Ending(word, numbers_of(value) if word == "done" else {})
         record = Ended(proposal.trial, proposal.seed, ending)
         self._rows.append(to_row(record, task_id, spent_s=self._seconds()))
         if word == "done":
-            shown = self._last.get(task_id, {}).keys() | ending.values.keys()
+            shown = own.last.keys() | ending.values.keys()
             self._unseen -= shown
             if self._unseen and proposal.by != "given":
                 self._problem = _not_shown(min(self._unseen), shown)
         return self._decided(self._search.ended(proposal.trial, proposal.seed, ending))
 
     def last_of(self, task_id: int) -> bytes:
-        return canonical.encode(self._last.get(task_id, {}))
+        own = self._tasks.get(task_id)
+        return b"{}" if own is None else canonical.encode(own.last)
 
     def take_records(self) -> Sequence[SearchRow]:
         rows, self._rows = self._rows, []
@@ -332,17 +346,17 @@ class SearchDriver:
             task_id = self._task_of.get((decision.trial, seed))
             if task_id is None:
                 continue
+            own = self._tasks[task_id]
             if decision.kind == "promote":
-                if self._told.get(task_id) == "pause":
-                    del self._told[task_id]
-                    self._ended.discard(task_id)
-                    if task_id in self._seconds_of:
+                if own.told == "pause":
+                    own.told, own.is_over = "", False
+                    if own.proposal.by != "given":
                         self._growing.add(task_id)
                     orders.append(Reopen(task_id))
-            elif task_id not in self._ended:
+            elif not own.is_over:
                 how = "pause" if decision.kind == "pause" else "stop"
-                if self._told.get(task_id) not in (how, "stop"):
-                    self._told[task_id] = how
+                if own.told not in (how, "stop"):
+                    own.told = how
                     orders.append(StopTask(task_id, how == "pause"))
         return orders
 

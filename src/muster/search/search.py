@@ -69,7 +69,7 @@ class Search:
         for record in records:
             match record:
                 case Proposal():
-                    search._recall(record)
+                    search.recall(record)
                 case Heard(trial, seed, points):
                     search.heard(trial, seed, points)
                 case Ended(trial, seed, ending):
@@ -297,7 +297,7 @@ class Search:
             for seed in trial.tasks
         )
 
-    def _recall(self, proposal: Proposal) -> None:
+    def recall(self, proposal: Proposal) -> None:
         """Make a recorded proposal again."""
         if proposal.trial == len(self.trials):
             self._sampler.recall(proposal.trial, proposal.params, proposal.by)

@@ -258,6 +258,47 @@ def test_a_grid_is_the_start_of_a_search(tmp_path: Path) -> None:
     bench.ledger.close()
 
 
+def test_a_grid_with_the_missing_seed_of_a_trial_belongs_to_this_trial(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, dataclasses.replace(SPEC, seeds=(0, 1), stopping=Stopping()))
+    first, x = bench.ask()
+    bench.ledger.begin()
+    payload, key = canonical.payload_and_key("f.py:f")({"x": x, "seed": 1})
+    bench.ledger.add_tasks([NewTask(key, bench.target, payload)])
+    tasks = {task.task_id: task for task in bench.ledger.claim(2)}
+    second = max(tasks)
+    bench.ledger.record_done([record(tasks[second])], [(b'{"y":0.5}', None)])
+    bench.ledger.commit()
+    for _ in range(2):
+        bench.reborn()
+        bench.record()
+        assert len(bench.driver._search.trials) == 1
+    bench.end(first, TaskState.DONE, b'{"y":1.5}')
+    [best] = bench.driver._search.best()
+    assert (best.trial, best.values, best.seeds) == (0, (1.0,), 2)
+    [proposed] = bench.driver.ask(1)
+    assert (proposed.what.trial, proposed.what.seed) == (1, 0)
+    rows = [row for row in bench.ledger.search_rows() if row.kind == "proposal"]
+    assert [row.task_id for row in rows] == [first, second]
+    bench.ledger.close()
+
+
+def test_a_grid_beside_an_heir_that_was_not_asked_for_yet_is_another_trial(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, POPULATION)
+    bench.reborn(budget=Budget(trials=2))
+    rest(bench, [0.5, 0.1])
+    bench.ledger.begin()
+    payload, key = canonical.payload_and_key("f.py:f")({"x": 0.123})
+    bench.ledger.add_tasks([NewTask(key, bench.target, payload)])
+    bench.ledger.commit()
+    bench.reborn(budget=Budget(trials=2))
+    assert [trial.by for trial in bench.driver._search.trials] == [
+        "random", "random", "pbt", "given"
+    ]  # fmt: skip
+    [proposed] = bench.driver.ask(9)
+    assert (proposed.what.trial, proposed.what.by) == (2, "pbt")
+    bench.ledger.close()
+
+
 def test_a_task_that_finished_although_it_was_to_pause_is_not_opened(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     first, second = bench.ask()[0], bench.ask()[0]
