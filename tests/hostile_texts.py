@@ -53,3 +53,13 @@ class Terminal(io.StringIO):
     def write(self, text: str) -> int:
         text.encode(self.encoding)
         return super().write(text)
+
+
+_ESCAPED = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2}))")
+
+
+def unescape_surrogates(text: str) -> str:
+    """The text of which `muster.farm.canonical.escape_surrogates` made ``text``."""
+    if not re.search(r"\\ud[89a-f][0-9a-f]{2}", text):
+        return text
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.hostile_texts import HOSTILE, ORDERS, Terminal, orders_in
+from tests.hostile_texts import HOSTILE, ORDERS, Terminal, orders_in, unescape_surrogates
 
 import muster
-from muster.farm.canonical import decode, escape_surrogates, unescape_surrogates
+from muster.farm.canonical import decode, escape_surrogates
 
 pytestmark = pytest.mark.thorough  # tests/unit/cli/test_hostile_screens.py is quick
 PROGRAM = Path(__file__).parents[1] / "programs" / "hostile_task.py"

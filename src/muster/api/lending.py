@@ -31,9 +31,8 @@ from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import Placement, place
 from muster.farm.events import Event, Slots
 from muster.farm.executors.table import CLUSTERS
-from muster.farm.picture import GIVEN_BACK
 from muster.farm.task import SlotSpec
-from muster.farm.view import RunView
+from muster.farm.view import GIVEN_BACK, RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
 from muster.run.session import is_held, open_run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -10,7 +12,9 @@ from rich.text import Text
 from muster.base.clock import human_duration
 from muster.base.shown_text import one_line
 from muster.cli.output import counts_text, left_text, rate_text
-from muster.farm.view import RunView, WorkerLine
+
+if TYPE_CHECKING:
+    from muster.farm.view import RunView, WorkerLine
 
 _STYLES = {
     "running": "green",

@@ -160,7 +160,7 @@ def _only_looks(words: list[str]) -> bool:
     """Behind `--` is a command that `monitor` runs; some flags of `devices` change a run."""
     if words[0] not in _LOOKING:
         return False
-    from muster.cli.parse import kind_of_word
+    from muster.cli.words import kind_of_word
 
     if words[0] == "devices" and any(
         word.startswith(("--rel", "--add", "--only")) for word in words

@@ -14,8 +14,9 @@ from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.base.flags import Flag
 from muster.cli.flags import ShownFlags, sweep_options
 from muster.cli.options import Part
-from muster.cli.parse import Parsed, parse_groups, split_target
+from muster.cli.parse import Parsed, parse_groups
 from muster.cli.recipes import MAPS, is_named, map_recipe, names_of
+from muster.cli.words import split_target
 from muster.pipeline.sources.source import Selection
 from muster.pipeline.sources.table import InputOptions
 

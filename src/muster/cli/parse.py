@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from muster.base.errors import EXIT_OK, UsageError
 from muster.base.flags import Alias, Flag
 from muster.cli import values
 from muster.cli.options import Option, build, options_of
+from muster.cli.words import kind_of_word
 
 _T = TypeVar("_T")
 
@@ -320,24 +321,6 @@ def _value(option: Option, alias: Any, words: Sequence[str], flag: str) -> Any:
     return values.read(option.kind, words, flag, option.default)
 
 
-def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
-    """What a word of a command line is: all that look at words one by one ask here. ``--`` ends
-    the flags; ``-inf`` is a number.
-    """
-    if word == "--":
-        return "end"
-    is_flag = word[:1] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
-    return "flag" if is_flag and not _is_number(word) else "value"
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
 def _name(word: str) -> str:
     return word.lstrip("-").partition("=")[0].replace("_", "-")
 
@@ -401,28 +384,3 @@ _SYNONYMS = (
     ("global-accumulation", "accumulate", "grad-accum", "gradient-accumulation-steps"),
     ("precision", "dtype", "mixed-precision"),
 )
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before ``--`` and those after it; UsageError where nothing follows it."""
-    words = list(argv)
-    cut = next((at for at, word in enumerate(words) if kind_of_word(word) == "end"), len(words))
-    if cut + 1 == len(words):
-        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
-    return words[:cut], words[cut + 1 :]
-
-
-def split_target(words: Sequence[str], is_it: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """What the flags are for, "" where it is not said, and the other words: flags may come before
-    it, as in ``muster sweep --seeds 3 train.py:run``.
-    """
-    for position, word in enumerate(words):
-        if (position == 0 and kind_of_word(word) == "value") or is_it(word):
-            return word, [*words[:position], *words[position + 1 :]]
-    return "", list(words)
-
-
-def wants_slurm(words: Sequence[str]) -> bool:
-    """Whether ``--on slurm`` is among them, before anything is parsed."""
-    pairs = zip(words, [*words[1:], ""], strict=False)
-    return any(word == "--on=slurm" or (word, value) == ("--on", "slurm") for word, value in pairs)

@@ -24,8 +24,9 @@ from muster.cli import values
 from muster.cli.help_page import is_own, own_text
 from muster.cli.main import COMMANDS, read_command
 from muster.cli.options import Option, options_of
-from muster.cli.parse import MissingFlag, Parsed, kind_of_word
+from muster.cli.parse import MissingFlag, Parsed
 from muster.cli.recipes import AGENTS, MAPS, RECIPES, TASKS, map_recipe
+from muster.cli.words import kind_of_word
 from muster.devices.inventory import Device, Inventory
 from muster.devices.placement import busy_reason
 from muster.train.batches import learning_rate, plan_batches

@@ -16,8 +16,9 @@ from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.base.flags import Flag, parse_duration
 from muster.cli.gang_flags import gang_groups, gang_options
 from muster.cli.options import Part
-from muster.cli.parse import Parsed, parse_groups, split_target
+from muster.cli.parse import Parsed, parse_groups
 from muster.cli.recipes import AGENTS, TASKS, is_named, names_of, train_recipe
+from muster.cli.words import split_target
 from muster.rl.config import PpoConfig
 from muster.train.config import TrainConfig
 

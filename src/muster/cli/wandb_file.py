@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MissingPackageError, UsageError
-from muster.cli.parse import split_command
+from muster.cli.words import kind_of_word, split_command
 from muster.search.distributions import Choice, word_of
 from muster.search.spec import Stopping
 from muster.search.wandb_sweep import Imported, checked_name, import_sweep
@@ -67,7 +67,7 @@ def _parameters(words: Sequence[str]) -> list[str]:
     found, is_space = [], False
     for word in words:
         text = word
-        if word.startswith("--"):
+        if kind_of_word(word) == "flag":
             flag, _, text = word.partition("=")
             is_space = flag == "--space"
         if is_space and "=" in text:

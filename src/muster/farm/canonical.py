@@ -129,7 +129,6 @@ def plain_scalar(value: object) -> object:
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ESCAPED = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2}))")
 _LOOKS_ESCAPED = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
 
 
@@ -144,13 +143,6 @@ def escape_surrogates(text: str) -> str:
         return text
     doubled = text.replace("\\", "\\\\")
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", doubled)
-
-
-def unescape_surrogates(text: str) -> str:
-    """The text of which `escape_surrogates` made ``text``."""
-    if not _LOOKS_ESCAPED.search(text):
-        return text
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)
 
 
 def csv_cell(text: str) -> str:

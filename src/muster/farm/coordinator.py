@@ -31,11 +31,10 @@ from muster.farm.events import (
 )
 from muster.farm.executors.base import Executor
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.picture import Picture
 from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
 from muster.farm.steering import Driver, Steering
 from muster.farm.task import HeldWorker, SlotSpec, TargetSpec, Task, TaskState
-from muster.farm.view import RunView
+from muster.farm.view import Picture, RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask
 

@@ -16,9 +16,9 @@ from muster.farm.decisions import Decisions, Stopped
 from muster.farm.events import Event, Fetched, Logged, Reopen, StopTask
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.picture import Picture
 from muster.farm.results import whole_value
 from muster.farm.task import Task, TaskState
+from muster.farm.view import Picture
 from muster.run.folder import RunFolder
 
 

@@ -1,12 +1,23 @@
-"""A picture of a running sweep, for a screen or a file, and when it will be done. Values only."""
+"""A picture of a running sweep, for a screen or a file, and when it will be done; and who keeps it,
+and logs its events for ``--log-level debug``.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
+
+from muster.base.journal import EVENTS
+from muster.farm.canonical import task_label
+from muster.farm.decide import Scheduler
+from muster.farm.decisions import Decisions
+from muster.farm.events import Event, Progress, WorkerDied, WorkerLeaving, WorkerReady
+from muster.farm.roster import Slot, Worker
+from muster.farm.task import AttemptRecord, Outcome, TaskState
 
 
 class Interval(NamedTuple):
@@ -119,3 +130,194 @@ class RunView(NamedTuple):
     @property
     def num_ended(self) -> int:
         return self.num_done + self.num_failed + self.num_cancelled + self.num_stopped
+
+
+_MAX_NOTES = 100
+#: Of a slot whose worker has ended, and whose devices others may have.
+GIVEN_BACK = "given back"
+
+
+class Picture:
+    def __init__(self, name: str, total: int, now: float) -> None:
+        self.notes: list[tuple[str, str]] = []
+        self._name = name
+        self._planned = total
+        self._known = 0
+        self._begin_s = now
+        self._counts = dict.fromkeys(TaskState, 0)
+        self._retried = 0
+        self._durations = Durations()
+        self._rate = Rate()
+        self._progress: dict[int, str] = {}
+        self._numbers: dict[int, Mapping[str, float]] = {}
+        self._memory: dict[int, float | None] = {}
+        self._slot_of: dict[int, int] = {}
+        self._device_peak: dict[int, float] = {}  # by slot, as the next
+        self._num_oom: Counter[int] = Counter()
+        self._ended_by_slot: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+
+    def start(self, counts: dict[TaskState, int]) -> None:
+        """Begin with the counts that the ledger has before the first turn."""
+        self._counts.update(counts)
+        self._known = sum(counts.values())
+        self._rate.add(self._begin_s, self._ended)
+
+    def added(self, count: int) -> None:
+        self._known += count
+
+    @property
+    def known(self) -> int:
+        """Tasks in the ledger."""
+        return self._known
+
+    def cancelled(self, count: int) -> None:
+        self._counts[TaskState.CANCELLED] += count
+
+    def note(self, events: Sequence[Event], decisions: Decisions, now: float) -> None:
+        tell(events, decisions)
+        for event in events:
+            if isinstance(event, Progress):
+                self._progress[event.worker_id] = event.text
+                if event.numbers:
+                    self._numbers[event.worker_id] = event.numbers
+            elif isinstance(event, WorkerReady):
+                self.pids[event.worker_id] = event.pid
+        self._slot_of.update((worker_id, slot_id) for slot_id, worker_id in decisions.starts)
+        ended = [*decisions.stopped, *decisions.cancelled]
+        stopped = [record for _, record in ended if record is not None]
+        tried = [record for record, _ in decisions.tried]
+        for record in [*decisions.done, *decisions.failed, *stopped, *tried]:
+            self._learn(record)
+        for record, again in decisions.tried:
+            if record.finished.outcome is Outcome.DEVICE_OOM and again.solo:  # it was not alone
+                self._num_oom[self._slot_of.get(record.worker_id, -1)] += 1
+        for record in decisions.done:
+            self._ended_one(record)
+            self._durations.add(record.finished.seconds)
+        for record in [*decisions.failed, *stopped]:
+            self._ended_one(record)
+        self._counts[TaskState.STOPPED] += len(decisions.stopped) - len(decisions.promoted)
+        self._counts[TaskState.CANCELLED] += len(decisions.cancelled)
+        self._counts[TaskState.DONE] += len(decisions.done)
+        self._counts[TaskState.FAILED] += len(decisions.failed) - len(decisions.reopened)
+        self._retried += len(decisions.tried) + len(decisions.reopened)
+        self.notes.extend(decisions.notes)
+        del self.notes[:-_MAX_NOTES]
+        if decisions.done or decisions.failed or ended:
+            self._rate.add(now, self._ended)
+
+    def view(self, scheduler: Scheduler, now: float, phase: str) -> RunView:
+        running = [w for w in scheduler.roster.workers.values() if w.in_flight]
+        total = max(self._planned, self._known)
+        waiting = max(0, total - self._ended - len(running))
+        elapsed = [now - worker.head_since for worker in running]
+        num_workers = scheduler.roster.num_at_work()
+        return RunView(
+            name=self._name,
+            total=total,
+            num_done=self._counts[TaskState.DONE],
+            num_failed=self._counts[TaskState.FAILED],
+            num_cancelled=self._counts[TaskState.CANCELLED],
+            num_stopped=self._counts[TaskState.STOPPED],
+            num_running=len(running),
+            num_retried=self._retried,
+            elapsed_s=now - self._begin_s,
+            rate=self._rate.per_second(),
+            eta=remaining(self._durations, waiting, elapsed, num_workers),
+            phase=phase,
+            workers=tuple(self._line(slot, scheduler, now) for slot in scheduler.roster.slots),
+            notes=tuple(self.notes[-5:]),
+            numbers=self._sums(),
+        )
+
+    def _sums(self) -> dict[str, float]:
+        """Totals over all workers, also those that are gone: each reports sums since it started."""
+        sums: dict[str, float] = {}
+        for numbers in self._numbers.values():
+            for name, value in numbers.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    @property
+    def _ended(self) -> int:
+        return sum(count for state, count in self._counts.items() if state.is_final)
+
+    def _ended_one(self, record: AttemptRecord) -> None:
+        self._memory[record.worker_id] = record.finished.peak_mib
+        self._progress.pop(record.worker_id, None)
+        count = self._ended_by_slot.get(record.worker_id, 0)
+        self._ended_by_slot[record.worker_id] = count + 1
+
+    def _learn(self, record: AttemptRecord) -> None:
+        """Note what an attempt says about the memory of its device."""
+        slot_id, finished = self._slot_of.get(record.worker_id, -1), record.finished
+        if finished.on_device and finished.peak_mib is not None:
+            self._device_peak[slot_id] = max(self._device_peak.get(slot_id, 0.0), finished.peak_mib)
+
+    def _line(self, slot: Slot, scheduler: Scheduler, now: float) -> WorkerLine:
+        slot_id = slot.spec.slot_id
+        known = self._device_peak.get(slot_id), self._num_oom[slot_id]
+        worker = scheduler.roster.worker_of(slot)
+        if worker is None:
+            state = "quarantined" if slot.quarantined else "off"
+            state = GIVEN_BACK if slot.is_given_back else state
+            return WorkerLine(slot.spec.label, state, "", None, None, "", 0, None, *known)
+        head = next(iter(worker.in_flight.values()), None)
+        return WorkerLine(
+            slot.spec.label,
+            _state_of(worker),
+            task_label(head.task_id, head.payload) if head else "",
+            now - worker.head_since if head else None,
+            self._memory.get(worker.worker_id),
+            self._progress.get(worker.worker_id, ""),
+            self._ended_by_slot.get(worker.worker_id, 0),
+            self.pids.get(worker.worker_id),
+            *known,
+        )
+
+
+def _state_of(worker: Worker) -> str:
+    if worker.killing is not None or worker.stopping:
+        return "ending"
+    if not worker.ready:
+        return "starting"
+    return "running" if worker.in_flight else "idle"
+
+
+def tell(events: Sequence[Event], decisions: Decisions) -> None:
+    """Log events and decisions; costs nothing unless debug messages are wanted."""
+    if not EVENTS.isEnabledFor(logging.DEBUG):
+        return
+    for event in events:
+        match event:
+            case WorkerReady():
+                EVENTS.debug("worker %d is ready, pid %d", event.worker_id, event.pid)
+            case WorkerLeaving():
+                EVENTS.debug("worker %d is about to lose its place", event.worker_id)
+            case WorkerDied():
+                EVENTS.debug("worker %d ended: %s", event.worker_id, event.reason)
+            case _:
+                continue
+    ended = [*decisions.stopped, *decisions.cancelled]
+    stopped = [record for _, record in ended if record is not None]
+    for record in [*decisions.done, *decisions.failed, *stopped]:
+        EVENTS.debug(_ended(record))
+    for record, _ in decisions.tried:
+        EVENTS.debug("%s; it will run again", _ended(record))
+    for slot_id, worker_id in decisions.starts:
+        EVENTS.debug("worker %d starts in slot %d", worker_id, slot_id)
+    for worker_id, tasks, _ in decisions.sends:
+        numbers = ", ".join(str(task.task_id) for task in tasks)
+        EVENTS.debug("worker %d is sent task %s", worker_id, numbers)
+    for worker_id, reason in decisions.kills:
+        EVENTS.debug("worker %d is killed: %s", worker_id, reason)
+
+
+def _ended(record: AttemptRecord) -> str:
+    finished = record.finished
+    message = f": {finished.message}" if finished.message else ""
+    return (
+        f"task {record.task_id}, attempt {record.token}, on worker {record.worker_id}: "
+        f"{finished.outcome.value} after {finished.seconds:.3g} s{message}"
+    )

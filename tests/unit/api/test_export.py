@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tests.hostile_texts import unescape_surrogates
 
 import muster
 from muster.base.errors import UsageError
-from muster.farm.canonical import decode, escape_surrogates, unescape_surrogates
+from muster.farm.canonical import decode, escape_surrogates
 
 TARGET = """
 import math

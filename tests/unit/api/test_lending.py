@@ -22,8 +22,7 @@ from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import to_json
 from muster.devices.inventory import Device, Inventory
 from muster.farm.events import Slots
-from muster.farm.picture import GIVEN_BACK
-from muster.farm.view import RunView, WorkerLine
+from muster.farm.view import GIVEN_BACK, RunView, WorkerLine
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask
 

@@ -13,9 +13,8 @@ from muster.base.settings import Settings
 from muster.devices.inventory import Device, Inventory, to_json
 from muster.farm.decisions import Decisions
 from muster.farm.events import Capacity
-from muster.farm.picture import Picture
 from muster.farm.task import Outcome, SlotSpec
-from muster.farm.view import RunView, WorkerLine
+from muster.farm.view import Picture, RunView, WorkerLine
 
 SLOTS = tuple(
     SlotSpec(slot_id=i, label=f"cuda:0/{i}" if i else "cuda:0", devices=("GPU-a",), kind="cuda")

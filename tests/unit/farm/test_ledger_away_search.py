@@ -24,9 +24,9 @@ from muster.farm.ledger.away import AwayLedger
 from muster.farm.ledger.queries import SearchRow
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
-from muster.farm.picture import Picture
 from muster.farm.steering import Proposed, Steering
 from muster.farm.task import Outcome, TaskState
+from muster.farm.view import Picture
 from muster.run.folder import RunFolder
 
 

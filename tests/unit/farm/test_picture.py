@@ -7,8 +7,7 @@ from tests.unit.farm.test_decide import Rig, cpus, tasks
 
 from muster.cli.output import eta_text, left_text
 from muster.farm.events import WorkerReady
-from muster.farm.picture import Picture
-from muster.farm.view import Interval, RunView, WorkerLine
+from muster.farm.view import Interval, Picture, RunView, WorkerLine
 
 
 @pytest.mark.parametrize(

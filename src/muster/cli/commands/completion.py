@@ -21,8 +21,9 @@ from muster.base.flags import Flag
 from muster.base.target import names_at_top
 from muster.cli import help_page, output
 from muster.cli.options import Option
-from muster.cli.parse import kind_of_word, parse
+from muster.cli.parse import parse
 from muster.cli.values import choices
+from muster.cli.words import kind_of_word
 from muster.run.folder import RunFolder
 
 _COMPLETION = """Print what makes a shell complete commands, flags, recipes and run folders.

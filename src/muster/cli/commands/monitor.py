@@ -15,7 +15,8 @@ from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import JsonFlags
 from muster.cli.monitor_display import SUMMARY_HEADERS, plain_line, summary_rows
-from muster.cli.parse import parse_groups, split_command
+from muster.cli.parse import parse_groups
+from muster.cli.words import split_command
 from muster.devices.discovery import discover
 from muster.monitor.sample import Sample
 

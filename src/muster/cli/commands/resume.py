@@ -28,8 +28,9 @@ from muster.cli.commands import run as run_command
 from muster.cli.commands import sweep, train
 from muster.cli.flags import ONE_TIME, ShownFlags, job_digest, refuse_without_effect
 from muster.cli.options import Part
-from muster.cli.parse import Parsed, RunPlace, Said, parse_groups, split_command, split_target
+from muster.cli.parse import Parsed, RunPlace, Said, parse_groups
 from muster.cli.recipes import with_seeds_as_stored
+from muster.cli.words import split_command, split_target
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord

@@ -28,9 +28,9 @@ from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of
 from muster.cli.output import summary_line
-from muster.cli.parse import Parsed, parse_groups, split_command, split_target
-from muster.cli.programs import as_program, is_script
+from muster.cli.parse import Parsed, parse_groups
 from muster.cli.recipes import RECIPES, TARGET, is_recipe, names_of, sweep_recipe
+from muster.cli.words import as_program, is_script, split_command, split_target
 from muster.farm.space_texts import parse_seeds
 from muster.farm.task import TaskState
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from muster.cli.parse import wants_slurm
+from muster.cli.words import wants_slurm
 from muster.gang.launch import SupervisorHandle, start_supervisor
 from muster.gang.topology import read_topology
 

@@ -1,20 +1,63 @@
-"""What to write instead, where a program was given as the target of a sweep."""
+"""The words of a command line before they are options: what each is, where target and program are,
+and what to write instead where a program was given as the target of a sweep.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
-from muster.base.errors import MusterError
-from muster.cli.parse import kind_of_word
-from muster.farm.space_texts import read_list
-from muster.farm.template import names_in
+from muster.base.errors import MusterError, UsageError
 
 _SCRIPTS = (".py", ".sh")
 _PLAIN = re.compile(r"[\w@%+=:,./-]*(\{[\w./-]+\}[\w@%+=:./-]*)*")
+
+
+def kind_of_word(word: str) -> Literal["flag", "value", "end"]:
+    """What a word of a command line is: all that look at words one by one ask here. ``--`` ends
+    the flags; ``-inf`` is a number.
+    """
+    if word == "--":
+        return "end"
+    is_flag = word[:1] == "-" and word.lstrip("-")[:1].isalpha() and " " not in word
+    return "flag" if is_flag and not _is_number(word) else "value"
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--`` and those after it; UsageError where nothing follows it."""
+    words = list(argv)
+    cut = next((at for at, word in enumerate(words) if kind_of_word(word) == "end"), len(words))
+    if cut + 1 == len(words):
+        raise UsageError("There is no command after `--`.", hint="write: -- python train.py …")
+    return words[:cut], words[cut + 1 :]
+
+
+def split_target(words: Sequence[str], is_it: Callable[[str], bool]) -> tuple[str, list[str]]:
+    """What the flags are for, "" where it is not said, and the other words: flags may come before
+    it, as in ``muster sweep --seeds 3 train.py:run``.
+    """
+    for position, word in enumerate(words):
+        if (position == 0 and kind_of_word(word) == "value") or is_it(word):
+            return word, [*words[:position], *words[position + 1 :]]
+    return "", list(words)
+
+
+def wants_slurm(words: Sequence[str]) -> bool:
+    """Whether ``--on slurm`` is among them, before anything is parsed."""
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    return any(word == "--on=slurm" or (word, value) == ("--on", "slurm") for word, value in pairs)
 
 
 def is_script(word: str) -> bool:
@@ -27,6 +70,8 @@ def as_program(words: Sequence[str], flags: Collection[str]) -> str | None:
     ``flags``: those of ``muster sweep``, which stay before the ``--``. All else belongs to the
     program, and each of the user's own parameters gets its place.
     """
+    from muster.farm.template import names_in
+
     program = _program(words[0])
     if program is None:
         return None
@@ -68,6 +113,8 @@ def _names(flag: str, value: str) -> list[str]:
     if flag == "--seeds":
         return ["seed"] if value else []
     if flag == "--list" and value:
+        from muster.farm.space_texts import read_list
+
         try:
             return list(read_list(Path(value)).names)
         except MusterError:
