@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +22,7 @@ from muster.base.errors import MusterError, UsageError
 from muster.base.shown_text import one_line
 from muster.web import guard
 from muster.web.actions import Refused, act
-from muster.web.content.index import Defects, data_of, explained
+from muster.web.content.index import Defects, data_of, explained, file_of
 from muster.web.content.plain import to_json
 from muster.web.folder import Folders, inside
 from muster.web.guard import Credentials
@@ -60,6 +62,7 @@ def make_app(board: Dashboard) -> ASGIApp:
         Route("/api/run/{run}", answers.json),
         Route("/api/run/{run}/task/{task}", answers.json),
         Route("/api/run/{run}/act", answers.act, methods=["POST"]),
+        Route("/api/run/{run}/{name}.{suffix}", answers.table),
         Route("/api/run/{run}/{page}", answers.json),
         Route("/api/stream", answers.stream),
         Route("/api/{page}", answers.top_json),
@@ -207,6 +210,22 @@ class _Answers:
             return _problem(error)
         return _json_answer(data)
 
+    async def table(self, request: Request) -> Response:
+        """Tasks or curves to be saved, written while they are read."""
+        asked = request.path_params
+        try:
+            name, text = await run_in_threadpool(
+                file_of, self._board.folders, asked["name"], asked["suffix"], asked["run"],
+                _query(request),
+            )  # fmt: skip
+        except MusterError as error:
+            self._defects.note(error.__cause__)
+            return _problem(error)
+        return StreamingResponse(
+            text, media_type={"csv": "text/csv", "json": "application/json"}[asked["suffix"]],
+            headers={"content-disposition": _to_save(name)},
+        )  # fmt: skip
+
     async def act(self, request: Request) -> Response:
         asked = await _object(request)
         try:
@@ -265,6 +284,10 @@ class _Answers:
             found = one_line(str(report.get("csp-report", report)))
             self._board.tell(f"A browser has refused a part of a page: {found}")
         return Response(status_code=204)
+
+
+def _to_save(name: str) -> str:
+    return f"attachment; filename*=utf-8''{quote(os.fsencode(name))}"
 
 
 def _query(request: Request) -> Query:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from muster.base.shown_text import HIDDEN, is_secret_name, shown_line
 from muster.farm import canonical
@@ -224,3 +228,26 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
         return canonical.encode(value).decode()
     return value
+
+
+def order(cells: Sequence[Any], descending: bool) -> NDArray[np.int64]:
+    """Places by value, rows without one at the end in both directions."""
+    if {*map(type, cells)} <= {float, int, bool, type(None)}:
+        with suppress(OverflowError):  # of a whole number that no float holds
+            values = np.array(cells, float)  # NaN where there is none
+            return np.argsort(-values if descending else values, kind="stable")
+    known = [place for place, cell in enumerate(cells) if cell is not None and cell == cell]
+    keys = {place: _sort_key(cells[place]) for place in known}
+    in_order = sorted(known, key=keys.__getitem__, reverse=descending)
+    missing = np.ones(len(cells), bool)
+    missing[known] = False
+    return np.concatenate([np.array(in_order, np.int64), np.flatnonzero(missing)])
+
+
+def _sort_key(value: Any) -> tuple[bool, float, str]:
+    if not isinstance(value, int | float):
+        return True, 0.0, str(value)
+    try:
+        return False, float(value), ""
+    except OverflowError:
+        return False, math.inf if value > 0 else -math.inf, ""

@@ -9,7 +9,6 @@ from being emptied.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.session import is_held
-from muster.web.columns import LINE, Column, Names, cells_of, read_cells
+from muster.web.columns import LINE, Column, Names, cells_of, order, read_cells
 from muster.web.query import BadQuery, parse, predicate
 
 #: So many tasks are read by one statement. Of more that have changed, no column is kept. What is
@@ -249,6 +248,19 @@ class TaskTable:
             self._asking_now.discard(one)
             _SHELF.used(self)
 
+    def parts(
+        self, *, sort: str, descending: bool, text: str, state: str
+    ) -> Iterator[dict[str, Any]]:
+        """All rows that are wanted, some at a time; one part at least."""
+        if not self.is_prepared:
+            self.prepare()
+        with self._asking():
+            self.refresh()
+            with self._lock, LedgerReader(self._folder.ledger) as ledger:
+                ids = self._ids[self._chosen(ledger, sort, descending, text, state)].tolist()
+        for begin in range(0, max(1, len(ids)), _FEW):
+            yield self.rows(ids[begin : begin + _FEW])
+
     def rows(self, task_ids: Sequence[int]) -> dict[str, Any]:
         """The rows of these tasks."""
         with self._lock, LedgerReader(self._folder.ledger) as ledger:
@@ -288,13 +300,13 @@ class TaskTable:
         )
         if not sort:
             return places[::-1] if descending else places
-        order = self._kept(
+        in_order = self._kept(
             ("order", sort, descending, is_running),
-            lambda: _order(self._named(ledger, sort, words), descending),
+            lambda: order(self._named(ledger, sort, words), descending),
         )
         is_chosen = np.zeros(len(self._ids), bool)
         is_chosen[places] = True
-        chosen: Numbers = order[is_chosen[order]]
+        chosen: Numbers = in_order[is_chosen[in_order]]
         return chosen
 
     def _kept(self, name: Any, make: Callable[[], Numbers]) -> Numbers:
@@ -365,26 +377,3 @@ _SHELF = _Shelf()
 def _words_of(is_running: bool) -> dict[int, str]:
     """State by its number. Nothing runs where nobody works on the run."""
     return {**_STATE_WORDS, _READY: "waiting", _CLAIMED: "running" if is_running else "waiting"}
-
-
-def _order(cells: Sequence[Any], descending: bool) -> Numbers:
-    """Places by value, rows without one at the end in both directions."""
-    if {*map(type, cells)} <= {float, int, bool, type(None)}:
-        with suppress(OverflowError):  # of a whole number that no float holds
-            values = np.array(cells, float)  # NaN where there is none
-            return np.argsort(-values if descending else values, kind="stable")
-    known = [place for place, cell in enumerate(cells) if cell is not None and cell == cell]
-    keys = {place: _sort_key(cells[place]) for place in known}
-    order = sorted(known, key=keys.__getitem__, reverse=descending)
-    missing = np.ones(len(cells), bool)
-    missing[known] = False
-    return np.concatenate([np.array(order, np.int64), np.flatnonzero(missing)])
-
-
-def _sort_key(value: Any) -> tuple[bool, float, str]:
-    if not isinstance(value, int | float):
-        return True, 0.0, str(value)
-    try:
-        return False, float(value), ""
-    except OverflowError:
-        return False, math.inf if value > 0 else -math.inf, ""

@@ -30,7 +30,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     the first there is. ``x``: step or time."""
     px = query.number("px", 1200, 2, 10_000)
     low, high, by_time = query.maybe("from"), query.maybe("to"), query.text("x") == "time"
-    found = [*_series(folder, query.many("task"))]
+    found = [*series(folder, query.many("task"))]
     names = in_order(one.name for one in found)
     wanted = query.many("name") or names[:1]
     chosen = [one for one in found if line(one.name) in wanted]
@@ -54,7 +54,8 @@ def curves_of(folder: Folder) -> dict[str, Curve]:
         return log.curves()
 
 
-def _series(folder: Folder, tasks: list[str]) -> Iterator[Series]:
+def series(folder: Folder, tasks: list[str]) -> Iterator[Series]:
+    """What these tasks have logged, or the first ones that did; of ranks all there is."""
     if not folder.run.stored.is_gang:
         return _of_tasks(folder, tasks)
     return (Series("", "", name, curve) for name, curve in curves_of(folder).items())

@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from muster.web.content import (
     compare,
     curves,
     devices,
+    download,
     map,
     overview,
     runs,
@@ -42,6 +44,12 @@ PAGES: dict[str, Callable[[Folder, Query], dict[str, Any]]] = {
     "about": about.content,
 }
 
+#: Of one run, as a file.
+FILES: dict[str, Callable[[Folder, Query], download.Rows]] = {
+    "tasks": download.tasks,
+    "curves": download.curves,
+}
+
 #: Of everything that there is.
 TOP: dict[str, Callable[[Folders, Query], dict[str, Any]]] = {
     "runs": runs.content,
@@ -64,6 +72,18 @@ def data_of(folders: Folders, name: str, run: str | None, query: Query) -> dict[
         if name not in PAGES:
             raise UsageError(f"A run has no page {name[:40]!r}.")
         return PAGES[name](folder, query)
+
+
+def file_of(
+    folders: Folders, name: str, suffix: str, run: str, query: Query
+) -> tuple[str, Iterator[bytes]]:
+    """A table as a file: its name and its text. Raises MusterError as `data_of` does."""
+    with explained(run):
+        folder = folders.find(run)
+        if name not in FILES:
+            raise UsageError(f"A run has no table {name[:40]!r}.")
+        text = download.written(FILES[name](folder, query), suffix)
+        return f"{folder.path.name}-{name}.{suffix}", chain([next(text)], text)
 
 
 @contextmanager

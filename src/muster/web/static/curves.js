@@ -1,5 +1,5 @@
 // Curves: one card for each metric, one line for each task, drawn by uPlot.
-import { ask, atMost, colour, html, run, shell, useEffect, useRef, useSize, useState, useView } from "./lib.js";
+import { ask, atMost, colour, html, questions, run, shell, useEffect, useRef, useSize, useState, useView } from "./lib.js";
 import { on } from "./live.js";
 import { Failure } from "./parts.js";
 import * as format from "./format.js";
@@ -59,19 +59,20 @@ export function extend(series, news, to = Infinity) {
   return has;
 }
 
-export function CurveTools() {
+export function CurveTools({ names, tasks, id }) {
   const [share, setShare] = useView("smooth", "0");
   const [log, setLog] = useView("log");
   return html`<div class="tools curves-tools">
     <label>Smoothing <input type="range" min="0" max="0.98" step="0.02" value=${share} onInput=${(event) => setShare(event.target.value)} aria-valuetext="${Math.round(share * 100)} percent" /></label>
     <label><input type="checkbox" checked=${log === "1"} onChange=${(event) => setLog(event.target.checked ? "1" : "")} /> Logarithmic</label>
-    <span class="note">Drag to zoom, double-click to see all.</span></div>`;
+    <span class="note">Drag to zoom, double-click to see all.</span>
+    ${shell.live && html`<span class="note">Save as ${["csv", "json"].map((kind) => html`<a key=${kind} download href="/api/run/${id}/curves.${kind}?${questions({ task: tasks, name: names })}">${kind.toUpperCase()}</a> `)}</span>`}</div>`;
 }
 
 /** `tasks`: whose curves; none for the ranks of a training, which has one. */
 export function Curves({ names, tasks = [], id = run?.id }) {
   if (!names?.length) return null;
-  return html`<${CurveTools} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} tasks=${tasks} id=${id} of=${names.length} />`)}</div>`;
+  return html`<${CurveTools} names=${names} tasks=${tasks} id=${id} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} tasks=${tasks} id=${id} of=${names.length} />`)}</div>`;
 }
 
 function Card({ name, tasks, id, of }) {

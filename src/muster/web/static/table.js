@@ -191,6 +191,7 @@ function Tools({ view, change, rows, columns, chosen, clear }) {
       ${view.cols && html`<button type="button" onClick=${() => change({ cols: "" })}>The usual ones</button>`}
     </div></details>
     <span class="total" role="status">${rows.error ? html`<span class="failure">${rows.error}</span>` : `${format.many(rows.total)} ${rows.total === 1 ? "task" : "tasks"}`}</span>
+    ${shell.live && html`<span class="note">Save as ${["csv", "json"].map((kind) => html`<a key=${kind} download href="/api/run/${run.id}/tasks.${kind}?${questions({ sort: view.sort, desc: view.desc, filter: view.filter, state: view.state })}">${kind.toUpperCase()}</a> `)}</span>`}
     ${shell.live && chosen.size > 0 && html`<span class="chosen"><a class="button" href=${link("compare") + "?" + questions({ run: run.id, task: [...chosen] })}>Compare ${chosen.size}</a> <button type="button" onClick=${clear}>Clear</button></span>`}
   </div>`;
 }
