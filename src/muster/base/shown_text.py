@@ -104,7 +104,11 @@ _HARMLESS = re.compile(
 _LOOKS_SECRET = re.compile(
     r"\b(sk-[\w-]{12,}|hf_\w{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16}"
     r"|xox[abpr]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    # In an address: a name with its password, a token alone, and what is named like a secret.
+    r"|(?<=://)[^\s/?#'\":@]*:(?P<password>[^\s/?#'\"]+)(?=@)|(?<=://)[\w.~%-]{16,}(?=@)"
+    r"|(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^\s&#'\"]+)"
 )
+_IN_A_QUERY = re.compile(r"(^|[-_.])(key|sig|signature)$", re.I)
 #: Anything shorter would hide the half of a page.
 _LEAST_CHARS = 6
 
@@ -172,8 +176,21 @@ def without_secrets(text: str) -> str:
 
     >>> without_secrets("login with hf_abcdefghijkl failed")
     'login with … failed'
+    >>> without_secrets("ssh://git@host/a http://me:open-sesame@host/?page=2&api_key=xyz#top")
+    'ssh://git@host/a http://…@host/?page=2&api_key=…#top'
     """
-    return _LOOKS_SECRET.sub(HIDDEN, text)
+    return _LOOKS_SECRET.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    if not _is_secret(found):
+        return found[0]
+    return f"{found['name']}={HIDDEN}" if found["name"] else HIDDEN
+
+
+def _is_secret(found: re.Match[str]) -> bool:
+    name = found["name"]
+    return name is None or is_secret_name(name) or _IN_A_QUERY.search(name) is not None
 
 
 def _before(argv: Sequence[str]) -> list[str]:
@@ -192,9 +209,12 @@ def _split(word: str, before: str) -> tuple[str, list[str]]:
     is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
     if is_value and is_secret_name(before.lstrip("-")):
         return HIDDEN, [word]
-    if _LOOKS_SECRET.search(word):
-        return without_secrets(word), [found[0] for found in _LOOKS_SECRET.finditer(word)]
-    return word, []
+    secrets = [
+        found["value"] or found["password"] or found[0]
+        for found in _LOOKS_SECRET.finditer(word)
+        if _is_secret(found)
+    ]
+    return without_secrets(word), secrets
 
 
 def _in_settings(value: Any, *, is_secret: bool) -> Iterator[str]:

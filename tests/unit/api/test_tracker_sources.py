@@ -60,9 +60,11 @@ def all_of(source: Source) -> list[tuple[str, int, float]]:
 
 def test_no_secret_is_in_a_name_or_a_setting(tmp_path: Path) -> None:
     inner = [{"api_key": SECRET, "deep": ["--token", SECRET]}]
-    words = ["--lr", "0.1", "--api-key", SECRET, f"--password={SECRET}"]
+    place = f"http://me:{SECRET}@host/db?page=2&key={SECRET}"
+    words = ["--lr", "0.1", "--api-key", SECRET, f"--password={SECRET}", f"--place={place}", place]
     folders = [
         sweep(tmp_path / "sweep", {"lr": 0.1, "api_key": SECRET, "more": {"inner": inner}}),
+        sweep(tmp_path / "address", {"place": place, "lr": 0.1}),
         folder_of(tmp_path / "map", "map", {"stages": ["s"], "flags": inner}),
         folder_of(tmp_path / "run", "run", {"program": {"path": "t.py", "args": words}}),
         folder_of(tmp_path / "train", "train", {"train": {"settings": {"inner": inner}}}),
@@ -70,7 +72,11 @@ def test_no_secret_is_in_a_name_or_a_setting(tmp_path: Path) -> None:
     for folder in folders:
         told = source_of(folder, "id").tracked(1)
         assert SECRET not in repr(told) and "…" in repr(told), folder.name
-    assert "--lr" in repr(source_of(folders[2], "id").tracked(0).settings)
+    assert "--lr" in repr(source_of(folders[3], "id").tracked(0).settings)
+    assert (
+        source_of(folders[1], "id").tracked(1).settings["place"] == "http://…@host/db?page=2&key=…"
+    )
+    assert SECRET.encode() in folders[1].ledger.read_bytes(), "what a task needs stays whole here"
     assert "lr=0.1" in source_of(folders[0], "id").tracked(1).name
 
 

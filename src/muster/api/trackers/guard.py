@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import selectors
 import shlex
 import subprocess
@@ -26,7 +25,7 @@ from muster.api.trackers.tracker import check_installed
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
 from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
-from muster.base.shown_text import one_line
+from muster.base.shown_text import one_line, without_secrets
 from muster.run.folder import RunFolder
 from muster.run.record import own_id, read_run
 from muster.run.session import is_held
@@ -35,7 +34,6 @@ from muster.run.session import is_held
 END_S, HURRY_S = 30.0, 5.0
 _FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _LOOK_EVERY_S = 0.1
-_IN_AN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")
 #: What libraries do besides logging, unless the user has said something.
 _QUIET = {
     "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -244,7 +242,7 @@ class Keeper(threading.Thread):
         text = data.decode("utf-8", "replace")
         for secret in self._secrets:
             text = text.replace(secret, "…")
-        text = _IN_AN_ADDRESS.sub("…@", text)
+        text = without_secrets(text)
         log.write(text)
         log.flush()
         lines = [line.strip() for line in text.splitlines() if line.strip()]
