@@ -7,13 +7,13 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, Prepared, prepare, run_workload
 from muster.api.map_job import MapJob, Mapped, open_source, workload_of
+from muster.api.map_progress import ProgressCurve, RecordCount
 from muster.api.map_publish import (
     Growing,
     Published,
@@ -40,7 +40,7 @@ from muster.devices.inventory import Inventory
 from muster.devices.placement import Placement
 from muster.farm.canonical import name_with_hash
 from muster.farm.coordinator import Ending
-from muster.farm.view import Interval, Rate, RunView
+from muster.farm.view import RunView
 from muster.pipeline.sinks.formats import check_place, spec_of
 from muster.pipeline.sinks.unordered import discard
 from muster.pipeline.sources.source import Selection
@@ -223,10 +223,12 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         for line in source.lost_as_text():
             audience.warn(line)
     count = RecordCount(sum(shards), counts.num_in, counts.num_rejected)
+    curve = ProgressCurve(folder, count, audience.warn)
     growing = Growing(folder, job.output) if job.settings.unordered else None
 
     def show(view: RunView) -> None:
         audience.show(count.of(view))
+        curve.look()
         if growing is not None:
             growing.look(view)
 
@@ -234,7 +236,9 @@ def _run_once(job: MapJob, options: SweepOptions, audience: Audience, folder: Ru
         nonlocal counts, published
         counts = tally(folder)
         # A map that ended before all chunks were listed has none that is open, and is not done.
-        if not (counts.num_open or counts.num_lost or ending.interrupted):
+        is_done = not (counts.num_open or counts.num_lost or ending.interrupted)
+        curve.end(counts if is_done else None)
+        if is_done:
             audience.say("writing the output")
             check_balance(folder, shards)
             published = publish(folder, job, source, counts, growing)
@@ -324,49 +328,6 @@ def _begin_anew(job: MapJob, folder: RunFolder, audience: Audience) -> None:
     if not job.settings.overwrite:
         check_output(folder, job.output, overwrite=False)
     move_aside(folder, "map", audience.say, first=lambda: discard(job.output))
-
-
-@dataclass
-class RecordCount:
-    """Turns a view of chunks into a view of records. ``before``: rows done by earlier starts."""
-
-    total: int
-    before: int = 0
-    rejected_before: int = 0
-    last: RunView | None = None
-    _rate: Rate = field(default_factory=Rate)
-    _tokens: Rate = field(default_factory=Rate)
-
-    def of(self, view: RunView) -> RunView:
-        numbers = view.numbers
-        now = time.monotonic()
-        done = min(self.total, self.before + int(numbers.get("records", 0)))
-        rejected = self.rejected_before + int(numbers.get("rejected", 0))
-        tokens = int(numbers.get("tokens", 0))
-        self._rate.add(now, done)
-        self._tokens.add(now, tokens)
-        rate = self._rate.per_second()
-        left_s = (self.total - done) / rate if rate else None
-        self.last = view._replace(
-            name=view.name + self._beside(numbers.get("waited_s", 0.0), view, tokens),
-            total=self.total,
-            num_done=done - rejected,
-            num_failed=rejected,
-            rate=rate,
-            eta=None if left_s is None else Interval(left_s, left_s),
-        )
-        return self.last
-
-    def _beside(self, waited_s: float, view: RunView, tokens: int) -> str:
-        """Tokens per second, and the share of time that workers wait for input."""
-        parts = []
-        rate = self._tokens.per_second()
-        if tokens and rate:
-            parts.append(f"{rate:,.0f} tokens/s")
-        worked_s = waited_s + view.numbers.get("busy_s", 0.0)
-        if worked_s > 1.0:
-            parts.append(f"{100 * waited_s / worked_s:.0f} % waiting for input")
-        return "".join(f" · {part}" for part in parts)
 
 
 def cost_line(

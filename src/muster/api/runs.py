@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +182,8 @@ class Run:
             return series_of_ranks(self.folder)
         self.expect_tasks()
         if task is None:
-            return series_of_tasks(self.folder)
+            progress = series_of_ranks(self.folder) if self.stored.is_map else ()
+            return chain(progress, series_of_tasks(self.folder))
         with LedgerReader(self.folder.ledger) as ledger:
             task_id = self.task_number(ledger, task)
         return series_of_tasks(self.folder, task_id)

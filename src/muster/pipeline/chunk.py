@@ -42,7 +42,7 @@ from muster.pipeline.batch import (
 from muster.pipeline.engines.engine import EngineError
 from muster.pipeline.journal import Journal
 from muster.pipeline.sources.source import BLANK, ArrowRow, BadRow, Shard
-from muster.pipeline.stages import METER, Reject
+from muster.pipeline.stages import METER, REJECTED_IN, Reject
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
 
@@ -452,6 +452,7 @@ class Chunk:
             "waited_s": worker.waited_s,
             "busy_s": worker.busy_s,
             "left": float(left),
+            **{f"{REJECTED_IN}{name}": float(n) for name, n in worker.rejected_in.items()},
             **METER.read(),
         }
         done = self._next - self._start

@@ -70,6 +70,8 @@ class Meter:
 
 
 METER = Meter()
+#: In the numbers that a worker reports, before the name of a stage: how many records it rejected.
+REJECTED_IN = "rejected in "
 
 
 @dataclass(frozen=True, kw_only=True)

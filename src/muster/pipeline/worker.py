@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ class Worker:
         self.loop = asyncio.new_event_loop() if self._has_coroutines() else None
         self.is_set_up = False
         self.num_rows = self.num_rejected = 0
+        self.rejected_in: Counter[str] = Counter()  # failures of records by the names of stages
         self.waited_s = self.busy_s = 0.0
 
     def set_up(self) -> None:

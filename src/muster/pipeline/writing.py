@@ -51,6 +51,7 @@ class RowWriter:
         written = _typed(batch) if worker.plan.keeps_types else _encoded(batch)
         worker.num_rows += len(batch)
         worker.num_rejected += sum(1 for row in batch if row.failures)
+        worker.rejected_in.update(failure.stage for row in batch for failure in row.failures)
         if self._gives_ids and not self.has_own_ids:
             self.has_own_ids = not all(map(self._has_our_ids, batch))
         if is_certain:

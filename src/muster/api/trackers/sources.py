@@ -127,25 +127,33 @@ class LedgerSource:
 
 
 class MapSource(LedgerSource):
-    """A map: one tracked run for all of it; what a chunk has logged has its number in the name."""
+    """A map: one tracked run for all of it. What a chunk has logged has its number in the name, and
+    how far the map has got is in its metrics.jsonl. A mark has the mark of each; older musters,
+    which had no such file, left the first alone."""
 
     def __init__(self, folder: RunFolder, record: RunRecord, run_id: str) -> None:
         super().__init__(folder, record, run_id)
         self._record = record
+        self._lines = _Lines(folder, has_starts=True)
 
-    def read(self, mark: int | None) -> tuple[int | None, Mapping[int, Sequence[Point]]]:
-        mark, found = super().read(mark)
+    def read(self, mark: Any) -> tuple[Any, Mapping[int, Sequence[Point]]]:
+        frame, line = _marks(mark)
+        frame, found = super().read(frame)
         points = [
             point for task, some in found.items() for point in map(_named_by_chunk(task), some)
         ]
-        return mark, {0: points} if points else {}
+        line, progress = self._lines.read(line)
+        points += progress
+        return ({"frame": frame, "line": line}, {0: points}) if points else (mark, {})
 
-    def before(self, task: int, mark: int | None) -> Iterator[Point]:
+    def before(self, task: int, mark: Any) -> Iterator[Point]:
+        last, line = _marks(mark)
         with self._ledger() as ledger:
             for frame in frames_above(ledger):
-                if frame.frame_id > (mark or 0):
+                if frame.frame_id > (last or 0):
                     break
                 yield from map(_named_by_chunk(frame.task_id), _of_frame(frame))
+        yield from self._lines.before(line)
 
     def tracked(self, task: int) -> Tracked:
         return self._about.tracked(settings=flattened(hide_secrets(self._record.spec)))
@@ -153,45 +161,92 @@ class MapSource(LedgerSource):
     def ends(
         self, known: Collection[tuple[int, int]], *, is_over: bool
     ) -> list[tuple[tuple[int, int], Ended]]:
-        key = (0, _num_starts(self._folder))
-        if not is_over or key in known:
-            return []
-        with self._ledger() as ledger:
-            counts, is_whole = ledger.counts(), ledger.meta("enqueued") is not None
-        tasks = Tasks(
-            done=counts[TaskState.DONE],
-            failed=counts[TaskState.FAILED],
-            cancelled=counts[TaskState.CANCELLED],
-            open=counts[TaskState.READY] + counts[TaskState.CLAIMED],
-            is_whole=is_whole,
-        )
-        word = state_of(self._folder, self._record, tasks, is_running=False).word
-        result = _json(self._folder.published_json)
-        return [(key, Ended(state=_ending(word), result=_result(result), time_s=time.time()))]
+        def tasks() -> Tasks:
+            with self._ledger() as ledger:
+                counts, is_whole = ledger.counts(), ledger.meta("enqueued") is not None
+            return Tasks(
+                done=counts[TaskState.DONE],
+                failed=counts[TaskState.FAILED],
+                cancelled=counts[TaskState.CANCELLED],
+                open=counts[TaskState.READY] + counts[TaskState.CLAIMED],
+                is_whole=is_whole,
+            )
+
+        return _end_of_run(
+            self._folder, self._record, known, is_over=is_over, tasks=tasks,
+            result=lambda: _json(self._folder.published_json),
+        )  # fmt: skip
+
+    def num_after(self, mark: Any) -> int:
+        frame, line = _marks(mark)
+        return super().num_after(frame) + self._lines.num_after(line)
 
 
 class GangSource:
-    """A training: one tracked run. A mark has the last step of every metric, because the file is
-    cut at the step where a training goes on; that of a program is not, and there the mark has the
-    number of lines."""
+    """A training, an agent or a program: one tracked run."""
 
     def __init__(self, folder: RunFolder, record: RunRecord, run_id: str) -> None:
         self._folder = folder
         self._record = record
         self._about = _About(record, run_id)
-        self._lines = RankLines(folder.metrics)
-        self._num_lines = self._num_cuts = 0
+        self._lines = _Lines(folder, has_starts=record.is_program)
 
     def looking(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def read(self, mark: Any) -> tuple[Any, Mapping[int, Sequence[Point]]]:
+        mark, points = self._lines.read(mark)
+        return mark, {0: points} if points else {}
+
+    def before(self, task: int, mark: Any) -> Iterable[Point]:
+        return self._lines.before(mark)
+
+    def tracked(self, task: int) -> Tracked:
+        spec = self._record.spec
+        asked = spec.get("train") or {}
+        settings = {**(asked.get("settings") or {}), **(spec.get("config") or {})}
+        if not settings:
+            program = hide_secrets(spec.get("program"))
+            settings = {"program": json.dumps(program, default=str, ensure_ascii=False)}
+        return self._about.tracked(settings=flattened(hide_secrets(settings)))
+
+    def ends(
+        self, known: Collection[tuple[int, int]], *, is_over: bool
+    ) -> list[tuple[tuple[int, int], Ended]]:
+        def result() -> dict[str, Any]:
+            found = _json(self._folder.training_results)
+            found.pop("evaluations", None)  # they are points
+            return found
+
+        return _end_of_run(
+            self._folder, self._record, known, is_over=is_over, tasks=Tasks, result=result
+        )
+
+    def num_after(self, mark: Any) -> int:
+        return self._lines.num_after(mark)
+
+
+class _Lines:
+    """The points of a metrics.jsonl.
+
+    A mark has the last step of every metric, because the file of a training is cut at the step
+    where it goes on. Other files are not, and there (``has_starts``) the mark has the number of
+    lines.
+    """
+
+    def __init__(self, folder: RunFolder, *, has_starts: bool) -> None:
+        self._has_starts = has_starts
+        self._lines = RankLines(folder.metrics)
+        self._num_lines = self._num_cuts = 0
+
     def read(
         self, mark: Mapping[str, int] | None
-    ) -> tuple[Mapping[str, int] | None, Mapping[int, Sequence[Point]]]:
+    ) -> tuple[Mapping[str, int] | None, Sequence[Point]]:
+        """Points after the mark, and the mark behind them; the same mark where nothing is left."""
         last = dict(mark or {})
         num_read = last.get(_LINES, 0)
         # Older musters did not count the lines of a program that named no process in them.
-        is_counted = self._record.is_program and (not last or _LINES in last)
+        is_counted = self._has_starts and (not last or _LINES in last)
         points: list[Point] = []
         for line in self._lines:
             if self._num_cuts != self._lines.num_cuts:
@@ -208,9 +263,9 @@ class GangSource:
                 last[_ATTEMPT] = max(attempt, last.get(_ATTEMPT, 0))
             if len(points) >= _POINTS_AT_ONCE:
                 break
-        return (last, {0: points}) if points else (mark, {})
+        return (last, points) if points else (mark, [])
 
-    def before(self, task: int, mark: Mapping[str, int] | None) -> Iterable[Point]:
+    def before(self, mark: Mapping[str, int] | None) -> list[Point]:
         last = mark or {}
         attempt = last.get(_ATTEMPT, 0)
         return [
@@ -219,31 +274,33 @@ class GangSource:
             if name not in _ABOUT
         ]
 
-    def tracked(self, task: int) -> Tracked:
-        spec = self._record.spec
-        asked = spec.get("train") or {}
-        settings = {**(asked.get("settings") or {}), **(spec.get("config") or {})}
-        if not settings:
-            program = hide_secrets(spec.get("program"))
-            settings = {"program": json.dumps(program, default=str, ensure_ascii=False)}
-        return self._about.tracked(settings=flattened(hide_secrets(settings)))
-
-    def ends(
-        self, known: Collection[tuple[int, int]], *, is_over: bool
-    ) -> list[tuple[tuple[int, int], Ended]]:
-        key = (0, _num_starts(self._folder))
-        if not is_over or key in known:
-            return []
-        word = state_of(self._folder, self._record, Tasks(), is_running=False).word
-        result = _json(self._folder.training_results)
-        result.pop("evaluations", None)  # they are points
-        return [(key, Ended(state=_ending(word), result=_result(result), time_s=time.time()))]
-
     def num_after(self, mark: Mapping[str, int] | None) -> int:
         num_points = 0
         while (found := self.read(mark))[1]:
-            mark, num_points = found[0], num_points + len(found[1][0])
+            mark, num_points = found[0], num_points + len(found[1])
         return num_points
+
+
+def _marks(mark: Any) -> tuple[int | None, Mapping[str, int] | None]:
+    """Of a map: how far its frames and its lines were read."""
+    return (mark.get("frame"), mark.get("line")) if isinstance(mark, Mapping) else (mark, None)
+
+
+def _end_of_run(
+    folder: RunFolder,
+    record: RunRecord,
+    known: Collection[tuple[int, int]],
+    *,
+    is_over: bool,
+    tasks: Callable[[], Tasks],
+    result: Callable[[], dict[str, Any]],
+) -> list[tuple[tuple[int, int], Ended]]:
+    """How what is one tracked run has ended, if it has and that is not ``known``."""
+    key = (0, sum(line.get("event") == "start" for line in read_journal(folder.events)))
+    if not is_over or key in known:
+        return []
+    word = state_of(folder, record, tasks(), is_running=False).word
+    return [(key, Ended(state=_ending(word), result=_result(result()), time_s=time.time()))]
 
 
 class _About:
@@ -321,10 +378,6 @@ def _possible(when: Any) -> float:
 def _ending(word: str) -> Ending:
     endings: Mapping[str, Ending] = {"done": "done", "failed": "failed", "refused": "failed"}
     return endings.get(word, "stopped")
-
-
-def _num_starts(folder: RunFolder) -> int:
-    return sum(line.get("event") == "start" for line in read_journal(folder.events))
 
 
 def _json(path: Any) -> dict[str, Any]:
