@@ -34,6 +34,8 @@ def held(x: int):
 
 def trial(x: int, ctx):
     state = ctx.restore() or {"step": 0}
+    while x > 1 and not (pathlib.Path(__file__).parent / "go").exists():
+        time.sleep(0.01)
     for step in range(state["step"], 9):
         ctx.log(step + 1, score=-x)
         ctx.checkpoint({"step": step + 1})
@@ -180,7 +182,10 @@ def test_one_that_waits_in_a_stopped_run(place: Place, muster_main: Main) -> Non
 def test_a_trial_that_is_paused_is_promoted_no_more(
     is_running: bool, place: Place, muster_main: Main
 ) -> None:
-    """Hyperband pauses trials until their rung is full: trial 1 is the best and would go on."""
+    """Hyperband pauses trials until their rung is full: trial 1 is the best and would go on.
+
+    The others wait for a file, so that it has not been promoted before it is cancelled.
+    """
     words = ("--space", "x=int(1,100)", "--maximize", "score", "--trials", "9")
     tries = ("--try", "x=1", "--stop", "hyperband:min=1,max=9")
     process = place.sweep("t.py:trial", *words, *tries)
@@ -191,6 +196,7 @@ def test_a_trial_that_is_paused_is_promoted_no_more(
         process.wait()
     said = muster_main("cancel", "r", "--task", "1")
     assert "task 1: cancelled" in said.stdout, said.stdout + said.stderr
+    (place.path / "go").touch()
     if not is_running:
         process = place.begin("resume", "r")
     assert process.wait(300) == 1
