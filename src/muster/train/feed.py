@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from muster.base.errors import TargetError
+from muster.base.settings import usable_cpu_count
+from muster.rank.process_group import Gang
 from muster.rank.seeding import (
     DATA,
     DataOrder,
@@ -27,6 +30,8 @@ from muster.train.task import Split, Task
 
 _IN_A_ROW = 4
 _PREFETCHED = 2
+#: To measure loaders: so many batches, after so many that fill the queues.
+_BATCHES, _WARM = 12, 4
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -81,11 +86,8 @@ class Fetcher(Dataset[Any]):
         else:
             if get_worker_info() is not None:
                 seed_sample(mix(self._seed, DATA, order.epoch, -1 - order.start))
-            if self._many is not None:
-                found = self._many(order.indices)
-            else:
-                dataset = self._dataset
-                found = [dataset[index] for index in order.indices]
+            many, dataset = self._many, self._dataset
+            found = many(order.indices) if many else [dataset[index] for index in order.indices]
         if any(sample is None for sample in found):
             found = [sample for sample in found if sample is not None]
         return found
@@ -317,11 +319,8 @@ def _record(data: Any, stream: torch.cuda.Stream) -> None:
     if isinstance(data, torch.Tensor):
         if data.is_cuda:
             data.record_stream(stream)
-    elif isinstance(data, dict):
-        for value in data.values():
-            _record(value, stream)
-    elif isinstance(data, list | tuple):
-        for value in data:
+    elif isinstance(data, dict | list | tuple):
+        for value in data.values() if isinstance(data, dict) else data:
             _record(value, stream)
 
 
@@ -348,3 +347,52 @@ def check_dataset(dataset: Any, split: str, task_name: str) -> int:
             hint="check the path and the filters of the data set.",
         )
     return int(count)
+
+
+def choose_num_workers(
+    wanted: int | Literal["auto"],
+    fetcher: Fetcher,
+    order: DataOrder,
+    plan: BatchPlan,
+    gang: Gang,
+    say: Callable[[str], None],
+) -> int:
+    """``wanted``, or the fastest of a few settings as rank 0 measures it, the same on all ranks."""
+    if wanted != "auto":
+        return wanted
+    if not gang.is_first:
+        return int(gang.council.share(None))
+    cores = max(1, usable_cpu_count() // gang.num_ranks)
+    rates = {n: _rate(n, fetcher, order, plan) for n in sorted({0, 1, 2, 4, 8}) if n <= cores}
+    best = max(rates, key=lambda n: rates[n])
+    if rates[best] < 1.2 * rates[0]:  # processes that hardly help are not worth their memory
+        best = 0
+    listing = ", ".join(f"{n}: {rate:,.0f}" for n, rate in rates.items())
+    say(f"loaders    {best} processes per rank (samples/s measured with {listing})")
+    return int(gang.council.share(best))
+
+
+def _rate(num_workers: int, fetcher: Fetcher, order: DataOrder, plan: BatchPlan) -> float:
+    """Samples per second, after the first batches have filled the queues."""
+    with Untouched():
+        if num_workers == 0:
+            stream: Iterator[Batch] = (fetcher[o] for o in _orders(order, plan))
+        else:
+            loader: DataLoader[Batch] = DataLoader(
+                fetcher,
+                sampler=_orders(order, plan),
+                batch_size=None,
+                num_workers=num_workers,
+            )
+            stream = iter(loader)
+        for _ in islice(stream, _WARM):
+            pass
+        began = time.perf_counter()
+        count = sum(batch.size for batch in stream)
+        return count / (time.perf_counter() - began)
+
+
+def _orders(order: DataOrder, plan: BatchPlan) -> list[Order]:
+    size = min(plan.micro_batch, order.num_samples)
+    starts = [i * size % max(1, order.num_samples - size + 1) for i in range(_BATCHES + _WARM)]
+    return [Order(0, start, order.indices(0, start, start + size)) for start in starts]

@@ -40,11 +40,11 @@ from muster.train.feed import (
     Feed,
     Fetcher,
     check_dataset,
+    choose_num_workers,
     draws_random_numbers,
     is_repeatable,
     open_dataset,
 )
-from muster.train.loaders import choose_num_workers
 from muster.train.progress import Limits, Progress
 from muster.train.rehearsal import (
     find_example,
