@@ -43,7 +43,7 @@ from muster.run.record import RunRecord
 from muster.run.session import is_held, open_run
 from muster.slurm.commands import RefusedError, elements_of, submit_array
 from muster.slurm.request import with_defaults
-from muster.slurm.script import array_name, array_script
+from muster.slurm.script import array_script
 from muster.slurm.states import JobStatus
 
 
@@ -304,7 +304,7 @@ def collect(path: Path) -> tuple[Run, Collected]:
 def _found(folder: RunFolder) -> list[tuple[int, JobStatus]]:
     """The elements that SLURM knows; none where it cannot be asked, as on a machine without it."""
     with suppress(SetupError):
-        return [(number, item) for (_, number), item in elements_of(array_name(folder)).items()]
+        return [(number, item) for (_, number), item in elements_of(folder.array_name).items()]
     return []
 
 

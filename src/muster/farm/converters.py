@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from muster.farm.canonical import plain_scalar, unwrap_scalar
 from muster.farm.kinds import UNION_ORDER, Kind
-from muster.farm.values import Text, show_value
+from muster.farm.space_texts import Text, show_value
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 

@@ -24,8 +24,7 @@ from muster.farm.converters import Converter, Unreadable, caller_for, converter_
 from muster.farm.kinds import ANY, Kind, kind_from_record, kind_of, kind_to_record
 from muster.farm.results import note_on
 from muster.farm.space import SEED, Axis, Space, check_space_distinct
-from muster.farm.space_texts import ListRows
-from muster.farm.values import MISSING, Text
+from muster.farm.space_texts import MISSING, ListRows, Text
 
 CONTEXT = "ctx"
 

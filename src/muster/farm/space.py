@@ -22,14 +22,18 @@ from typing import Any
 from muster.base.errors import UsageError
 from muster.farm.canonical import unwrap_scalar
 from muster.farm.space_texts import (
+    MISSING,
     ListRows,
     as_columns,
+    check_distinct,
+    check_name,
     checked_seeds,
+    content_of,
     parse_grid,
     parse_seeds,
     read_list,
+    show_value,
 )
-from muster.farm.values import MISSING, check_distinct, check_name, content_of, show_value
 
 #: One parameter and the values it takes.
 Axis = tuple[str, tuple[object, ...]]

@@ -56,7 +56,9 @@ runs/<name>/
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from muster.base.settings import CHECKPOINT_DIR, variable
@@ -237,6 +239,18 @@ class RunFolder:
     @property
     def pilot_assignment(self) -> Path:
         return self.pilots / "assignment.json"
+
+    @property
+    def job_name(self) -> str:
+        """The name of the folder's pilot jobs on SLURM and of no other's; squeue filters by it."""
+        path = self.path.absolute()
+        shown = re.sub(r"[^A-Za-z0-9_.-]", "-", path.name)[:24]
+        return f"muster-{shown}-{sha256(str(path).encode()).hexdigest()[:10]}"
+
+    @property
+    def array_name(self) -> str:
+        """The name of an array that needs no coordinator: none may end its elements as its own."""
+        return f"{self.job_name}-array"
 
     @property
     def job_files(self) -> Path:

@@ -16,7 +16,7 @@ from muster.base.errors import SetupError
 from muster.base.settings import child_environment, kept_environment, variable
 from muster.run.folder import RunFolder
 from muster.run.record import known_id, own_id
-from muster.slurm.script import array_name, job_name, outside_of_jobs
+from muster.slurm.script import outside_of_jobs
 from muster.slurm.states import (
     SQUEUE,
     Elements,
@@ -249,7 +249,7 @@ def jobs_at_work(folder: RunFolder) -> list[str]:
     """The jobs that may still write to the folder, also those that wait; none without SLURM."""
     found: list[str] = []
     with suppress(SetupError):  # no SLURM here
-        for name in (job_name(folder), array_name(folder)) if folder.job_files.exists() else ():
+        for name in (folder.job_name, folder.array_name) if folder.job_files.exists() else ():
             found += [f"{a}_{n}" for (a, n), item in elements_of(name).items() if item.is_alive]
         if (job := living_job(folder)) is not None:
             found.append(job[0])

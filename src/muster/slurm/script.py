@@ -24,7 +24,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -200,18 +199,6 @@ _REQUEUE = (
 # ---------------------------------------------------------------- an array of a sweep or map
 
 
-def job_name(folder: RunFolder) -> str:
-    """The name of this run folder's pilot jobs, and of no other's; squeue filters by it."""
-    path = folder.path.absolute()
-    shown = re.sub(r"[^A-Za-z0-9_.-]", "-", path.name)[:24]
-    return f"muster-{shown}-{sha256(str(path).encode()).hexdigest()[:10]}"
-
-
-def array_name(folder: RunFolder) -> str:
-    """The name of an array that needs no coordinator: none may end its elements as its own."""
-    return f"{job_name(folder)}-array"
-
-
 def array_script(
     request: JobRequest, folder: RunFolder, slots: Sequence[int], line: str = ""
 ) -> str:
@@ -233,7 +220,7 @@ def array_script(
     text = _submitit().slurm.slurm._make_sbatch_string(
         command=line or shlex.join([sys.executable, "-m", "muster.farm.pilot", str(folder.path)]),
         folder=folder.job_files,
-        job_name=array_name(folder) if line else job_name(folder),
+        job_name=folder.array_name if line else folder.job_name,
         time=None,
         wckey=None,
         setup=list(request.setup_lines) or None,

@@ -16,7 +16,7 @@ from muster.base.errors import TargetError, UnknownNameError, UsageError
 from muster.farm.batched import batched
 from muster.farm.parameters import Signature, convert_space, signature_of, to_call
 from muster.farm.space import Space
-from muster.farm.values import Text
+from muster.farm.space_texts import Text
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from muster.base.errors import UsageError
 from muster.farm.space import Space, describe_difference
-from muster.farm.space_texts import parse_grid, parse_seeds, read_list
-from muster.farm.values import Text
+from muster.farm.space_texts import Text, parse_grid, parse_seeds, read_list
 
 pools = st.lists(st.integers() | st.text(), min_size=1, max_size=4, unique_by=repr)
 

@@ -35,7 +35,6 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord
 from muster.slurm.commands import elements_of, living_job
-from muster.slurm.script import array_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +250,7 @@ def _refuse_array(run: Run, command: str, engine: str) -> None:
         )
     jobs: set[int] = set()
     with suppress(SetupError):  # no SLURM here
-        found = elements_of(array_name(run.folder))
+        found = elements_of(run.folder.array_name)
         jobs = {job for (job, _), item in found.items() if item.is_alive}
     if jobs:
         raise UsageError(

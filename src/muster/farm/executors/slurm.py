@@ -34,7 +34,7 @@ from muster.run.folder import RunFolder
 from muster.slurm.commands import cancel, elements_of, show_job, submit_array
 from muster.slurm.follow import JobWatch, end_all
 from muster.slurm.request import with_defaults
-from muster.slurm.script import array_script, job_name
+from muster.slurm.script import array_script
 from muster.slurm.states import Elements, JobStatus, ending_of, never_starts, was_preempted
 
 #: How long pilots wait for a coordinator that has gone silent.
@@ -54,7 +54,7 @@ class SlurmExecutor:
         self._request = assignment.cluster
         self._job_request = with_defaults(assignment.cluster.on_slurm(), read_settings())
         array_script(self._job_request, self._folder, [0])  # refuses what SLURM cannot do
-        self._name = job_name(self._folder)
+        self._name = self._folder.job_name
         self._watch = JobWatch(time.monotonic())
         self._slots: dict[int, ClusterSlot] = {}
         self._owners: dict[int, ClusterSlot] = {}  # by worker
