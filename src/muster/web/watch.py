@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from muster.web.query import Query
 _MOST_ROWS = 200
 _MOST_FRAMES = 500
 _MOST_LOG = 64 * 1024
+#: So long may it take until what stands in a ledger's log can be read.
+_COMMIT_S = 2.0
 
 
 class Told(NamedTuple):
@@ -37,6 +40,7 @@ class RunLook:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._files: dict[str, Any] = {}
+        self._written_s = 0.0  # when the ledger was last seen to have changed
         self._was_running: bool | None = None
         self.head: dict[str, Any] = {}
         self._frame: int | None = None  # the last one told; None: not read yet
@@ -56,7 +60,7 @@ class RunLook:
         try:
             return self._look(logs)
         except Exception:
-            self._files = {}  # so that the next look finds again what has changed
+            self._files, self.head = {}, {}  # so that the next look finds again what has changed
             raise
 
     def _look(self, logs: Collection[str]) -> list[Told]:
@@ -95,6 +99,13 @@ class RunLook:
         }  # fmt: skip
         changed = {name for name, stamp in now.items() if stamp != self._files.get(name)}
         self._files = now
+        # SQLite writes into the log first, and lets others read it afterwards: the change that was
+        # just seen may not have been read yet, and be the last one.
+        ledger_and_log = {"ledger", "wal"}
+        if changed & ledger_and_log:
+            self._written_s = time.monotonic()
+        elif time.monotonic() - self._written_s < _COMMIT_S:
+            changed |= ledger_and_log
         return changed
 
     def _heads(self) -> list[Told]:

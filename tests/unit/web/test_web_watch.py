@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Collection
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.made_runs import go_on, made_sweep
 
 from muster.base.errors import UsageError
+from muster.farm.ledger.store import Ledger
 from muster.web import stream
 from muster.web.content.index import Defects
 from muster.web.folder import Folder, Folders
@@ -128,6 +131,30 @@ def test_a_folder_that_cannot_be_looked_into_ends_no_watcher(tmp_path: Path) -> 
             return [folder]
 
     assert RunsLook(All([])).look(()) == []
+
+
+def test_a_commit_that_could_not_be_read_when_its_log_had_changed_is_told(tmp_path: Path) -> None:
+    """SQLite writes into its log, and then lets others read it: whoever looks in between sees that
+    something has changed, and reads what was there before. Nothing may follow.
+    """
+    run = made_sweep(tmp_path / "run", 10, num_curves=1, num_points=10, num_open=100)
+    log = tmp_path / "run/ledger.sqlite-wal"
+    with closing(Ledger(run.ledger)) as ledger:
+        for step in range(100, 1000, 100):
+            go_on(ledger, step)
+        ledger._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # what comes next fits in its place
+        look = RunLook(Folder(run.path))
+        look.look(())
+        before = look.head["counts"]["done"]
+        os.utime(log, ns=(10**18, 10**18))  # its log has changed
+        size = log.stat().st_size
+        look.look(())
+        assert look.head["counts"]["done"] == before
+        go_on(ledger, 1000)
+        os.utime(log, ns=(10**18, 10**18))
+        assert log.stat().st_size == size
+        told = look.look(())
+    assert [one.data["counts"]["done"] for one in told if one.name == "counts"] == [before + 10]
 
 
 def test_what_is_explained_already_is_no_defect() -> None:
