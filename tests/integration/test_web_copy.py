@@ -60,36 +60,45 @@ def browser() -> Any:
         yield found
 
 
-@pytest.mark.parametrize("is_served", [False, True])
-def test_a_copy_does_what_a_server_would(browser: Any, copy: Path, is_served: bool) -> None:
-    """From the disk every page of every kind of run, from a server the first ones; and what can
-    be done in them.
-    """
+def test_a_copy_does_what_a_server_would(browser: Any, copy: Path) -> None:
+    """Every page of every kind of run from the disk, and what can be done in them."""
+    tab = Copy(browser, (copy / "copy").as_uri())
+    page = tab.page
+    for name in ("compare", "devices"):
+        tab.go(name)
+    filtered(tab)
+    page.locator("[data-search]").fill("")
+    page.locator("a[href*='/task/']").first.click()
+    page.locator("canvas").nth(1).wait_for()
+    runs = {folder.path.name: folder.id for folder in Folders([copy / "runs"]).all()}
+    assert len(runs) == len(KINDS) + 2
+    for run in runs.values():
+        tab.go(f"run/{run}")
+        links = page.eval_on_selector_all("nav.tabs a", "all => all.map((one) => one.href)")
+        assert len(links) >= 3
+        for link in links[1:]:
+            tab.go(link.removeprefix(f"{tab.front}/").removesuffix(".html"))
+    tab.go(f"run/{runs['train-done']}/training")
+    page.locator("canvas").first.wait_for()
+    tab.go(f"run/{runs['sweep']}/errors")
+    page.get_by_text("KeyError").first.wait_for()
+    tab.context.close()
+    assert tab.wrong == []
+
+
+def test_a_plain_server_of_files_shows_a_copy(browser: Any, copy: Path) -> None:
     with files_served(copy / "copy") as port:
-        front = f"http://127.0.0.1:{port}" if is_served else (copy / "copy").as_uri()
-        tab = Copy(browser, front)
-        page = tab.page
-        for name in ("compare", "devices", "index"):
-            tab.go(name)
-        page.get_by_role("link", name="sweep", exact=True).click()
-        page.get_by_role("link", name="Tasks", exact=True).click()
-        page.wait_for_function(READY)
-        page.locator("[data-search]").fill("width=64 state=done")
-        page.get_by_text("12 tasks", exact=True).wait_for()
-        page.locator("[data-search]").fill("")
-        page.locator("a[href*='/task/']").first.click()
-        page.locator("canvas").nth(1).wait_for()
-        runs = {folder.path.name: folder.id for folder in Folders([copy / "runs"]).all()}
-        assert len(runs) == len(KINDS) + 2
-        for run in runs.values():
-            tab.go(f"run/{run}")
-            links = page.eval_on_selector_all("nav.tabs a", "all => all.map((one) => one.href)")
-            assert len(links) >= 3
-            for link in [] if is_served else links[1:]:
-                tab.go(link.removeprefix(f"{front}/").removesuffix(".html"))
-        tab.go(f"run/{runs['train-done']}/training")
-        page.locator("canvas").first.wait_for()
-        tab.go(f"run/{runs['sweep']}/errors")
-        page.get_by_text("KeyError").first.wait_for()
+        tab = Copy(browser, f"http://127.0.0.1:{port}")
+        filtered(tab)
         tab.context.close()
-        assert tab.wrong == []
+    assert tab.wrong == []
+
+
+def filtered(tab: Copy) -> None:
+    """Goes from the first page to the tasks of a sweep, and filters them."""
+    tab.go("index")
+    tab.page.get_by_role("link", name="sweep", exact=True).click()
+    tab.page.get_by_role("link", name="Tasks", exact=True).click()
+    tab.page.wait_for_function(READY)
+    tab.page.locator("[data-search]").fill("width=64 state=done")
+    tab.page.get_by_text("12 tasks", exact=True).wait_for()

@@ -1,4 +1,40 @@
-"""``muster web`` as a real process: who is let in, what is shown, and how it ends."""
+"""``muster web`` as a real process: who is let in, what is shown, and how it ends.
+
+Where each line on security is tested (guard: tests/unit/web/test_web_guard.py, token:
+test_web_token.py, pages: test_web_pages.py beside it, browser: test_web_browser.py, live:
+test_web_live.py, stream: test_web_stream.py):
+
+- only GET and HEAD, and POST for what is named: guard, test_what_is_not_named_is_not_allowed; here,
+  test_every_refusal_is_a_sentence_and_carries_the_headers
+- Host: guard, test_any_other_host_is_misdirected; a name that means this machine: browser,
+  test_another_site_in_the_same_browser_reads_nothing_and_does_nothing
+- Origin and Sec-Fetch-Site: guard, test_an_origin_that_is_sent_must_be_ours,
+  test_a_request_of_another_site_is_refused, test_a_typed_address_is_a_page_and_never_data; browser,
+  test_another_site_in_the_same_browser_reads_nothing_and_does_nothing
+- nothing without the token: here, test_without_the_token_nothing_of_any_run_is_shown
+- the token's file: token, test_the_token_is_this_users_alone_and_stays,
+  test_a_token_that_others_may_know_is_refused,
+  test_a_link_in_the_place_of_the_token_is_not_followed
+- the token stands in no address, page, storage or Referer: browser, test_another_site_…, and `look`
+- the cookie: here, test_the_token_becomes_a_cookie_of_this_port; Bearer: token,
+  test_a_bearer_is_the_token_itself
+- guessing: token, test_secrets_are_compared_in_the_same_time,
+  test_after_five_failures_each_further_one_waits_for_its_turn; here,
+  test_five_wrong_tokens_are_free
+- the socket: here, test_a_socket_is_for_its_owner_alone
+- the policy and the other headers: guard, test_a_page_may_load_nothing_but_what_comes_from_here;
+  obeyed and told: browser, test_another_site_…; here,
+  test_what_a_browser_has_refused_is_said_for_who_is_let_in_and_not_without_end
+- what runs bring is text: browser, test_what_runs_bring_is_text_on_every_page; pages,
+  test_no_text_of_a_run_makes_markup
+- files of a run: here, test_a_file_of_a_task_is_saved_and_never_run
+- actions: guard, test_an_action_needs_a_header_and_a_type_that_no_form_has; stream,
+  test_a_run_is_cancelled_and_tried_again_as_by_the_command_line; only where they are allowed: live,
+  test_a_run_of_each_kind_is_cancelled_by_clicking; here, POST to act
+- whoever looks writes nothing: browser, test_every_page_is_for_everybody
+- no address that others reach, unless it is said: here, test_it_listens_on_this_machine_alone,
+  test_what_is_refused_at_the_start; guard, test_a_public_name_is_known_where_the_user_has_said_it
+"""
 
 from __future__ import annotations
 
