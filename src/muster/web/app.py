@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -24,7 +24,7 @@ from muster.web import guard
 from muster.web.actions import Refused, act
 from muster.web.content.index import Defects, data_of, explained, file_of
 from muster.web.content.plain import to_json
-from muster.web.folder import Folders, inside
+from muster.web.folder import Folders, opened
 from muster.web.guard import Credentials
 from muster.web.pages.bodies import BODIES
 from muster.web.pages.document import Shell, render
@@ -34,6 +34,10 @@ from muster.web.stream import Watchers
 STATIC = Path(__file__).parent / "static"
 _MOST_BODY = 16 * 1024
 _MOST_REPORTS = 20
+_PART = 256 * 1024
+_STATIC_FILES = {
+    path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +243,7 @@ class _Answers:
     # ------------------------------------------------------------------ files
 
     async def static(self, request: Request) -> Response:
-        path = inside(STATIC, request.path_params["path"])
+        path = _STATIC_FILES.get(request.path_params["path"])
         if path is None:
             return _say(request, 404, "There is no such file.")
         return FileResponse(path, headers={"cache-control": "no-cache"})
@@ -251,14 +255,23 @@ class _Answers:
         except MusterError as error:
             return _problem(error)
         name = request.path_params["path"]
-        path = None
-        if name.partition("/")[0] in ("artifacts", "figures", "logs"):
-            path = await run_in_threadpool(inside, folder.path, name)
-        if path is None:
+        try:
+            if name.partition("/")[0] not in ("artifacts", "figures", "logs"):
+                raise FileNotFoundError
+            file = await run_in_threadpool(opened, folder.path, name)
+        except PermissionError:
+            return _say(request, 403, "This file may not be read by who has started the dashboard.")
+        except OSError:
             return _say(request, 404, "There is no such file.")
-        return FileResponse(
-            path, media_type="application/octet-stream", filename=path.name,
-            headers=guard.FILE_HEADERS,
+        # Sent is what was opened and judged, as long as it is now, whatever bears its name later.
+        size = os.fstat(file.fileno()).st_size
+        return StreamingResponse(
+            _parts(file, 0 if request.method == "HEAD" else size),
+            media_type="application/octet-stream",
+            headers={
+                **guard.FILE_HEADERS, "content-length": str(size),
+                "content-disposition": _to_save(name.rpartition("/")[2]),
+            },
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the door
@@ -284,6 +297,13 @@ class _Answers:
             found = one_line(str(report.get("csp-report", report)))
             self._board.tell(f"A browser has refused a part of a page: {found}")
         return Response(status_code=204)
+
+
+def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
+    with file:
+        while size > 0 and (part := file.read(min(size, _PART))):
+            size -= len(part)
+            yield part
 
 
 def _to_save(name: str) -> str:

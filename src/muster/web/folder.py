@@ -30,6 +30,11 @@ def id_of(path: Path) -> str:
     return blake2b(os.fsencode(os.path.realpath(path)), digest_size=6).hexdigest()
 
 
+_NO_LINK = os.O_RDONLY | os.O_NOFOLLOW
+#: To go through a folder, which needs no right to list it.
+_THROUGH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+
+
 class Folder:
     """A run folder with what is remembered of it from one request to the next."""
 
@@ -110,32 +115,30 @@ class Folders:
         return self._known[name]
 
 
-def inside(root: Path, name: str) -> Path | None:
-    """The file of this name below ``root``; None for what leads out, or through a link."""
-    parts = name.split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        return None
-    path = root
-    with suppress(OSError):  # a name that is too long, a folder that may not be looked into
-        for part in parts:
-            path = path / part
-            if path.is_symlink():
-                return None
-        return path if path.is_file() else None
-    return None
-
-
 def opened(root: Path, name: str) -> IO[bytes]:
-    """A file that is `inside`, to be read. Raises OSError for anything else, also for what has
-    taken its place meanwhile: a link is not followed, and nobody waits for a pipe.
+    """A file below ``root``, to be read. Raises OSError for what leads out of it, for a link
+    anywhere below it, and for anything but a file, whatever takes its place at whatever moment:
+    each folder is opened within the one before. Nobody waits for a pipe.
     """
-    path = inside(root, name)
-    if path is None:
+    *inner, last = parts = name.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root / name))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        where = os.open(root, _THROUGH)
+        try:
+            for part in inner:
+                found = os.open(part, _THROUGH | os.O_NOFOLLOW, dir_fd=where)
+                os.close(where)
+                where = found
+            descriptor = os.open(last, _NO_LINK | os.O_NONBLOCK, dir_fd=where)
+        finally:
+            os.close(where)
+    except OSError as error:
+        error.filename = str(root / name)
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(root / name))
     return os.fdopen(descriptor, "rb")
 
 

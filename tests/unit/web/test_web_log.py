@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,31 @@ def test_stacks_are_files_of_their_run(root: Path) -> None:
     (root / "events.jsonl").write_text('{"event": "end", "stall": "rank 2 waits"}\n')
     found = _stall(RunFolder(root))
     assert found is not None and found["stacks"] == "rank-2\nin f"
+
+
+def test_what_is_put_in_its_place_at_that_moment_is_not_read(root: Path) -> None:
+    """A folder that is a link at every other moment: what is judged is what is read."""
+    (root / "inner").mkdir()
+    (root / "inner/secret").write_text("known to all")
+    link, kept = root / "link", root / "kept"
+    link.symlink_to(root.parent)
+    is_over = threading.Event()
+
+    def swap() -> None:
+        while not is_over.is_set():
+            for one in (link, kept):
+                os.rename(root / "inner", root / "aside")
+                os.rename(one, root / "inner")
+                os.rename(root / "aside", kept if one is link else link)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    found = set()
+    try:
+        for _ in range(3000):
+            with suppress(OSError), opened(root, "inner/secret") as file:
+                found.add(file.read())
+    finally:
+        is_over.set()
+        thread.join()
+    assert found == {b"known to all"}

@@ -5,6 +5,7 @@ See ``store`` for what is promised.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -202,6 +203,11 @@ def open_reader(path: Path) -> sqlite3.Connection:
         try:
             database = _connect_read_only(path, "mode=ro")
         except sqlite3.OperationalError:
+            if not os.access(path, os.R_OK):
+                raise LedgerError(
+                    f"Cannot read the ledger {path}: Permission denied.",
+                    hint="whose run it is has to let you read it.",
+                ) from None
             # On a read-only file system WAL's side files cannot be made; nobody writes there.
             database = _connect_read_only(path, "mode=ro&immutable=1")
         _check_version(database, path)

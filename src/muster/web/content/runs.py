@@ -51,7 +51,7 @@ def _row(folder: Folder) -> dict[str, Any]:
     except MusterError as error:
         row["verdict"] = str(error)
     except OSError as error:
-        row["verdict"] = f"Cannot read {folder.path}: {error.strerror or error}."
+        row["verdict"] = f"Cannot read {error.filename or folder.path}: {error.strerror or error}."
     return row
 
 

@@ -171,7 +171,9 @@ def _read(root: Path, parts: list[tuple[str, int, int]], offset: int, end: int) 
                 with opened(root, name) as file:
                     file.seek(start + low)
                     data = file.read(high - low)
-            except OSError:
+            except PermissionError:
+                raise
+            except OSError:  # removed, or no file of the run
                 data = b""
             found += data.ljust(high - low, b"\n")
     return found
