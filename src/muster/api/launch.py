@@ -33,6 +33,7 @@ from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.executors.table import check_executor, make_executor
+from muster.farm.executors.worker_process import worker_python
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
@@ -157,6 +158,14 @@ def run_workload(workload: Workload, options: SweepOptions, audience: Audience) 
 
 def _check_executor(workload: Workload, options: SweepOptions) -> None:
     check_executor(options.executor)
+    if options.python is not None:
+        if options.executor != "local":
+            raise UsageError(
+                f"--python chooses the interpreter of workers on this machine, and has no effect "
+                f"with --on {options.executor}.",
+                hint="drop one of them.",
+            )
+        worker_python(options.python)
     search = workload.search
     if search is not None and search.stopping.rule != "none" and options.executor == "inline":
         raise UsageError(
@@ -199,6 +208,7 @@ def _coordinate(
         why_lost=partial(why_lost, housekeeping.settings),
         cluster=options.cluster,
         left=left,
+        python=options.python,
     )
     plan = Plan(
         folder=folder,

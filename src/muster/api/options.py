@@ -122,6 +122,9 @@ class SweepOptions(DeviceOptions, KeptOptions):
     """How often results.* are refreshed while running; nothing depends on it."""
     executor: Annotated[str, Flag(name="on", metavar="local|slurm|ray|inline")] = "local"
     """Where workers come from: local, slurm, ray, or inline (in this process, for a debugger)."""
+    python: Annotated[Path | None, Flag(metavar="PATH", engines=("local",))] = None
+    """The Python that runs tasks, where it is not the one of Muster: a program, or the folder of an
+    environment, such as .venv."""
     cluster: ClusterRequest = dataclasses.field(default_factory=ClusterRequest)
 
     def __post_init__(self) -> None:
@@ -322,8 +325,9 @@ def options_of_call(call: str, given: Mapping[str, Any], *kinds: type) -> list[A
     kind_of = {field.name: kind for kind in kinds for field in dataclasses.fields(kind)}
     if unknown := given.keys() - kind_of.keys():
         raise UnknownNameError(f"option of {call}", min(unknown), kind_of)
-    if isinstance(given.get("run_dir"), str):
-        given = {**given, "run_dir": Path(given["run_dir"])}
+    places = {name: Path(given[name]) for name in ("run_dir", "python")
+              if isinstance(given.get(name), str)}  # fmt: skip
+    given = {**given, **places}
     if "log_to" in given:
         given = {**given, "log_to": as_trackers(given["log_to"])}
     return [

@@ -22,6 +22,7 @@ from muster.base.settings import job_place
 from muster.base.target import TargetRef
 from muster.farm.canonical import decode, encode_canonical, name_with_hash
 from muster.farm.executors.cluster import ClusterRequest
+from muster.farm.executors.worker_process import worker_python
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.look import look
 from muster.farm.space import SEED
@@ -61,9 +62,11 @@ def renewal(
         if before is None:
             check_code(folder, workload.code, may_change=options.allow_changed_code)
             targets = tuple(dataclasses.asdict(spec) for spec in workload.targets)
-            return new_record(
+            record = new_record(
                 folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
             )
+            known = worker_python(options.python) if options.python is not None else {}
+            return dataclasses.replace(record, environment={**record.environment, **known})
         check_same_plan(folder, before, workload, options)
         if argv:  # paths in it are relative to where it was typed
             asked |= {"argv": tuple(argv), "cwd": str(Path.cwd())}
@@ -148,6 +151,8 @@ def stored_options(run: Run) -> SweepOptions:
     names = {field.name for field in dataclasses.fields(SweepOptions)}
     values: dict[str, Any] = {k: v for k, v in run.stored.options.items() if k in names}
     values["run_dir"] = run.path
+    if values.get("python") is not None:
+        values["python"] = Path(values["python"])
     if isinstance(values.get("cluster"), dict):
         values["cluster"] = codec.decode(ClusterRequest, values["cluster"], ignore_unknown=True)
     return SweepOptions(**values)

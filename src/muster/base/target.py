@@ -407,7 +407,7 @@ def _import_failed(ref: TargetRef, error: BaseException, command: str) -> Target
     elif isinstance(error, ImportError) and "relative import" in str(error):
         hint = "a file inside a package is given as package.module:FUNCTION."
     elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        hint = f"{how_to_install('torch')}, or start muster from the environment that has torch."
+        hint = f"{how_to_install('torch')}, or name the Python that has torch: --python PATH."
     else:
         hint = f"{command} shows the whole traceback."
     return TargetError(f"Importing {ref.location} failed: {last}{where}.", hint=hint)

@@ -123,7 +123,9 @@ def refuse_without_effect(parsed: Parsed, executor: str) -> None:
         if not engines or executor in engines:
             continue
         hint = "drop it: the job's nodes find each other."
-        if engines != ("local",):
+        if said.option.name == "python":
+            hint = "drop one of them: only workers of this machine have a Python of their own."
+        elif engines != ("local",):
             others = [engine for engine in CLUSTERS if engine in engines]
             hint = f"add --on {' or '.join(others)}, or drop it."
         raise UsageError(f"--{said.option.name} has no effect with --on {executor}.", hint=hint)

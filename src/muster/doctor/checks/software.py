@@ -178,7 +178,8 @@ def torch_build(facts: Facts) -> Iterator[Finding]:
             what="torch is not installed.",
             why="Sweeps and maps of what needs no torch run; trainings, `muster run` and most "
             "recipes do not.",
-            fix=f"{how_to_install('torch')}, or start muster from the environment that has torch.",
+            fix=f"{how_to_install('torch')}, or name the Python that has torch: muster sweep "
+            "--python PATH …",
         )
         return
     if torch.version is None:

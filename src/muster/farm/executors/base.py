@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from muster.farm.events import Event
@@ -49,7 +50,8 @@ class Assignment:
 
     ``targets`` are by the ledger's number of the target. ``is_piloted``: the executor runs in a
     pilot, which receives SIGTERM and SIGUSR2 in place of its worker and warns it. ``left``: pilots
-    that an earlier coordinator of this run has left on a cluster.
+    that an earlier coordinator of this run has left on a cluster. ``python``: the interpreter of
+    workers, where it is another than this one.
     """
 
     folder: RunFolder
@@ -60,6 +62,7 @@ class Assignment:
     cluster: ClusterRequest = field(default_factory=ClusterRequest)
     is_piloted: bool = False
     left: Sequence[PilotLeft] = ()
+    python: Path | None = None
 
 
 class TakesCommands(Protocol):

@@ -103,7 +103,9 @@ class LocalExecutor:
         with log.open("ab") as output:
             log_start = output.tell()
             environment = environment_of(slot, self._mark)
-            process = start_worker(theirs, output.fileno(), self._lifeline, environment)
+            process = start_worker(
+                theirs, output.fileno(), self._lifeline, environment, self._assignment.python
+            )
         theirs.close()
 
         def want_write(wanted: bool) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from muster.base.errors import SetupError
 from muster.base.metric_log import METRICS_FILE
 from muster.base.settings import (
     CHECKPOINT_DIR,
@@ -81,13 +87,68 @@ class Channel:
             return len(data)  # the worker is dying; its death is reported elsewhere
 
 
+#: Muster in another interpreter: from where it is here, with what it needs, while everything else
+#: is that interpreter's own. orjson may be compiled for another Python; then theirs has to do.
+_ELSEWHERE = """
+import contextlib, json, sys
+ours = json.loads(sys.argv.pop(1))
+sys.path[:0] = ours
+import muster, muster_recipes
+with contextlib.suppress(ImportError):
+    import orjson
+del sys.path[:len(ours)]
+import muster.farm.worker.main as worker
+"""
+_WORK = "sys.exit(worker.main(sys.argv[1:]))"
+_TELL = "from muster.run.record import environment; print(json.dumps(environment()))"
+
+
+def interpreter(place: Path) -> str:
+    """The program that ``--python`` means: itself, or that of an environment's folder."""
+    if place.is_dir():
+        return str((place / "bin" / "python").absolute())
+    return str(place.absolute()) if place.parts[1:] else shutil.which(place) or str(place)
+
+
+@functools.cache
+def worker_python(place: Path) -> Mapping[str, str]:
+    """The versions that workers find in that interpreter; SetupError where none can run there."""
+    python = interpreter(place)
+    try:
+        told = subprocess.run(
+            _in(python, _TELL), capture_output=True, text=True, timeout=120, check=False
+        )
+        reason = told.stderr.strip().splitlines()[-1:] or [f"exit code {told.returncode}"]
+        if told.returncode == 0:
+            found: dict[str, str] = json.loads(told.stdout.splitlines()[-1])
+            return found
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        reason = [str(error)]
+    raise SetupError(
+        f"--python {place} cannot run workers: {reason[0]}.",
+        hint=f"name a Python 3.11 or newer, or an environment's folder; what is missing there: "
+        f"{python} -m pip install orjson",
+    )
+
+
+def _in(python: str, code: str) -> list[str]:
+    """The command that runs ``code`` in that interpreter, after Muster was imported."""
+    specs = [importlib.util.find_spec(name) for name in ("muster", "orjson")]
+    origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+    places = list(dict.fromkeys(str(origin.parents[1]) for origin in origins))
+    return [python, "-c", _ELSEWHERE + code, json.dumps(places)]
+
+
 def start_worker(
-    theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+    theirs: socket.socket, log: int, lifeline: int, environment: Mapping[str, str],
+    python: Path | None = None,
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """The process of a worker that prints to ``log``, speaks on ``theirs`` and dies with whoever
-    holds the other end of ``lifeline``.
+    holds the other end of ``lifeline``. ``python``: another interpreter than this one.
     """
     argv = [sys.executable, "-m", "muster.farm.worker.main"]
+    if python is not None:
+        argv = _in(interpreter(python), _WORK)
     settings: dict[str, Any] = {"stdout": log, "stderr": log, "env": environment}
     if sys.platform == "win32":
         argv += ["PLACE", str(os.getpid())]
@@ -109,7 +170,7 @@ def _start_on_windows(
 
     Written after the documentation of ``socket.share``; not run on Windows so far.
     """
-    argv[3] = "372"  # the size of a WSAPROTOCOL_INFOW structure
+    argv[-2] = "372"  # the size of a WSAPROTOCOL_INFOW structure
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, **settings)
     assert process.stdin is not None
     share = getattr(theirs, "share")  # noqa: B009  (exists on Windows only)

@@ -1,0 +1,68 @@
+"""``--python``: tasks run in the Python of a project, which has what Muster's own has not."""
+
+from __future__ import annotations
+
+import json
+import venv
+from pathlib import Path
+
+import pytest
+from tests.conftest import MusterCli
+
+import muster
+
+WORK = """
+import sys
+
+import only_there
+
+
+def f(x: int):
+    return {"y": only_there.twice(x), "in": sys.prefix, "muster": "muster" in sys.modules}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with a package of its own, and with nothing of Muster's."""
+    place = tmp_path_factory.mktemp("project") / ".venv"
+    venv.create(place, with_pip=False)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "only_there.py").write_text("def twice(x):\n    return 2 * x\n")
+    return place
+
+
+def test_tasks_run_in_the_python_that_is_named(
+    project: Path, tmp_path: Path, muster_cli: MusterCli
+) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    run = muster.sweep(f"{tmp_path}/work.py:f", grid={"x": [2, 3]}, devices="cpu:1",
+                       run_dir=tmp_path / "r", python=str(project))  # fmt: skip
+    assert run.exit_code == 0
+    rows = run.results().to_pylist()
+    assert [(row["y"], row["in"]) for row in rows] == [(4, str(project)), (6, str(project))]
+    record = json.loads((tmp_path / "r/run.json").read_bytes())
+    assert record["options"]["python"] == str(project) and "python" in record["environment"]
+    again = muster_cli("sweep", "work.py:f", "--grid", "x=2", "--devices", "cpu:1", "--python",
+                       str(project / "bin/python"), "--run-dir", "again")  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    resumed = muster_cli("resume", "r")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.quick
+def test_a_python_that_cannot_run_workers_is_refused_before_anything(
+    tmp_path: Path, muster_main: MusterCli
+) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    words = ("sweep", "work.py:f", "--grid", "x=2", "--devices", "cpu:1", "--run-dir", "r")
+    for python in ("nowhere/bin/python", "/bin/false", str(tmp_path)):
+        done = muster_main(*words, "--python", python)
+        assert done.returncode == 3
+        assert f"--python {python} cannot run workers: " in done.stderr
+        assert "Hint: name a Python 3.11 or newer" in done.stderr
+        assert not (tmp_path / "r").exists()
+    done = muster_main(*words, "--python", "python3", "--on", "inline")
+    assert done.returncode == 2 and "--python has no effect with --on inline" in done.stderr
+    with pytest.raises(muster.UsageError, match="--python"):
+        muster.sweep("work.py:f", grid={"x": [1]}, python=Path("python3"), executor="inline")
