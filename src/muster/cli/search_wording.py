@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from muster.api.report.content import count
 from muster.api.search_state import SearchState
 from muster.base.clock import human_duration
+from muster.base.shown_text import count
 from muster.search.distributions import shown_value
 from muster.search.records import Standing
 from muster.search.spec import SearchSpec

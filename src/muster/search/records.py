@@ -27,11 +27,6 @@ class Proposal:
     parent: int | None = None
     step: float | None = None
 
-    @property
-    def task_params(self) -> dict[str, Any]:
-        """The parameters of the task, those it would have in a grid: with ``seed`` last."""
-        return dict(self.params) if self.seed is None else {**self.params, "seed": self.seed}
-
 
 @dataclass(frozen=True)
 class Point:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, count, facts_of
+from muster.api.report.content import Block, Facts, Listing, Mood, Table, Text, facts_of
 from muster.api.runs import Status
 from muster.base.clock import human_duration, iso_utc
 from muster.base.errors import EXIT_OK
 from muster.base.journal import read_journal
-from muster.base.shown_text import hide_secrets
+from muster.base.shown_text import count, hide_secrets
 from muster.farm.ledger.read import FailureGroup
 from muster.run.folder import RunFolder
 from muster.run.record import RunRecord

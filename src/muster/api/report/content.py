@@ -12,8 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.base.shown_text import count as count
-
 #: A table on the page has no more rows than this.
 MOST_ROWS = 300
 

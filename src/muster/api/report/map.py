@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from muster.api.map_publish import Tally, read_published, tally
 from muster.api.recipe import MapRecipe
 from muster.api.report.about import Effort, failure_blocks, record_failures
-from muster.api.report.content import Block, Mood, Table, Text, count, facts_of
+from muster.api.report.content import Block, Mood, Table, Text, facts_of
 from muster.api.report.figures import drawn
 from muster.api.report.sweep import Content, pictures_of
 from muster.api.runs import Run
 from muster.base.codec import read_json, write_json
 from muster.base.errors import MusterError
+from muster.base.shown_text import count
 from muster.pipeline.sinks.formats import SinkSpec
 from muster.run.folder import RunFolder
 from muster.run.record import read_run

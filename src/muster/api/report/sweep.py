@@ -21,7 +21,6 @@ from muster.api.report.content import (
     Table,
     Text,
     as_given,
-    count,
     facts_of,
     table_of,
 )
@@ -32,7 +31,7 @@ from muster.api.runs import Run
 from muster.api.search_state import SearchState, read_search
 from muster.base.atomic_files import replacing
 from muster.base.codec import write_json
-from muster.base.shown_text import HIDDEN, is_secret_name
+from muster.base.shown_text import HIDDEN, count, is_secret_name
 from muster.farm.canonical import csv_cell, escape_surrogates
 from muster.farm.ledger.read import LedgerReader
 from muster.run.folder import RunFolder

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from muster.api.report.about import gang_failures, gang_state, log_blocks
-from muster.api.report.content import Block, Table, Text, count, facts_of, flat, table_of
+from muster.api.report.content import Block, Table, Text, facts_of, flat, table_of
 from muster.api.report.figures import COUNTERS, draw_confusion, draw_measured, drawn
 from muster.api.report.sweep import Content, drawn_curves, pictures_of
 from muster.api.runs import Run
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
 from muster.base.journal import read_journal
+from muster.base.shown_text import count
 from muster.run.folder import RunFolder
 
 Results = Mapping[str, Any]

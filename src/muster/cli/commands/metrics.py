@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from muster.api.metrics import Summary, only, summary_of, write_points
-from muster.api.report.content import count
 from muster.api.runs import open_run
 from muster.base.flags import Flag
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import LookFlags
 from muster.cli.parse import parse

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from muster.api.report.content import count
 from muster.api.runs import open_run
 from muster.api.why import Cause, Why, why
 from muster.base.flags import Flag
+from muster.base.shown_text import count
 from muster.cli import output
 from muster.cli.flags import LookFlags
 from muster.cli.parse import parse
