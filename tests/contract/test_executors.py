@@ -446,6 +446,28 @@ def test_a_worker_that_ignores_term_is_killed(
 
 
 @local
+def test_the_next_worker_is_started_beside_a_function_that_does_not_end(bench: Bench) -> None:
+    """It has its target, and so the device, only after the other one is dead."""
+    executor = bench.start("endless")
+    bench.ready()
+    before = {child.pid for child in psutil.Process().children()}
+    task = bench.task(1)
+    executor.send(1, [task], together=False)
+    executor.stop_task(1, task.task_id, pauses=False)
+    begun = {child.pid for child in psutil.Process().children()} - before
+    bench.until(lambda: {child.pid for child in psutil.Process().children()} - before)
+    [beside] = {child.pid for child in psutil.Process().children()} - before
+    executor.end(1, kill=True)
+    bench.death()
+    assert begun == set() and len(bench.of(WorkerReady)) == 1
+    executor.start(2, SlotSpec(slot_id=0, label="cpu0", devices=()))
+    bench.ready(2)
+    assert bench.of(WorkerReady)[1].pid == beside
+    executor.send(2, [bench.task(0)], together=False)
+    bench.until(bench.results)
+
+
+@local
 @pytest.mark.parametrize("how", ["dies", "is killed", "is stopped", "close"])
 def test_everything_a_worker_started_goes_with_it(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

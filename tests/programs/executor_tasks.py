@@ -54,6 +54,11 @@ def slow(x: int):
     return {"x": x}
 
 
+def endless(x: int):
+    time.sleep(600 * x)
+    return {"x": x}
+
+
 def telling(x: int, ctx):
     ctx.report(0.5, "half way \udcff")
     return {"x": x}

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from muster.base import processes
 from muster.base.reaper import Reaper
@@ -44,6 +45,8 @@ GRACE_S = 2.0
 _RELEASE_S = 10.0
 _CHECK_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.05  # only where the kernel cannot tell us of a death
+#: A function that has been told to end and has not is likely to lose its worker.
+_SPARE_S = 0.1
 _LOG_LIMIT = 256 << 20
 
 
@@ -57,9 +60,17 @@ class _Release:
     deadline_s: float
 
 
+class _Started(NamedTuple):
+    """A process that waits to be told what it is to do, and our end of its channel."""
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+
+
 @dataclass
 class _Worker:
     worker_id: int
+    slot: SlotSpec
     process: subprocess.Popen[bytes]
     channel: Channel
     log: str
@@ -69,8 +80,8 @@ class _Worker:
     ooms_before: int = 0
     log_start: int = 0
     tasks_end: int = 0
-    devices: tuple[str, ...] = ()
     unfit: str = ""  # why it cannot compute on them, by its own account
+    spare_at: float | None = None  # when the process of the next worker is started beside it
 
 
 class LocalExecutor:
@@ -85,6 +96,9 @@ class LocalExecutor:
         self._reaper = Reaper(self._mark)
         self._releasing: list[_Release] = []
         self._not_started: list[WorkerDied] = []
+        #: By slot. They have not imported the target, so the device is still their predecessor's.
+        self._spares: dict[int, _Started] = {}
+        self._has_functions = any(t.kind == "function" for t in assignment.targets.values())
         self._checked = time.monotonic()
         self._was_subreaper = processes.set_subreaper(True)
         processes.end_marked(assignment.run_id)  # what an earlier coordinator has left behind
@@ -99,21 +113,18 @@ class LocalExecutor:
         if slot.devices and (lost := self._assignment.why_lost(slot.devices)):
             self._not_started.append(WorkerDied(worker_id, None, None, lost))
             return log.name
-        ours, theirs = socket.socketpair()
-        with log.open("ab") as output:
-            log_start = output.tell()
-            environment = environment_of(slot, self._mark)
-            process = start_worker(
-                theirs, output.fileno(), self._lifeline, environment, self._assignment.python
-            )
-        theirs.close()
+        log_start = log.stat().st_size if log.exists() else 0
+        spare = self._spares.pop(slot.slot_id, None)
+        if spare is not None and spare.process.poll() is not None:
+            spare.socket.close()  # something has killed it
+            spare = None
+        process, ours = spare or self._begin(slot)
 
         def want_write(wanted: bool) -> None:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
             self._selector.modify(ours, events, worker)
 
-        worker = _Worker(worker_id, process, Channel(ours, want_write), str(log))
-        worker.devices = slot.devices
+        worker = _Worker(worker_id, slot, process, Channel(ours, want_write), str(log))
         worker.log_start = worker.tasks_end = log_start
         worker.ooms_before = processes.out_of_memory_kills()
         self._selector.register(ours, selectors.EVENT_READ, worker)
@@ -132,6 +143,17 @@ class LocalExecutor:
         }
         worker.channel.send(wire.pack([wire.SETUP], canonical.encode(setup)))
         return log.name
+
+    def _begin(self, slot: SlotSpec) -> _Started:
+        """Start a process for a worker; it imports nothing of the user's before it is set up."""
+        ours, theirs = socket.socketpair()
+        with self._assignment.folder.worker_log(slot.slot_id).open("ab") as output:
+            environment = environment_of(slot, self._mark)
+            process = start_worker(
+                theirs, output.fileno(), self._lifeline, environment, self._assignment.python
+            )
+        theirs.close()
+        return _Started(process, ours)
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
         worker = self._workers.get(worker_id)
@@ -162,6 +184,8 @@ class LocalExecutor:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.channel.send(wire.pack([wire.STOP_TASK, task_id, pauses]))
+            if self._has_functions and not pauses and worker.slot.slot_id not in self._spares:
+                worker.spare_at = time.monotonic() + _SPARE_S
 
     def confirm(self, worker_id: int, serial: int) -> None:
         worker = self._workers.get(worker_id)
@@ -192,8 +216,8 @@ class LocalExecutor:
             worker.kill_at = time.monotonic() + GRACE_S
 
     def poll(self, timeout_s: float) -> list[Event]:
-        deadlines = [w.kill_at for w in self._workers.values() if w.kill_at is not None]
-        now = time.monotonic()
+        workers, now = self._workers.values(), time.monotonic()
+        deadlines = [due for w in workers for due in (w.kill_at, w.spare_at) if due is not None]
         wait_s = min([timeout_s, *(max(0.0, due - now) for due in deadlines)])
         if self._releasing or any(worker.pidfd < 0 for worker in self._workers.values()):
             wait_s = min(wait_s, _LOOK_EVERY_S)
@@ -213,6 +237,7 @@ class LocalExecutor:
             if worker.pidfd < 0 and worker.process.poll() is not None:
                 dead[worker.worker_id] = worker
         self._escalate()
+        self._start_spares()
         for worker in dead.values():
             self._reap(worker, events)
         self._await_memory(events)
@@ -228,6 +253,10 @@ class LocalExecutor:
         for worker in self._workers.values():
             processes.signal_group(worker.process.pid, processes.KILL)
         sessions = [worker.process.pid for worker in self._workers.values()]
+        for spare in self._spares.values():
+            processes.signal_group(spare.process.pid, processes.KILL)
+            spare.process.wait()
+            spare.socket.close()
         for worker in list(self._workers.values()):
             self._forget(worker)
         processes.end_marked(self._mark, sessions)
@@ -272,6 +301,7 @@ class LocalExecutor:
                     trace = body.decode("utf-8", "replace")
                     events.append(TargetBroken(worker.worker_id, header[1], trace))
         if finished:
+            worker.spare_at = None  # it ended as it was told
             events.append(Results(worker.worker_id, finished))
 
     # ------------------------------------------------------------------ ending
@@ -282,6 +312,13 @@ class LocalExecutor:
             if worker.kill_at is not None and now >= worker.kill_at:
                 processes.signal_group(worker.process.pid, processes.KILL)
                 worker.kill_at = now + GRACE_S
+
+    def _start_spares(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if worker.spare_at is not None and now >= worker.spare_at:
+                worker.spare_at = None
+                self._spares[worker.slot.slot_id] = self._begin(worker.slot)
 
     def _reap(self, worker: _Worker, events: list[Event]) -> None:
         """Read what a dead worker has still sent, end its descendants, and report how it ended."""
@@ -305,10 +342,10 @@ class LocalExecutor:
             log_end,
         )
         self._forget(worker)
-        if worker.devices:
+        if devices := worker.slot.devices:
             deadline_s = time.monotonic() + _RELEASE_S
             pids = (session, *left)
-            self._releasing.append(_Release(death, pids, worker.devices, deadline_s))
+            self._releasing.append(_Release(death, pids, devices, deadline_s))
         else:
             events.append(death)
 
@@ -334,6 +371,7 @@ class LocalExecutor:
         if not processes.IS_LINUX:
             return []
         own = {worker.process.pid for worker in self._workers.values()} - {session}
+        own |= {spare.process.pid for spare in self._spares.values()}
         return processes.end_orphans(self._mark, session, own)
 
     def _forget(self, worker: _Worker) -> None:
