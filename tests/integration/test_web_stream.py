@@ -219,7 +219,7 @@ def test_a_run_is_cancelled_and_tried_again_as_by_the_command_line(
         name, _ = start_of(server)
         for action, status in (("stop", 404), ("", 404), (None, 404), (["cancel"], 404)):
             assert act(server, name, action)[0] == status
-        for task in ("nothing", "--help", 0, 9, [1], "", True, "1 2"):
+        for task in (None, "nothing", "--help", 0, 9, [1], "", True, "1 2"):
             assert act(server, name, "cancel", task=task)[0] == 404, task
         assert act(server, name, "cancel", key="0")[0] == 403
         # A cookie alone, which any server of this machine may have been sent, does not act.

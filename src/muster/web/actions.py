@@ -11,17 +11,29 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
 from muster.base.settings import child_environment
 from muster.farm.ledger.read import LedgerReader
 from muster.web.folder import Folder
 
-_COMMANDS = {"cancel": ("cancel",), "retry": ("retry", "--quiet")}
-#: How long the answer waits: cancelling ends by itself; what tries again goes on for as long as the
-#: tasks do, and has ended by then where it is refused.
-_LIMITS_S = {"cancel": 60.0, "retry": 5.0}
+
+class _Command(NamedTuple):
+    """``limit_s``: how long the answer waits. What cancels or gives back ends by itself; what tries
+    again goes on for as long as the tasks do, and has ended by then where it is refused.
+    """
+
+    name: str
+    flags: tuple[str, ...] = ()
+    limit_s: float = 60.0
+
+
+_COMMANDS = {
+    "cancel": _Command("cancel"),
+    "retry": _Command("retry", ("--quiet",), limit_s=5.0),
+    "release": _Command("devices", ("--release", "1")),
+}
 _MOST_SAID = 4000
 
 
@@ -39,15 +51,17 @@ def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
         raise UsageError(
             f"There is no action {str(name)[:40]!r}.", hint=f"known: {', '.join(_COMMANDS)}."
         )
+    command = _COMMANDS[name]
     # -P: nothing is imported from the folder in which the dashboard was started.
     words = [
         sys.executable,
         "-P",
         "-m",
         "muster",
-        *_COMMANDS[name],
+        command.name,
         str(folder.run.path.absolute()),
-        *_task(folder, asked.get("task")),
+        *command.flags,
+        *_task(folder, asked),
     ]
     # Files, not pipes: what it starts outlives the dashboard. A session of its own: Ctrl-C here is
     # not for it.
@@ -57,25 +71,27 @@ def act(folder: Folder, asked: Mapping[str, Any]) -> dict[str, str]:
             start_new_session=True, env=child_environment({}),
         )  # fmt: skip
         try:
-            code = process.wait(_LIMITS_S[name])
+            code = process.wait(command.limit_s)
         except subprocess.TimeoutExpired:
             # Somebody has to collect it when it ends.
             threading.Thread(target=process.wait, daemon=True).start()
-            return {"said": f"`muster {name}` has begun."}
+            return {"said": f"`muster {command.name}` has begun."}
         words_of = [_text(file) for file in (said, complained)]
     if code not in (EXIT_OK, EXIT_SOME_FAILED):
         text, _, hint = words_of[1].removeprefix("muster: ").partition("\nHint: ")
-        raise Refused(text or f"`muster {name}` ended with exit code {code}.", hint=hint or None)
-    return {"said": words_of[0] or f"`muster {name}` has ended."}
+        raise Refused(
+            text or f"`muster {command.name}` ended with exit code {code}.", hint=hint or None
+        )
+    return {"said": words_of[0] or f"`muster {command.name}` has ended."}
 
 
-def _task(folder: Folder, key: object) -> tuple[str, ...]:
-    """As words of the command: a number, whatever was sent."""
-    if key is None:
+def _task(folder: Folder, asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """The task that is named, as words of the command: a number, whatever was sent."""
+    if "task" not in asked:
         return ()
     run = folder.expect_tasks()
     with LedgerReader(folder.folder.ledger) as ledger:
-        return "--task", str(run.task_number(ledger, str(key)))
+        return "--task", str(run.task_number(ledger, str(asked["task"])))
 
 
 def _text(file: IO[bytes]) -> str:

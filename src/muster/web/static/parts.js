@@ -71,6 +71,7 @@ export function Head({ here }) {
   return html`<div id="head">
     <div class="title"><h1>${now.name}</h1><span class="kind">${format.text(now.kind)}</span>
       ${left !== "–" && html`<span class="left">${left} left</span>`}
+      ${shell.actions && now.state === "running" && (hasTasks || now.kind === "map") && html`<${Action} label="Give a device back" action="release" ask="Give one device back, after the task in hand? The run goes on with the others." />`}
       ${shell.actions && now.state === "running" && html`<${Action} label="Cancel this run" action="cancel" ask="Cancel this run? What is done stays." />`}
       ${shell.actions && now.state !== "running" && now.counts?.failed > 0 && hasTasks && html`<${Action} label="Retry what failed" action="retry" ask="Try the failed tasks again, on this machine?" />`}
     </div>
