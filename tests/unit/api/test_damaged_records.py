@@ -17,7 +17,7 @@ from muster.api.report.about import time_facts
 from muster.api.runs import Run
 from muster.api.train import _Refused
 from muster.base.errors import MusterError
-from muster.cli.commands import look
+from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
 from muster.monitor.sample import tasks_by_pid
 from muster.pipeline.sinks.formats import spec_of
@@ -81,7 +81,7 @@ READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
     "training_results.json": (RESULTS, [status, compare_run]),
     "metrics.jsonl": (LINE, [status, lambda f: read_metrics(f.metrics)]),
     "plan.json": (PLAN, [compare_run]),
-    "published.json": (PUBLISHED, [read_published, lambda f: look._output_of_map(Run(f.path))]),
+    "published.json": (PUBLISHED, [read_published, lambda f: tables._output_of_map(Run(f.path))]),
     "publishing.json": (
         {"output": "/o"},
         [lambda f: check_output(f, spec_of(str(f.run_json) + ".csv"), overwrite=False)],

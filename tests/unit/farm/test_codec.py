@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.hostile_texts import unescape_surrogates
 
 from muster.base.errors import TargetError
 from muster.farm.canonical import (
@@ -14,7 +15,6 @@ from muster.farm.canonical import (
     encode,
     encode_canonical,
     escape_surrogates,
-    unescape_surrogates,
 )
 
 keys = st.one_of(st.text(), st.text().map("$".__add__), st.sampled_from(["$float", "$dict"]))
