@@ -31,7 +31,7 @@ from muster.slurm.states import JobStatus
 if TYPE_CHECKING:
     from muster.api.array import ArrayProgress
 
-_NUM_LINES = 12
+_NUM_LINES, _MOST_NOTES = 12, 3
 _LEVELS = {"done": "good", "running": "working", "queued": "working", "failed": "bad",
            "refused": "bad"}  # fmt: skip
 #: What happens in a run without anything being wrong.
@@ -227,10 +227,15 @@ def _of_job(run: Run, job: tuple[str, JobStatus] | None, ended: str | None) -> I
 
 
 def _reasons(run: Run, status: Status) -> Iterator[str]:
-    """What ended the last start, where the work was not done by then."""
-    if status.state in ("running", "done", "not begun", "queued"):
+    """What ended the last start, where the work was not done by then; of one that goes on, what
+    has happened to it.
+    """
+    if status.state in ("done", "not begun", "queued"):
         return
     since = _last_start(run.folder)
+    if status.is_running:
+        yield from [str(event["text"]) for event in since if event.get("text")][-_MOST_NOTES:]
+        return
     if since and since[-1].get("event") != "end":
         yield (
             "Its process ended without a word: it was killed (kill -9, out of memory), or its "
@@ -310,13 +315,13 @@ def _of_ranks(run: Run, rank: str | None) -> tuple[str, tuple[str, ...]]:
 def _of_worst(
     run: Run, status: Status, found: tuple[Cause, ...]
 ) -> tuple[str, tuple[str, ...]]:  # fmt: skip
-    """What the task printed that stands for most failures; of a run that was cut off, what was
-    printed last of all.
+    """What the task printed that stands for most failures; of a run that was cut off or goes on,
+    what was printed last of all.
     """
     for cause in found:
         if cause.failed and cause.tasks:
             return _printed(run, run.log_parts(cause.tasks[0]))
-    if status.state in ("done", "cancelled", "running"):
+    if status.state in ("done", "cancelled"):
         return "", ()
     logs = sorted(run.folder.logs.glob("worker-*.log"), key=lambda path: path.stat().st_mtime)
     for path in reversed(logs):

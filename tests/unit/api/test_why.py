@@ -210,6 +210,15 @@ def test_a_run_that_goes_on_is_not_explained_away(tmp_path: Path) -> None:
     assert found.tries == (f"muster status {folder.path}",)
 
 
+def test_a_run_that_waits_says_what_for(tmp_path: Path) -> None:
+    folder = stalled("sweep", tmp_path)
+    with hold(folder):
+        found = why(open_run(str(folder.path)))
+    assert found.state == "running"
+    assert found.reasons == ("No GPU is free. Nothing more begins until one has.",)
+    assert found.lines[-1] == "x is 3 and the seed 0"
+
+
 def test_the_last_lines_are_those_of_the_task_that_failed(tmp_path: Path) -> None:
     """The log of a worker goes on with the tasks after it."""
     folder = folder_of("sweep", "command", tmp_path)
