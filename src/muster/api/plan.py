@@ -46,7 +46,7 @@ from muster.plan.prices import PriceList
 from muster.plan.request import PlanRequest
 from muster.plan.scaling import Prediction, predict
 from muster.plan.transformer import read_transformer
-from muster.plan.units import Bytes, Figure, Seconds, assumed, from_table, given, measured
+from muster.plan.units import Bytes, Figure, Seconds, assumed, given, measured
 
 _FORMAT = 1
 _ALL_ROWS = 8
@@ -337,7 +337,7 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
         on_gpu=not group.is_cpu,
     )
     found = footprint(need)
-    memory = _memory_of_each(group)
+    memory = group.memory_of_each()
     is_short = memory is not None and not found.fits(memory.value)
     return MemoryPlan(
         need=need,
@@ -347,15 +347,6 @@ def _memory_of(known: Known, group: Group) -> MemoryPlan | None:
         remedies=remedies(need, memory.value) if memory is not None and is_short else (),
         most_samples=None if memory is None else largest_micro_batch(need, memory.value),
     )
-
-
-def _memory_of_each(group: Group) -> Figure[Bytes] | None:
-    """What the driver reports, else what the data sheet says."""
-    if group.memory_mib is not None:
-        return measured(Bytes(float(group.memory_mib * 2**20)), "as the driver reports it")
-    if group.card is None:
-        return None
-    return from_table(Bytes(float(group.card.memory_gib * 2**30)), group.card.source)
 
 
 def _micro_batch(request: PlanRequest, group: Group) -> int:

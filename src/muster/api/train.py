@@ -20,9 +20,10 @@ from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, code_of
 from muster.base.codec import plain, read_json, to_json, write_json
 from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, TargetError
+from muster.base.modules import CLASS
 from muster.base.settings import TASK_DIR, variable
 from muster.base.signals import listening
-from muster.base.target import CLASS, parse_target
+from muster.base.target import parse_target
 from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.rl.config import PpoConfig

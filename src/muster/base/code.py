@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.base.errors import PlanMismatchError, TargetError
-from muster.base.modules import Finder, Found, is_installed
-from muster.base.target import TargetRef, find_source, read_source
+from muster.base.modules import Finder, Found, is_installed, read_source
+from muster.base.target import TargetRef, find_source
 
 #: File name (relative to the project folder, with ``/``) → sha256 of its bytes; and for recipes
 #: the package's name → its version.

@@ -1,7 +1,8 @@
-"""Finding modules by name and telling what is installed, without importing anything."""
+"""Modules as files: found by name and read without importing them, and what is installed."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -12,6 +13,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
+from muster.base.errors import TargetError
+
+FUNCTION, CLASS = "function", "class"
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -71,3 +75,42 @@ def is_installed(path: Path) -> bool:
         return True
     above = path.parent.parent
     return any((above / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+
+
+def is_plain_file(file: str) -> bool:
+    """Whether a top-level module is a file of the user's rather than installed."""
+    path = Path(os.path.abspath(file))
+    return path.suffix == ".py" and path.name != "__init__.py" and not is_installed(path)
+
+
+def read_source(path: Path) -> bytes:
+    """The bytes of a source file; TargetError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TargetError(
+            f"Cannot read {path}: {error.strerror or error}.", hint="check the target's path."
+        ) from error
+
+
+def names_at_top(source: str | bytes, kind: str = FUNCTION) -> list[str]:
+    """The public functions or classes of ``source``; SyntaxError if it is not Python."""
+    wanted = ast.ClassDef if kind == CLASS else ast.FunctionDef
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, wanted) and not node.name.startswith("_")
+    ]
+
+
+def names_in(module: object, kind: str) -> list[str]:
+    """The public functions or classes that a module defines itself."""
+    name = getattr(module, "__name__", None)
+    return [
+        key
+        for key, value in vars(module).items()
+        if callable(value)
+        and not key.startswith("_")
+        and getattr(value, "__module__", None) == name
+        and isinstance(value, type) == (kind == CLASS)
+    ]

@@ -6,7 +6,6 @@ so it must be reachable by name; the coordinator reads its source and never impo
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import importlib
@@ -22,10 +21,19 @@ from typing import Any, Literal
 
 from muster.base import target_files
 from muster.base.errors import TargetError, how_to_install
-from muster.base.modules import Finder, Found, is_installed
+from muster.base.modules import (
+    CLASS,
+    FUNCTION,
+    Finder,
+    Found,
+    is_installed,
+    is_plain_file,
+    names_at_top,
+    names_in,
+    read_source,
+)
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
-FUNCTION, CLASS = "function", "class"
 _FORMS = "write path/to/file.py:FUNCTION or package.module:FUNCTION."
 
 
@@ -106,7 +114,7 @@ def ref_of(function: Callable[..., Any], base_folder: Path | None = None) -> Tar
     if file is not None and (
         module_name == "__main__"
         or module_name.startswith(PRIVATE_PREFIX)
-        or ("." not in module_name and _is_plain_file(file))
+        or ("." not in module_name and is_plain_file(file))
     ):
         return TargetRef("file", _file_location(file, base), qualname)
     return TargetRef("module", module_name, qualname)
@@ -176,7 +184,7 @@ def load(
     if not callable(found):
         raise TargetError(
             f"The target {ref} is not a {kind} but a value of type {type(found).__name__}.",
-            hint=_known(_names_in(module, kind), kind),
+            hint=_known(names_in(module, kind), kind),
         )
     result: Callable[..., Any] = found
     return result
@@ -293,45 +301,6 @@ def _typed_by_hand(function: Callable[..., Any]) -> bool:
     return code is not None and code.co_filename.startswith("<")
 
 
-def _is_plain_file(file: str) -> bool:
-    """Whether a top-level module is a file of the user's rather than installed."""
-    path = Path(os.path.abspath(file))
-    return path.suffix == ".py" and path.name != "__init__.py" and not is_installed(path)
-
-
-def read_source(path: Path) -> bytes:
-    """The bytes of a source file; TargetError when it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TargetError(
-            f"Cannot read {path}: {error.strerror or error}.", hint="check the target's path."
-        ) from error
-
-
-def names_at_top(source: str | bytes, kind: str = FUNCTION) -> list[str]:
-    """The public functions or classes of ``source``; SyntaxError if it is not Python."""
-    wanted = ast.ClassDef if kind == CLASS else ast.FunctionDef
-    return [
-        node.name
-        for node in ast.parse(source).body
-        if isinstance(node, wanted) and not node.name.startswith("_")
-    ]
-
-
-def _names_in(module: object, kind: str) -> list[str]:
-    """The public functions or classes that a module defines itself."""
-    name = getattr(module, "__name__", None)
-    return [
-        key
-        for key, value in vars(module).items()
-        if callable(value)
-        and not key.startswith("_")
-        and getattr(value, "__module__", None) == name
-        and isinstance(value, type) == (kind == CLASS)
-    ]
-
-
 def _near(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
@@ -343,7 +312,7 @@ def _known(names: Iterable[str], kind: str) -> str:
 
 
 def _no_attribute(ref: TargetRef, part: str, owner: object, kind: str) -> TargetError:
-    names = _names_in(owner, kind) if hasattr(owner, "__dict__") else []
+    names = names_in(owner, kind) if hasattr(owner, "__dict__") else []
     hint = f"{_near(part, names)}{_known(names, kind)}"
     return TargetError(f"{ref.location} has no {kind} {part!r}.", hint=hint)
 

@@ -119,7 +119,8 @@ def _is_task(word: str) -> bool:
 def _task_class(name: str) -> tuple[Any, bool]:
     """The class that ``name`` means, imported for its fields and defaults, and whether it is an
     agent's."""
-    from muster.base.target import CLASS, load, parse_target
+    from muster.base.modules import CLASS
+    from muster.base.target import load, parse_target
 
     try:
         target = parse_target(name, kind=CLASS)  # before torch is imported for nothing

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import MusterError, TargetError
-from muster.base.target import TargetRef, find_source, load, read_source
+from muster.base.modules import read_source
+from muster.base.target import TargetRef, find_source, load
 from muster.farm.batched import BatchSpec, check_batch_spec
 from muster.farm.kinds import ANY, Kind, literal_kind, union_kind
 from muster.farm.parameters import (

@@ -33,6 +33,7 @@ from muster.base.errors import SetupError, UnknownNameError, UsageError
 from muster.devices.cards import CARDS, Card, find_card
 from muster.devices.inventory import Device
 from muster.plan.units import (
+    Bytes,
     Figure,
     Flops,
     FlopsPerSecond,
@@ -40,6 +41,7 @@ from muster.plan.units import (
     Seconds,
     assumed,
     derived,
+    from_table,
     measured,
     weakest,
 )
@@ -128,6 +130,14 @@ class Group:
     @property
     def is_cpu(self) -> bool:
         return self.name == "cpu"
+
+    def memory_of_each(self) -> Figure[Bytes] | None:
+        """What the driver reports, else what the data sheet says."""
+        if self.memory_mib is not None:
+            return measured(Bytes(float(self.memory_mib * 2**20)), "as the driver reports it")
+        if self.card is None:
+            return None
+        return from_table(Bytes(float(self.card.memory_gib * 2**30)), self.card.source)
 
 
 def parse_devices(text: str, here: Sequence[Device]) -> tuple[Group, ...]:

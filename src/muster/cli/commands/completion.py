@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from muster.base.errors import MusterError
 from muster.base.flags import Flag
-from muster.base.target import names_at_top
+from muster.base.modules import names_at_top
 from muster.cli import help_page, output
 from muster.cli.options import Option
 from muster.cli.parse import parse

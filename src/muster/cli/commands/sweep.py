@@ -23,7 +23,7 @@ from muster.api.search_state import read_search
 from muster.api.workload import Workload, of_command, of_recipe, of_target_text
 from muster.base.errors import UnknownNameError, UsageError
 from muster.base.flags import Flag
-from muster.base.target import names_at_top, read_source
+from muster.base.modules import names_at_top, read_source
 from muster.cli import output
 from muster.cli.flags import ShownFlags, SpaceFlags, sweep_options
 from muster.cli.options import Part, options_of

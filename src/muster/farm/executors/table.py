@@ -12,7 +12,8 @@ import inspect
 from typing import Any, cast
 
 from muster.base.errors import MusterError, TargetError, UnknownNameError
-from muster.base.target import CLASS, load_value, parse_target
+from muster.base.modules import CLASS
+from muster.base.target import load_value, parse_target
 from muster.base.trying import cause_of
 from muster.farm.executors.base import Assignment, Executor
 
