@@ -8,14 +8,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.processes import command_line
-from tests.tracked import READERS, add_lines, gang_folder, logged
+from tests.tracked import READERS, add_lines, gang_folder, in_mlflow, logged
 
 from muster.api.trackers.guard import track, tracking
 from muster.run.folder import RunFolder
@@ -49,7 +49,7 @@ def processes_of(name: str) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("name", "kills"),
     [
-        ("tensorboard", 5),
+        ("tensorboard", 3),
         *(pytest.param(name, 20, marks=pytest.mark.slow) for name in READERS),
     ],
 )
@@ -123,6 +123,84 @@ def test_one_that_hangs_holds_up_neither_the_end_nor_the_others(
     assert track(folder, ["mlflow", "tensorboard"], print) == []
     for name in ("mlflow", "tensorboard"):
         assert logged(READERS[name](folder)) == EXPECTED
+
+
+#: Of each trouble one tracker is tried always.
+ALWAYS = {("hangs at once", "tensorboard"), ("cannot write", "trackio")}
+TROUBLES = ("hangs at once", "hangs midway", "cannot write", "goes on", "two at once")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "name"),
+    [
+        pytest.param(trouble, name, marks=[pytest.mark.slow] * ((trouble, name) not in ALWAYS))
+        for trouble in TROUBLES
+        for name in READERS
+    ],
+)
+def test_no_trouble_costs_a_point(
+    trouble: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, said = [gang_folder(tmp_path / "run", lines(0, BATCH))], []
+    rest = lines(BATCH, BATCH * BATCHES - BATCH)
+    place = {
+        "tensorboard": folders[0].tensorboard,
+        "wandb": folders[0].trackers / "wandb",
+        "mlflow": folders[0].trackers / "mlflow.db",
+        "trackio": tmp_path / "trackio",
+    }[name]
+    if trouble.startswith("hangs"):
+        with tracking(folders[0], [name], said.append, limit_s=1.0):
+            process = wait_for(name)
+            if trouble == "hangs midway":
+                wait_until(lambda: '"mark": {' in read(folders[0].tracker_position(name)))
+            process.suspend()
+            add_lines(folders[0], rest)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 60, "nobody waits for it"
+        assert "points are not sent yet" in said[-1] and not psutil.pid_exists(process.pid)
+    elif trouble == "cannot write":
+        add_lines(folders[0], rest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir() if name == "mlflow" else place.touch()
+        with tracking(folders[0], [name], said.append, limit_s=120.0, most_tries=1):
+            pass
+        assert "300 points are not sent yet" in said[-1]
+        place.rmdir() if name == "mlflow" else place.unlink()
+    elif trouble == "goes on":
+        with tracking(folders[0], [name], said.append, limit_s=120.0):
+            pass
+        add_lines(folders[0], rest)
+    else:
+        folders.append(gang_folder(tmp_path / "other", lines(0, BATCH)))
+        shared = f"sqlite:///{tmp_path / 'shared.db'}"
+        if name == "mlflow":
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", shared)
+        with (
+            tracking(folders[0], [name], said.append, limit_s=120.0, longest_pause_s=0.5),
+            tracking(folders[1], [name], said.append, limit_s=120.0, longest_pause_s=0.5),
+        ):
+            for folder in folders:
+                add_lines(folder, rest)
+        for folder in folders if name == "mlflow" else []:
+            assert track(folder, [name], print) == []
+            assert logged(in_mlflow(folder, shared)) == EXPECTED
+        if name == "mlflow":
+            return
+    for folder in folders:
+        assert track(folder, [name], print) == []
+        assert logged(READERS[name](folder)) == EXPECTED
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_a_run_that_ends_by_an_error_does_not_keep_silent(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def _parameters(parameters: Any) -> tuple[list[Axis], dict[str, Any]]:
                 f"Parameter {name} has parameters of its own, which a task here cannot have.",
                 hint=f"write them side by side, as {name}_NAME.",
             )
+        _expect_nothing_beside(name, given)
         if "value" in given or given.get("distribution") == "constant":
             fixed[name] = given.get("value")
         elif "values" in given and not isinstance(given["values"], list):
@@ -170,6 +171,22 @@ def _parameters(parameters: Any) -> tuple[list[Axis], dict[str, Any]]:
         else:
             axes.append(Axis(checked_name(name), _distribution(name, given)))
     return axes, fixed
+
+
+def _expect_nothing_beside(name: str, given: Mapping[str, Any]) -> None:
+    """UsageError for what says something else of a parameter whose values are listed."""
+    listed = next((word for word in ("value", "values") if word in given), None)
+    if listed is None:
+        return
+    forms = ("constant",) if listed == "value" else ("categorical", "categorical_w_probabilities")
+    for word, meant in given.items():
+        is_known = word == listed or (word == "probabilities" and listed == "values")
+        if not is_known and not (word == "distribution" and meant in forms):
+            shown = f"{word}: {meant}" if word == "distribution" else word
+            raise UsageError(
+                f"Parameter {name} has {shown} beside {listed}, where it means nothing.",
+                hint=f"leave out {word}, or {listed}.",
+            )
 
 
 def checked_name(name: Any) -> str:

@@ -110,6 +110,15 @@ def test_it_is_said_that_a_trial_ends_at_the_last_rung() -> None:
             r"parameter 'learning-rate'; here a name has .*--learning-rate=\{learning_rate\}",
         ),
         ({"parameters": {"a": {"min": 0, "max": 2, "mu": 1}}}, "a has mu, which means nothing"),
+        *(
+            ({"parameters": {"a": {"values": [1, 2], word: 1}}}, f"a has {word} beside values")
+            for word in ("mu", "sigma", "q", "min", "max")
+        ),
+        ({"parameters": {"a": {"value": 1, "q": 1}}}, "a has q beside value, where it"),
+        (
+            {"parameters": {"a": {"values": [1, 2], "distribution": "q_normal"}}},
+            "has distribution: q_normal beside values",
+        ),
         ({"parameters": {"a": {"min": 0, "max": 2, "probabilities": [1]}}}, "a has probabilities"),
         ({"parameters": {"a": {"min": 0, "max": 2, "q": 1, "distribution": "uniform"}}}, "a has q"),
         ({"parameters": {"a": {"min": 0, "max": ".nan"}}}, "max of a is '.nan'"),
