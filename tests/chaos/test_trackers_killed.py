@@ -126,7 +126,7 @@ def test_one_that_hangs_holds_up_neither_the_end_nor_the_others(
 
 
 #: Of each trouble one tracker is tried always.
-ALWAYS = {("hangs at once", "tensorboard"), ("cannot write", "trackio")}
+ALWAYS = {("hangs at once", "tensorboard"), ("cannot write", "tensorboard")}
 TROUBLES = ("hangs at once", "hangs midway", "cannot write", "goes on", "two at once")
 
 
@@ -163,7 +163,7 @@ def test_no_trouble_costs_a_point(
         add_lines(folders[0], rest)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.mkdir() if name == "mlflow" else place.touch()
-        with tracking(folders[0], [name], said.append, limit_s=120.0, most_tries=1):
+        with tracking(folders[0], [name], said.append, limit_s=30.0, most_tries=1):
             pass
         assert "300 points are not sent yet" in said[-1]
         place.rmdir() if name == "mlflow" else place.unlink()
@@ -190,6 +190,26 @@ def test_no_trouble_costs_a_point(
     for folder in folders:
         assert track(folder, [name], print) == []
         assert logged(READERS[name](folder)) == EXPECTED
+
+
+@pytest.mark.slow
+def test_w_and_b_online_without_its_service_keeps_the_points_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = gang_folder(tmp_path / "run", lines(0, BATCH * BATCHES)), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with monkeypatch.context() as online:
+        online.setenv("WANDB_MODE", "online")
+        online.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+        online.setenv("WANDB_API_KEY", "0123456789" * 4)
+        online.setenv("WANDB_INIT_TIMEOUT", "5")
+        with tracking(folder, ["wandb"], said.append, limit_s=120.0, most_tries=1):
+            pass
+        assert "300 points are not sent yet" in said[-1]
+        assert "0123456789" not in "\n".join([*said, *_texts(folder)])
+    assert track(folder, ["wandb"], print) == []
+    assert logged(READERS["wandb"](folder)) == EXPECTED
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
