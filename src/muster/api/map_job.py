@@ -13,7 +13,7 @@ from typing import Any
 from muster.api.options import MapSettings, SweepOptions
 from muster.api.workload import Numbers, Workload
 from muster.base.code import code_of
-from muster.base.codec import to_json
+from muster.base.codec import as_read_back
 from muster.base.errors import EXIT_OK, EXIT_SOME_FAILED, UsageError
 from muster.base.signals import stop_code
 from muster.farm.canonical import payload_and_key
@@ -119,8 +119,8 @@ def _fixed(job: MapJob, described: Mapping[str, Any]) -> dict[str, Any]:
     stages = [dict(stage.values) for stage in job.stages]
     return {
         "stages": [stage.name for stage in job.stages],
-        "flags": json.loads(to_json(stages)),
-        "input": json.loads(to_json(identity(described))),
+        "flags": as_read_back(stages),
+        "input": as_read_back(identity(described)),
         "output": str(job.output.path.absolute()),
         "ids": job.settings.keeps_ids,
         "unordered": job.settings.unordered,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gan
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
 from muster.base.code import Code, code_of
-from muster.base.codec import plain, read_json, to_json, write_json
+from muster.base.codec import as_read_back, plain, read_json, to_json, write_json
 from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, TargetError
 from muster.base.modules import CLASS
 from muster.base.settings import TASK_DIR, variable
@@ -82,8 +81,8 @@ class TrainJob:
             params={
                 "task": self.target,
                 "task_config": self.settings,
-                "task_values": _plain(self.values),
-                "config": _plain(self.config),
+                "task_values": as_read_back(self.values),
+                "config": as_read_back(self.config),
                 "folder": str(self.folder.path.absolute()),
                 "checkpoint_s": self.checkpoint_s,
                 "checkpoint_steps": self.checkpoint_steps,
@@ -206,7 +205,7 @@ def check_job(job: TrainJob, options: GangOptions) -> None:
         return
     stored = read_run(folder)
     stored.check_kind(job.kind, folder)
-    lines = _differences(stored.spec.get("train") or {}, _plain(job.identity()))
+    lines = _differences(stored.spec.get("train") or {}, as_read_back(job.identity()))
     if lines:
         raise PlanMismatchError(
             "This run folder holds another training:\n  " + "\n  ".join(lines),
@@ -244,7 +243,11 @@ def _options_for(job: TrainJob, options: GangOptions) -> GangOptions:
 
 def _about(job: TrainJob) -> dict[str, Any]:
     """What run.json says about a training, apart from how it is run."""
-    return {"recipe": job.name, "train": _plain(job.identity()), "config": _plain(job.config)}
+    return {
+        "recipe": job.name,
+        "train": as_read_back(job.identity()),
+        "config": as_read_back(job.config),
+    }
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -260,10 +263,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return lines
 
 
-def _plain(value: Any) -> Any:
-    return json.loads(to_json(value))
-
-
 def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of ``owner`` as a run's record has them; TargetError for one that it cannot."""
     for name, value in values.items():
@@ -275,7 +274,7 @@ def _stored(owner: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
                 hint="make it a string, a number, a path, an Enum, or a list, set, dict or "
                 "dataclass of those.",
             ) from None
-    found: Mapping[str, Any] = _plain(values)
+    found: Mapping[str, Any] = as_read_back(values)
     return found
 
 

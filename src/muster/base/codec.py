@@ -29,6 +29,11 @@ def to_json(record: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
+def as_read_back(record: Any) -> Any:
+    """What ``read_json`` gives of a file with this record."""
+    return json.loads(to_json(record))
+
+
 def write_json(path: Path, record: Any) -> None:
     write_atomic(path, to_json(record))
 

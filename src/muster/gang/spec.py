@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from muster.base.codec import to_json
+from muster.base.codec import as_read_back
 from muster.base.flags import Flag
 from muster.gang.topology import SlotKind
 from muster.run.folder import RunFolder
@@ -88,7 +88,7 @@ class GangSpec:
         return self.node_rank * self.num_ranks
 
     def to_line(self) -> bytes:
-        return json.dumps(json.loads(to_json(self))).encode() + b"\n"
+        return json.dumps(as_read_back(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> GangSpec:

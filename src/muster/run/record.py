@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from muster.base.atomic_files import explain_os_error, replacing
-from muster.base.codec import MalformedError, decode, read_record, to_json, write_json
+from muster.base.codec import MalformedError, as_read_back, decode, read_record, write_json
 from muster.base.errors import PlanMismatchError, SetupError
 from muster.run.folder import RunFolder
 
@@ -110,7 +110,7 @@ def new_record(folder: RunFolder, kind: Kind, options: Any, **asked: Any) -> Run
 def plain_options(options: Any) -> dict[str, Any]:
     """Options as JSON has them, without those for one start: `muster resume` repeats the others."""
     lasting = dataclasses.replace(options, allow_changed_code=False, restart=False)
-    plain: dict[str, Any] = json.loads(to_json(lasting))
+    plain: dict[str, Any] = as_read_back(lasting)
     return plain
 
 

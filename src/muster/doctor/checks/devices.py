@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.base.shown_text import count
-from muster.devices.nvml_health import GpuHealth
+from muster.devices.nvml_health import GpuHealth, PairLink
 from muster.devices.placement import busy_reason
 from muster.doctor.facts import Facts
 from muster.doctor.findings import Finding, error, note, ok, warning
@@ -272,14 +272,14 @@ def nvlinks(facts: Facts) -> Iterator[Finding]:
         yield ok(f"{count(most, 'NVLink is', 'NVLinks are')} up on each GPU.")
 
 
+def _links_of_gang(facts: Facts) -> list[PairLink]:
+    indices = {gpu.index for gpu in gang_gpus(facts)}
+    return [link for link in facts.links if link.first in indices and link.second in indices]
+
+
 def peer_access(facts: Facts) -> Iterator[Finding]:
     """GPUs can read each other's memory."""
-    indices = {gpu.index for gpu in gang_gpus(facts)}
-    links = [
-        link
-        for link in facts.links
-        if link.first in indices and link.second in indices and link.peer_read is not None
-    ]
+    links = [link for link in _links_of_gang(facts) if link.peer_read is not None]
     if not links:
         return
     without = [link for link in links if link.peer_read != "ok"]
@@ -297,12 +297,7 @@ def peer_access(facts: Facts) -> Iterator[Finding]:
 
 def topology(facts: Facts) -> Iterator[Finding]:
     """No pair of a gang talks over the link between processor sockets."""
-    indices = {gpu.index for gpu in gang_gpus(facts)}
-    links = [
-        link
-        for link in facts.links
-        if link.first in indices and link.second in indices and link.level is not None
-    ]
+    links = [link for link in _links_of_gang(facts) if link.level is not None]
     if not links:
         return
     # With NVLink between them the bus does not matter.
