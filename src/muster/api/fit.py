@@ -26,6 +26,7 @@ from muster.api.train import (
     tell_task,
 )
 from muster.base.errors import EXIT_OK, EXIT_REQUEUE, MusterError, UsageError
+from muster.base.metric_log import in_task
 from muster.base.target import ref_of, refuse_while_imported
 from muster.gang.topology import SlotKind, Topology, read_topology
 from muster.run.session import open_run
@@ -87,14 +88,15 @@ def fit(
     if topology is not None:
         return train_here(job, topology, say, options, task=made)
     plan = plan_training(job, options)
-    if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
-        return train_here(job, None, say, options, task=made, slot="cpu")
 
     def hear(rank: int, line: str) -> None:
         if rank == 0:
             say(line)
 
-    done = run_training(job, options, GangAudience(hear=hear, say=say, warn=say))
+    with in_task():
+        if len(plan.slots) == 1 and plan.slots[0].kind == "cpu":
+            return train_here(job, None, say, options, task=made, slot="cpu")
+        done = run_training(job, options, GangAudience(hear=hear, say=say, warn=say))
     if done.exit_code != EXIT_OK and done.ending is not None and done.ending.report:
         raise MusterError("\n".join(done.ending.report))
     return done

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.errors import TargetError
-from muster.base.settings import variable
+from muster.base.settings import kept_environment, variable
 
 #: The environment variable with the file to which a program appends.
 METRICS_FILE = "MUSTER_METRICS"
@@ -31,6 +31,7 @@ _MARK = re.compile(rb'\s*\{"_process": "[0-9.]+"\}\s*')
 LATEST_S = 253_402_300_799.0
 
 _at_work: Callable[..., None] | None = None
+_of_programs: Callable[[], str] | None = None  # makes the file of what it starts
 _open: tuple[str, int, int] | None = None  # name, process, descriptor
 
 
@@ -61,14 +62,29 @@ def is_logging() -> bool:
 
 
 @contextmanager
-def logging_to(sink: Callable[..., None]) -> Iterator[None]:
-    """Have ``log`` call ``sink`` meanwhile, in all threads of this process."""
-    global _at_work
-    before, _at_work = _at_work, sink
+def logging_to(
+    sink: Callable[..., None], of_programs: Callable[[], str] | None = None
+) -> Iterator[None]:
+    """Have ``log`` call ``sink`` meanwhile, in all threads of this process. ``of_programs`` is
+    asked for the file to which programs append that belong to what is at work here.
+    """
+    global _at_work, _of_programs
+    before, (_at_work, _of_programs) = (_at_work, _of_programs), (sink, of_programs)
     try:
         yield
     finally:
-        _at_work = before
+        _at_work, _of_programs = before
+
+
+@contextmanager
+def in_task() -> Iterator[None]:
+    """What trainings log that this process does or starts meanwhile is logged by the task of a
+    sweep that is at work here, if one is."""
+    if _of_programs is None:
+        yield
+        return
+    with kept_environment({METRICS_FILE: _of_programs()}):
+        yield
 
 
 def _file(name: str) -> int:

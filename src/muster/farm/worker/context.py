@@ -77,6 +77,7 @@ class Context:
         self._token = token
         self._line = line
         self._gatherer = Gatherer(task_id, token, line)
+        self._follower: Follower | None = None
         self._num_together = num_together
         self._goal = goal
         self._rungs = list(rungs)
@@ -164,8 +165,17 @@ class Context:
         """What forwards the numbers that the program of this attempt writes to a file."""
         return Follower(self._run_folder, self._key, self._task_id, self._token, self._line)
 
+    def file_of_programs(self) -> str:
+        """A file to which programs of this task append numbers, as one that is a command does."""
+        if self._follower is None:
+            self._follower = self.follower()
+            self._follower.__enter__()
+        return str(self._follower.path)
+
     def end_log(self) -> None:
         """Send what was logged and has not been sent; called when the task has ended."""
+        if self._follower is not None:
+            self._follower.__exit__()
         self._gatherer.end()
 
     def report(self, progress: float | str | None = None, message: object = "") -> None:

@@ -133,7 +133,7 @@ class Performer:
                 call = params if loaded.signature is None else to_call(loaded.signature, params)
                 if loaded.wants_context:
                     call = {**call, "ctx": context}
-                with logging_to(context.log):
+                with logging_to(context.log, context.file_of_programs):
                     returned = loaded.function(**call)
                 if context.knows_its_end:
                     raise MadeRoom  # it was told to end, so this need not be all of its result
