@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED, SetupError, UsageError
+from muster.base.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_SOME_FAILED,
+    SetupError,
+    UnknownNameError,
+    UsageError,
+)
 from muster.base.settings import child_environment, read_settings
 from muster.base.signals import stop_code
 from muster.farm.asked import cancel_in
@@ -27,7 +33,7 @@ from muster.run.folder import RunFolder
 from muster.run.record import Kind, RunRecord, read_run
 from muster.run.requests import ask, ask_to_cancel
 from muster.run.session import is_held
-from muster.run.state import Tasks, Word, state_of
+from muster.run.state import Tasks, Word, live_picture, state_of
 from muster.slurm.commands import cancel as scancel
 from muster.slurm.commands import living_job
 
@@ -137,7 +143,7 @@ class Run:
                 tasks = _tasks_in(ledger)
                 num_retried = ledger.num_retried()
         state = state_of(self.folder, stored, tasks, is_running=is_running)
-        live = self._live() if is_running and not stored.is_gang else None
+        live = live_picture(self.folder) if is_running and not stored.is_gang else None
         running = min(int(live["num_running"]) if live else 0, tasks.open)
         return Status(
             name=self.folder.name,
@@ -328,19 +334,6 @@ class Run:
         except OSError:
             return ""
 
-    def _live(self) -> Mapping[str, Any] | None:
-        """The coordinator's last picture of the run; None where it is missing or damaged."""
-        try:
-            live = json.loads(self.folder.status_json.read_bytes())
-            is_whole = isinstance(live["num_running"], int) and all(
-                isinstance(line[name], str)
-                for line in live["workers"]
-                for name in ("slot", "state", "task", "progress")
-            )
-        except (OSError, ValueError, RecursionError, LookupError, TypeError):
-            return None
-        return live if is_whole else None
-
 
 @contextmanager
 def _changing(folder: RunFolder) -> Iterator[Ledger]:
@@ -377,13 +370,7 @@ def find_runs(root: Path) -> list[Run]:
         return []
     folders = [RunFolder(path) for path in root.iterdir() if path.is_dir()]
     runs = [Run(folder.path) for folder in folders if folder.exists()]
-    return sorted(runs, key=lambda run: _last_at_work_s(run.folder), reverse=True)
-
-
-def _last_at_work_s(folder: RunFolder) -> float:
-    """Unix time. A start that changes nothing leaves run.json, and writes to its journal."""
-    paths = (folder.run_json, folder.events)
-    return max(path.stat().st_mtime for path in paths if path.exists())
+    return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
 
 
 def open_run(text: str, root: Path = Path("runs")) -> Run:
@@ -398,8 +385,6 @@ def open_run(text: str, root: Path = Path("runs")) -> Run:
             hint=f"go on with it: muster resume {stage.folder.whole}; "
             f"look at its first stage: muster status {stage.path}",
         )
-    from muster.base.errors import UnknownNameError
-
     raise UnknownNameError("run", text, [str(run.path) for run in find_runs(root)])
 
 

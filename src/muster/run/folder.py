@@ -94,6 +94,12 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def last_at_work_s(self) -> float:
+        """Unix time. A start that changes nothing leaves run.json, and writes to its journal."""
+        paths = (self.run_json, self.events)
+        return max(path.stat().st_mtime for path in paths if path.exists())
+
+    @property
     def status_json(self) -> Path:
         return self.path / "status.json"
 

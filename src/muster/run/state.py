@@ -155,6 +155,20 @@ def _training(folder: RunFolder, *, is_running: bool) -> Mapping[str, Any] | Non
     return None
 
 
+def live_picture(folder: RunFolder) -> Mapping[str, Any] | None:
+    """The coordinator's last picture of the run; None where it is missing or damaged."""
+    try:
+        live: dict[str, Any] = json.loads(folder.status_json.read_bytes())
+        is_whole = isinstance(live["num_running"], int) and all(
+            isinstance(line[name], str)
+            for line in live["workers"]
+            for name in ("slot", "state", "task", "progress")
+        )
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None
+    return live if is_whole else None
+
+
 def _object(path: Path, what: str = "state of a training") -> dict[str, Any]:
     """A small file of the run that may be missing or damaged, and says nothing then."""
     with suppress(MusterError):

@@ -27,7 +27,7 @@ from muster.rank.meter import remembered_micro_batch
 from muster.rank.record import read_metrics
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
-from muster.run.state import last_word
+from muster.run.state import last_word, live_picture
 from muster.slurm.commands import read_job
 
 RUN = {
@@ -76,7 +76,7 @@ def refusal(folder: RunFolder) -> object:
 READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
     "run.json": (RUN, [read_run, status]),
     "events.jsonl": (END, [status, rank_failures, time_facts]),
-    "status.json": (PICTURE, [status, lambda f: Run(f.path)._live(), tasks_by_pid]),
+    "status.json": (PICTURE, [status, live_picture, tasks_by_pid]),
     "ending.json": ({"ending": "refused", "message": "m", "exit_code": 2}, [status, refusal]),
     "training_results.json": (RESULTS, [status, compare_run]),
     "metrics.jsonl": (LINE, [status, lambda f: read_metrics(f.metrics)]),
