@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from muster.api.runs import Run
 from muster.base.errors import SetupError, UsageError
 from muster.run.folder import RunFolder
+from muster.run.session import is_held
 
 if TYPE_CHECKING:
     from muster.web.table import TaskTable
@@ -30,6 +33,10 @@ def id_of(path: Path) -> str:
     return blake2b(os.fsencode(os.path.realpath(path)), digest_size=6).hexdigest()
 
 
+_T = TypeVar("_T")
+#: The bytes of a run are counted at most so often.
+_SIZE_S = 30.0
+_COUNTING = threading.Lock()
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW
 #: To go through a folder, which needs no right to list it.
 _THROUGH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
@@ -41,6 +48,9 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.id = id_of(path)
         self.folder = RunFolder(path)
+        self._known: dict[str, tuple[object, float, Any]] = {}
+        self._making = threading.RLock()
+        self._size: tuple[float, float, float, int | None] = (-1.0, -math.inf, 0.0, None)
 
     @property
     def path(self) -> Path:
@@ -73,6 +83,60 @@ class Folder:
             with suppress(OSError):
                 found.append(path.stat().st_mtime)
         return max(found)
+
+    def remembered(
+        self, name: str, stamp: object, make: Callable[[], _T], every_s: float = 0.0
+    ) -> _T:
+        """What ``make`` made, made anew where ``stamp`` is another one by now; of what changes all
+        the time, at most every ``every_s``. What takes long is made once, however many ask.
+        """
+        with self._making:
+            known, made_s, value = self._known.get(name, (None, -math.inf, None))
+            if name not in self._known or (
+                known != stamp and not 0 <= time.monotonic() - made_s < every_s
+            ):
+                value = make()
+                self._known[name] = stamp, time.monotonic(), value
+            found: _T = value
+            return found
+
+    def size(self) -> int | None:
+        """Bytes in the folder, as they were counted last; None until they were. They are counted
+        beside whoever asks, one run after the other, and again when something has changed: a run
+        may have a million files.
+        """
+        stamp = self.changed_s()
+        counted, when, pause, num_bytes = self._size
+        if counted != stamp and time.monotonic() - when >= pause and _COUNTING.acquire(False):
+            threading.Thread(target=self._count, args=(stamp,), daemon=True).start()
+        return num_bytes
+
+    def _count(self, stamp: float) -> None:
+        begin_s, total = time.monotonic(), 0
+        try:
+            for place, _, names in os.walk(self.path):
+                for name in names:
+                    with suppress(OSError):
+                        total += os.lstat(f"{place}/{name}").st_size
+            now_s = time.monotonic()
+            self._size = stamp, now_s, max(_SIZE_S, 100 * (now_s - begin_s)), total
+        finally:
+            _COUNTING.release()
+
+    def stamp(self) -> tuple[object, ...]:
+        """Another one whenever something was written down about its tasks or its starts."""
+        run, ledger = self.folder, self.folder.ledger
+        names = (
+            ledger, f"{ledger}-wal", ledger.with_suffix(".segment"), run.run_json, run.events,
+            run.published_json,
+        )  # fmt: skip
+        found: list[object] = [is_held(run)]
+        for path in names:
+            with suppress(OSError):
+                at = Path(path).stat()
+                if at.st_size:  # an empty log comes and goes with whoever only looks
+                    found.append((at.st_mtime_ns, at.st_size))
+        return tuple(found)
 
     @property
     def is_table_wanted(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
 from muster.run.folder import RunFolder
+from muster.run.session import hold
 from muster.web.content import about, compare, map, overview, runs, task, training
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
@@ -304,6 +306,57 @@ def test_a_map_is_finished_as_its_report_says(
     assert found["text"].startswith(text) and "records" in found["text"]
     [row] = runs.content(Folders([folder.path]), Query())["runs"]
     assert (row["level"], row["verdict"]) == (found["level"], found["text"])
+
+
+def test_a_map_that_runs_counts_records_and_not_chunks(tmp_path: Path) -> None:
+    folder = opened("map-done", tmp_path)
+    with hold(folder.folder):
+        found = overview.head(folder)
+        [row] = runs.content(Folders([folder.path]), Query())["runs"]
+    [first, *_] = map.content(folder, Query())["stages"]
+    assert found["verdict"]["text"].startswith("Still running: ")
+    assert f"of {first['in']:,} records" in found["verdict"]["text"] == row["verdict"]
+    assert found["counts"]["total"] == found["counts"]["done"] == first["in"]
+    assert row["counts"] == found["counts"] and row["progress"] == 1.0
+
+
+def test_the_first_page_says_what_a_run_took(tmp_path: Path) -> None:
+    run = made_sweep(tmp_path / "run", 1)
+    events = [
+        {"event": "start", "time": "2026-01-01T00:00:00+00:00", "workers": ["cuda:0", "cuda:0/1"]},
+        {"event": "end", "time": "2026-01-01T01:00:00+00:00"},
+        {"event": "start", "time": "2026-01-02T00:00:00+00:00"},  # killed
+        {"event": "start", "time": "2026-01-03T00:00:00+00:00", "workers": ["cuda:0+1", "cuda:2"]},
+        {"event": "end", "time": "2026-01-03T00:30:00+00:00"},
+    ]
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    folders = Folders([run.path])
+    [row] = runs.content(folders, Query())["runs"]
+    assert row["gpu_hours"] == pytest.approx(2.5) and row["devices"] == ["cuda:0+1", "cuda:2"]
+    deadline = time.monotonic() + 60
+    while (size := runs.content(folders, Query())["runs"][0]["bytes"]) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert size >= run.ledger.stat().st_size + run.events.stat().st_size
+    other = Folders([opened("train-done", tmp_path / "other").path])
+    best = runs.content(other, Query())["runs"][0]["best"]
+    assert best["name"] == "loss" and best["value"] > 0
+
+
+def test_what_was_planned_and_verified_is_on_the_page_about_a_run(tmp_path: Path) -> None:
+    folder = opened("train-done", tmp_path)
+    folder.folder.plan_error_json.unlink(missing_ok=True)
+    folder.folder.plan_json.write_text(
+        json.dumps({"predictions": [{"num_devices": 2, "step": {"value": 0.5, "low": None}}, 3]})
+    )
+    folder.folder.verify_json.write_text(
+        json.dumps([{"what": "gradients", "is_good": True, "token": "abc"}, "no finding"])
+    )
+    found = about.content(folder, Query())
+    assert found["plan"] == [{"devices": 2, "name": "step.value", "predicted": 0.5}]
+    [finding] = found["doctor"]
+    assert finding["what"] == "gradients" and finding["is_good"] is True
+    assert finding["token"] != "abc"
 
 
 def test_a_search_that_has_not_begun_has_its_page(tmp_path: Path) -> None:

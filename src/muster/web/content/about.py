@@ -39,7 +39,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
         "environment": settings(stored.environment),
         "options": options(stored),
         "doctor": _verified(folder.folder.verify_json),
-        "plan": _plan(folder.folder.plan_error_json),
+        "plan": _compared(folder.folder.plan_error_json) or _planned(folder.folder.plan_json),
         "blocks": [block(one) for one in blocks if one is not None],
     }
 
@@ -61,7 +61,7 @@ def options(stored: RunRecord) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: order.index(one["origin"]))
 
 
-def _plan(path: Path) -> list[dict[str, Any]]:
+def _compared(path: Path) -> list[dict[str, Any]]:
     """What was predicted beside what the run took; empty where nothing was, or nothing ended."""
     lines = _object(path).get("lines")
     return [
@@ -76,10 +76,29 @@ def _plan(path: Path) -> list[dict[str, Any]]:
     ]
 
 
+def _planned(path: Path) -> list[dict[str, Any]]:
+    """What `muster plan` has predicted for a run that has not ended, by number of devices."""
+    rows = _object(path).get("predictions")
+    return [
+        {"devices": plain(one.get("num_devices")), "name": line(name), "predicted": plain(value)}
+        for one in (rows if isinstance(rows, list) else ())
+        if isinstance(one, Mapping)
+        for name, value in flat("", {k: v for k, v in one.items() if k != "num_devices"})
+        if value is not None
+    ][:_MOST_FINDINGS]
+
+
 def _verified(path: Path) -> list[dict[str, Any]]:
-    """What `muster verify` has found, as names and values."""
-    pairs = [*flat("", hide_secrets(_object(path)))][:_MOST_FINDINGS]
-    return [{"name": line(name), "value": plain(value)} for name, value in pairs]
+    """What `muster verify` has found: a row for each finding."""
+    found = None
+    with suppress(MusterError):
+        found = read_json(path, path.name)
+    rows = found if isinstance(found, list) else []
+    return [
+        {line(str(name)): plain(value) for name, value in hide_secrets(one).items()}
+        for one in rows[:_MOST_FINDINGS]
+        if isinstance(one, Mapping)
+    ]
 
 
 def _object(path: Path) -> Mapping[str, Any]:

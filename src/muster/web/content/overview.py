@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
-from muster.api.runs import Run, Status
-from muster.api.search_state import read_search
-from muster.api.why import alerts, causes, verdict
+from muster.api.runs import Run
+from muster.api.why import alerts, causes
 from muster.base.clock import SystemClock
 from muster.farm.ledger.read import LedgerReader, WorkSpan
 from muster.run.folder import RunFolder
 from muster.run.session import is_held
 from muster.web.content import runs
 from muster.web.content.devices import devices_of
-from muster.web.content.plain import finite, line, listing
+from muster.web.content.plain import line, listing
 from muster.web.folder import Folder
 from muster.web.query import Query
 
 _NUM_RECENT, _MOST_ALERTS, _MOST_GROUPS = 10, 20, 200
 #: All bars of a picture together, whatever the number of tasks; and its rows.
 MOST_BARS, _MOST_SLOTS = 2000, 128
-_Stamps = tuple[bool | None, list[tuple[int, int]]]
 #: Slots of a run that goes on are as old as this at most, however many look at them.
 _SLOTS_S = 3.0
-#: The slots of a run's attempts, when they were read, and whether it went on and its ledger's
-#: size and time then.
-_SLOTS: WeakKeyDictionary[Folder, tuple[list[dict[str, Any]], float, _Stamps]] = WeakKeyDictionary()
 
 
 def head(folder: Folder) -> dict[str, Any]:
@@ -36,7 +30,7 @@ def head(folder: Folder) -> dict[str, Any]:
     stored, status = run.stored, run.status()
     live = runs.picture(folder) if status.is_running else {}
     ended_s = SystemClock().wall_s() if status.is_running else folder.changed_s()
-    level, sentence = verdict(run, status)
+    level, sentence = runs.verdict_of(folder, run, status)
     return {
         "id": folder.id,
         "name": line(folder.path.name),
@@ -49,12 +43,12 @@ def head(folder: Folder) -> dict[str, Any]:
             "text": sentence,
             "causes": _causes(run),
         },
-        "counts": runs.counts(status),
-        "progress": runs.progress(status),
+        "counts": runs.counts(folder, run, status),
+        "progress": runs.progress(folder, run, status),
         "rate": live.get("rate"),
         "eta_s": runs.eta_s(live),
         "seconds": ended_s - stored.created_s,
-        "best": _best(run, status),
+        "best": runs.best(folder, run, status),
     }
 
 
@@ -63,11 +57,10 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     has_tasks = not run.stored.is_gang and folder.folder.ledger.exists()
     return {
         **head(folder),
-        # The picture of a process that was killed would say for ever that its tasks run.
-        "slots": _slots(folder, runs.picture(folder) if is_held(folder.folder) else {})
-        if has_tasks else [],
+        "slots": _slots(folder) if has_tasks else [],
         "devices": devices_of(folder.folder),
         "alerts": _alerts(folder.folder),
+        "budget": runs.spending(folder, run) or None,
         "recent": _recent(folder.folder) if has_tasks else [],
     }  # fmt: skip
 
@@ -82,34 +75,16 @@ def _causes(run: Run) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _best(run: Run, status: Status) -> dict[str, Any] | None:
-    """Of a search the best trial, of a training the best evaluation."""
-    if run.stored.is_search and (state := read_search(run.folder)) is not None:
-        for first in state.search.best():
-            task = next(iter(state.tasks.get(first.trial, ())), None)
-            goal = state.spec.objectives[0].name
-            return {"name": line(goal), "value": finite(first.values[0]), "task": task}
-    best = (status.training or {}).get("best")
-    if isinstance(best, Mapping) and finite(best.get("value")) is not None:
-        return {"name": line(str(best.get("metric"))), "value": best["value"], "task": None}
-    return None
+def _slots(folder: Folder) -> list[dict[str, Any]]:
+    # The picture of a process that was killed would say for ever that its tasks run.
+    live = runs.picture(folder) if is_held(folder.folder) else {}
 
+    def read() -> list[dict[str, Any]]:
+        with LedgerReader(folder.folder.ledger) as ledger:
+            return slots(ledger, live, SystemClock().wall_s())
 
-def _slots(folder: Folder, live: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read again when the ledger has changed, and of a run that goes on after some seconds."""
-    now_s = SystemClock().wall_s()
-    paths = (folder.folder.ledger, folder.folder.ledger.with_name("ledger.sqlite-wal"))
-    stamps = (
-        bool(live),
-        [(at.st_size, at.st_mtime_ns) for path in paths if path.exists() for at in [path.stat()]],
-    )
-    found, read_s, before = _SLOTS.get(folder, ([], 0.0, (None, [])))
-    if before[0] == bool(live) and (0 <= now_s - read_s < _SLOTS_S if live else before == stamps):
-        return found
-    with LedgerReader(folder.folder.ledger) as ledger:
-        found = slots(ledger, live, now_s)
-    _SLOTS[folder] = found, now_s, stamps
-    return found
+    now = (folder.stamp(), live.get("elapsed_s"))
+    return folder.remembered("slots", now, read, _SLOTS_S if live else 0.0)
 
 
 def _alerts(folder: RunFolder) -> list[dict[str, str]]:

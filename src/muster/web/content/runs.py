@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
-from muster.api.runs import Status
+from muster.api.map_publish import Tally, tally
+from muster.api.report.map import map_state, stage_folders
+from muster.api.runs import Run, Status
+from muster.api.search_state import read_search
+from muster.api.search_view import budget
 from muster.api.why import verdict
+from muster.base.clock import SystemClock
 from muster.base.codec import read_json
 from muster.base.errors import MusterError
+from muster.base.journal import read_journal
 from muster.run.record import RunRecord
+from muster.run.session import is_held
+from muster.web.content.plain import finite, line
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
 
+#: How old may be, of a run that goes on, what takes a while: the counts of its records, a search
+#: that is replayed, the hours of its devices.
+_RECORDS_S, _SEARCH_S, _COST_S = 3.0, 10.0, 10.0
+_MOST_DEVICES = 64
 _TABS = {
     "sweep": ("overview", "tasks", "errors", "about"),
     "map": ("overview", "map", "tasks", "errors", "about"),
@@ -31,22 +45,26 @@ def _row(folder: Folder) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": folder.id, "name": folder.path.name, "path": str(folder.path), "kind": None,
         "state": "unreadable", "level": "bad", "verdict": "", "counts": None, "progress": None,
-        "eta_s": None, "started": None, "changed": None,
+        "eta_s": None, "started": None, "changed": None, "best": None, "devices": [],
+        "gpu_hours": None, "bytes": None,
     }  # fmt: skip
     try:
         run = folder.run
         stored, status = run.stored, run.status()
-        level, sentence = verdict(run, status)
+        level, sentence = verdict_of(folder, run, status)
         row |= {
             "kind": kind(stored),
             "state": status.state,
             "level": level,
             "verdict": sentence,
-            "counts": counts(status),
-            "progress": progress(status),
+            "counts": counts(folder, run, status),
+            "progress": progress(folder, run, status),
             "eta_s": eta_s(picture(folder)) if status.is_running else None,
             "started": stored.created_s,
             "changed": folder.changed_s(),
+            "best": best(folder, run, status),
+            "bytes": folder.size(),
+            **folder.remembered("cost", folder.stamp(), lambda: _cost(folder), _COST_S),
         }
     except MusterError as error:
         row["verdict"] = str(error)
@@ -68,19 +86,135 @@ def kind(stored: RunRecord) -> str:
     return "search" if stored.is_search else stored.kind
 
 
-def counts(status: Status) -> dict[str, int]:
+def verdict_of(folder: Folder, run: Run, status: Status) -> tuple[str, str]:
+    """A level and a sentence, see `muster.api.why`; a map that runs counts records, not chunks."""
+    if not run.stored.is_map:
+        return verdict(run, status)
+
+    def found() -> tuple[str, str]:
+        level, text = verdict(run, status)
+        if status.is_running:
+            with suppress(MusterError, LookupError, TypeError, ValueError, AttributeError):
+                text = map_state(run, records(folder))[0]
+        return level, text
+
+    return folder.remembered("verdict", (folder.stamp(), status.state), found, _RECORDS_S)
+
+
+def records(folder: Folder) -> list[Tally]:
+    """Of a map: what became of its records, stage by stage."""
+
+    def counted() -> list[Tally]:
+        return [tally(each) for each in stage_folders(folder.folder)]
+
+    return folder.remembered("records", folder.stamp(), counted, _RECORDS_S)
+
+
+def counts(folder: Folder, run: Run, status: Status) -> dict[str, int]:
+    """Tasks by state; of a map the records of its first stage."""
     found = dict.fromkeys(("done", "failed", "running", "waiting", "stopped", "cancelled"), 0)
-    found |= status.counts
-    return {**found, "total": status.total}
+    if not run.stored.is_map:
+        return {**found, **status.counts, "total": status.total}
+    with suppress(MusterError, LookupError, TypeError, ValueError, AttributeError):
+        first = records(folder)[0]
+        found |= {"done": first.num_in, "failed": first.num_lost, "waiting": first.num_open}
+    return {**found, "total": sum(found.values())}
 
 
-def progress(status: Status) -> float | None:
+def progress(folder: Folder, run: Run, status: Status) -> float | None:
     """From 0 to 1; None where nothing is counted."""
+    if run.stored.is_map and (found := counts(folder, run, status))["total"]:
+        return (found["done"] + found["failed"]) / found["total"]
     ended = status.num_done
     if ended is None or not status.num_total:
         return 1.0 if status.state == "done" else None
     ended += status.counts["failed"] + status.counts["cancelled"]
     return min(1.0, ended / status.num_total)
+
+
+def best(folder: Folder, run: Run, status: Status) -> dict[str, Any] | None:
+    """Of a search the best trial, of a training the best evaluation."""
+    if run.stored.is_search:
+        found: dict[str, Any] | None = _search(folder)["best"]
+        return found
+    known = (status.training or {}).get("best")
+    if isinstance(known, Mapping) and finite(known.get("value")) is not None:
+        return {"name": line(str(known.get("metric"))), "value": known["value"], "task": None}
+    return None
+
+
+def spending(folder: Folder, run: Run) -> dict[str, Any]:
+    """Of a search, what it has spent of each budget that has a limit."""
+    if not run.stored.is_search:
+        return {}
+    parts = _search(folder)["budget"]
+    return {name: part for name, part in parts.items() if part["limit"] is not None}
+
+
+def _search(folder: Folder) -> dict[str, Any]:
+    """What the first page and the head of a search say of it; reading it replays it."""
+
+    def read() -> dict[str, Any]:
+        state = read_search(folder.folder)
+        if state is None:
+            return {"best": None, "budget": {}}
+        first = next(iter(state.search.best()), None)
+        return {
+            "budget": budget(state),
+            "best": first and {
+                "name": line(state.spec.objectives[0].name),
+                "value": finite(first.values[0]),
+                "task": next(iter(state.tasks.get(first.trial, ())), None),
+            },
+        }  # fmt: skip
+
+    return folder.remembered("search", folder.stamp(), read, _SEARCH_S)
+
+
+def _cost(folder: Folder) -> dict[str, Any]:
+    """The devices of the last starts, and for how many hours GPUs were held, from the journal. What
+    a start without an end has held is not known, unless it holds it now.
+    """
+    devices: dict[object, list[str]] = {}
+    begun: dict[object, tuple[float, int]] = {}
+    held_s, has_gpus = 0.0, False
+    for event in read_journal(folder.folder.events):
+        node, when = str(event.get("node", 0)), _seconds(event.get("time"))
+        if event.get("event") == "start":
+            labels = event.get("workers") or event.get("ranks")
+            labels = labels if isinstance(labels, list) else []
+            devices[node] = [line(str(one), 60) for one in labels[:_MOST_DEVICES]]
+            num = len({number for one in labels for number in _gpus_in(str(one))})
+            has_gpus |= num > 0
+            begun[node] = when, num
+        elif event.get("event") == "end" and node in begun:
+            since, num = begun.pop(node)
+            held_s += max(0.0, when - since) * num
+    if is_held(folder.folder):
+        held_s += sum(
+            max(0.0, SystemClock().wall_s() - since) * num for since, num in begun.values()
+        )
+    return {
+        "devices": [one for each in devices.values() for one in each],
+        "gpu_hours": held_s / 3600 if has_gpus else None,
+    }
+
+
+def _gpus_in(label: str) -> list[str]:
+    """The GPUs of a slot.
+
+    >>> _gpus_in("cuda:0+1"), _gpus_in("cuda:3/2"), _gpus_in("cpu:0"), _gpus_in("slurm/1")
+    (['0', '1'], ['3'], [], [])
+    """
+    kind, _, numbers = label.partition(":")
+    return numbers.partition("/")[0].split("+") if kind == "cuda" else []
+
+
+def _seconds(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def picture(folder: Folder) -> dict[str, Any]:

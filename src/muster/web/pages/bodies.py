@@ -8,6 +8,7 @@ from typing import Any
 from muster.web.pages.markup import (
     Html,
     Links,
+    best_of,
     duration,
     facts,
     interval,
@@ -38,7 +39,8 @@ def _pre(text: Any) -> Html:
 
 def _runs(data: Data, links: Links, run: Data | None) -> Html:
     heads = [("Run", False), ("Kind", False), ("State", False), ("Done", True), ("Failed", True),
-             ("Left", True), ("Changed", False), ("Verdict", False)]  # fmt: skip
+             ("Left", True), ("Best", True), ("Size", True), ("Changed", False),
+             ("Verdict", False)]  # fmt: skip
     rows = []
     for one in data["runs"][:_MOST_ROWS]:
         counts = one.get("counts") or {}
@@ -46,7 +48,8 @@ def _runs(data: Data, links: Links, run: Data | None) -> Html:
             [tag("a", shown(one["name"]), href=links.run(one["id"])), one.get("kind"),
              state(one.get("state")),
              _done(one.get("kind"), counts), counts.get("failed") or None,
-             interval(one.get("eta_s")), moment(one.get("changed")), one.get("verdict")]
+             interval(one.get("eta_s")), best_of(one.get("best")), size(one.get("bytes")),
+             moment(one.get("changed")), one.get("verdict")]
         )  # fmt: skip
     none = tag("p", "There are no runs here yet.", class_="empty") if not rows else None
     return join([tag("h1", "Runs"), table("Runs", heads, rows), none])

@@ -232,10 +232,14 @@ def summary(run: Mapping[str, Any]) -> Html:
             ("Left", interval(eta)),
             ("Rate", f"{rate:.4g} per second" if isinstance(rate, int | float) else None),
             ("Took", duration(run.get("seconds"))),
-            ("Best", f"{best['name']} = {shown(best['value'])}" if best else None),
+            ("Best", best_of(best)),
             ("Folder", run.get("path")),
         ]
     )
+
+
+def best_of(best: Any) -> str | None:
+    return f"{best['name']} = {shown(best['value'])}" if best else None
 
 
 def interval(eta: Any) -> str | None:

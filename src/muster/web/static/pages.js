@@ -29,13 +29,17 @@ export function Runs() {
       <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
     <${Failure} error=${error} />
     <${RunTable} empty=${all.length ? "No run matches." : "There are no runs here yet."}
-      heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Changed", true]]}
+      heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Best", true], ["On"], ["GPU hours", true], ["Size", true], ["Changed", true]]}
       rows=${found.map((one) => [
         html`<span class="run-name"><a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,
         html`<${State} word=${one.state} />`,
         html`<span class="cell-bar">${one.counts?.total ? html`<${Bar} small counts=${one.counts} />` : typeof one.progress === "number" ? html`<${Bar} small counts=${{ done: one.progress, waiting: 1 - one.progress }} />` : "–"}</span>`,
         one.counts?.total ? `${format.many(one.counts.done)}${one.kind === "search" ? "" : ` / ${format.many(one.counts.total)}`}` : typeof one.progress === "number" ? `${Math.floor(one.progress * 100)} %` : "–",
         format.interval(one.eta_s),
+        one.best ? html`<span>${one.best.name} <b>${format.number(one.best.value)}</b></span>` : "–",
+        one.devices?.length ? html`<span title=${one.devices.join(", ")}>${one.devices.slice(0, 2).join(", ")}${one.devices.length > 2 ? ` and ${one.devices.length - 2} more` : ""}</span>` : "–",
+        typeof one.gpu_hours === "number" ? format.number(+one.gpu_hours.toPrecision(3)) : "–",
+        format.bytes(one.bytes),
         html`<${Ago} when=${one.changed} />`,
       ])} />`;
 }
@@ -59,7 +63,7 @@ export function Overview() {
   useEffect(() => on("counts", set), []);
   useEffect(() => { set({}); }, [value]); // the newer of the two is shown
   const all = { ...value, ...now };
-  const { best, slots = [], devices = [], alerts = [], recent } = all;
+  const { best, budget, slots = [], devices = [], alerts = [], recent } = all;
   const causes = all.verdict?.causes || [];
   return html`<${Failure} error=${error} />
     ${causes.length ? html`<${Section} title="Why tasks failed"><${Table} kind="causes" name="Causes" heads=${[["Tasks", true], ["Cause"]]} rows=${causes.map((one) => [one.count, html`<${TaskLink} task=${one.task}>${one.text}</${TaskLink}>`])} /></${Section}>` : null}
@@ -68,10 +72,21 @@ export function Overview() {
       ["Left", format.interval(all.eta_s)], ["Rate", typeof all.rate === "number" ? `${format.number(all.rate)} / s` : null], [all.state === "running" ? "Since" : "Took", format.duration(all.seconds)],
       ["Best", best ? html`<span><b>${format.number(best.value)}</b> ${best.name} ${best.task !== undefined && best.task !== null ? html`<${TaskLink} task=${best.task}>see the task</${TaskLink}>` : null}</span>` : null], ["Folder", all.path],
     ]} />
+    ${budget ? html`<${Section} title="Budget"><${Budget} parts=${budget} /></${Section}>` : null}
     ${(run.tabs || []).includes("training") ? html`<${FirstCurves} />` : null}
     ${slots.some((slot) => slot.bars.length) ? html`<${Section} title="Where and when" note="a line for each slot, a bar for each attempt"><${Gantt} slots=${slots} open=${(run.tabs || []).includes("tasks") ? toTask : null} /></${Section}>` : null}
     ${devices.length ? html`<${Section} title="Devices"><div class="cards small">${devices.map((one, n) => html`<figure class="card" key=${n}><figcaption>${one.label}<span class="note">${[typeof one.busy === "number" && `${Math.round(one.busy * 100)} % busy`, typeof one.memory_mib === "number" && `${format.mib(one.memory_mib)}${one.total_mib ? ` of ${format.mib(one.total_mib)}` : ""}`].filter(Boolean).join(", ")}</span></figcaption><${Strip} history=${one.history} label="How busy ${one.label} was" /></figure>`)}</div></${Section}>` : null}
     ${recent?.length ? html`<${Section} title="Most recent"><${Recent} recent=${recent} /></${Section}>` : null}`;
+}
+
+const UNITS = { trials: ["Trials", format.many], seconds: ["Time", format.duration], gpu_hours: ["GPU hours", format.number], cost: ["Cost", format.number] };
+
+/** What a search has spent of what it may, a bar for each limit. */
+function Budget({ parts }) {
+  return html`<table class="weights"><caption class="sr">Budget</caption><thead class="sr"><tr><th scope="col">Of what</th><th scope="col">Share</th><th scope="col">Spent</th></tr></thead><tbody>${Object.entries(parts).map(([name, { spent, limit }]) => {
+    const [label, say] = UNITS[name] || [name, format.number];
+    return html`<tr key=${name}><th scope="row">${label}</th><td>${limit ? html`<svg class="bar" aria-hidden="true"><rect width="${Math.min(100, (100 * spent) / limit)}%" height="100%" class="f-running" /></svg>` : null}</td><td class="num">${say(+Number(spent).toPrecision(4))}${limit === null ? "" : ` of ${say(limit)}`}</td></tr>`;
+  })}</tbody></table>`;
 }
 
 /** Of a training the first curves; its own page has them all. */
@@ -135,7 +150,7 @@ export function Search() {
     ${weigh && !importance?.length ? html`<${Section} title="Importance"><p class="note" role="status">${weighed.error || (weighed.value ? "Too few trials have ended to say." : html`<progress aria-hidden="true"></progress> The importance is being computed; it takes some seconds.`)}</p></${Section}>` : null}
     ${importance?.length ? html`<${Section} title="Importance" note="the share of the differences that each parameter explains"><table class="weights"><caption class="sr">Importance</caption><thead class="sr"><tr><th scope="col">Parameter</th><th scope="col">Share</th><th scope="col">Percent</th></tr></thead><tbody>${importance.map((one) => html`<tr><th scope="row">${one.name}</th><td><svg class="bar" aria-hidden="true"><rect width="${100 * Math.max(0, one.value ?? 0)}%" height="100%" class="f-running" /></svg></td><td class="num">${(100 * (one.value ?? 0)).toFixed(1)} %</td></tr>`)}</tbody></table></${Section}>` : null}
     ${rungs.length ? html`<${Section} title="Rungs" note="who was stopped where, and on what evidence">${rungs.map((one) => html`<details key=${one.step}><summary>Step ${one.step}: ${one.reached} reached it, ${one.stopped} stopped, ${one.promoted} went on</summary><${Records} name="Rung ${one.step}" value=${one.rows} /></details>`)}</${Section}>` : null}
-    ${budget && Object.keys(budget).length ? html`<${Section} title="Budget"><${Records} name="Budget" value=${budget} /></${Section}>` : null}`;
+    ${budget && Object.keys(budget).length ? html`<${Section} title="Budget"><${Budget} parts=${budget} /></${Section}>` : null}`;
 }
 
 export function Training() {

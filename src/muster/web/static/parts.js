@@ -106,7 +106,7 @@ export function Table({ name, heads, rows, kind, empty }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${name}><table class=${kind || ""}>
     <caption class="sr">${name}</caption>
     <thead><tr>${heads.map(([label, num]) => html`<th scope="col" class=${num ? "num" : null}>${label}</th>`)}</tr></thead>
-    <tbody>${rows.map((cells, at) => html`<tr key=${at}>${cells.map((cell, n) => html`<td class=${heads[n]?.[1] ? "num" : null} data-label=${heads[n]?.[0]}>${isNode(cell) ? cell : format.text(cell)}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((cells, at) => html`<tr key=${at}>${cells.map((cell, n) => html`<td class="${heads[n]?.[1] ? "num" : ""} ${cell === "–" ? "none" : ""}" data-label=${heads[n]?.[0]}>${isNode(cell) ? cell : format.text(cell)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
