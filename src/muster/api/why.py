@@ -20,7 +20,7 @@ from muster.api.runs import Run, Status
 from muster.base.errors import MusterError, SetupError
 from muster.base.journal import last_lines, read_journal
 from muster.farm.canonical import task_label
-from muster.farm.ledger.read import LedgerReader, LogPart
+from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.lifecycle import REASONS
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from muster.api.array import ArrayProgress
 
 _NUM_LINES, _MOST_NOTES = 12, 3
+_HINT = "\nHint: "
 _LEVELS = {"done": "good", "running": "working", "queued": "working", "failed": "bad",
            "refused": "bad"}  # fmt: skip
 #: What happens in a run without anything being wrong.
@@ -91,7 +92,7 @@ def why(run: Run, task: str | None = None) -> Why:
     try:
         stored, status = run.stored, run.status()
     except MusterError as error:
-        text, _, hint = str(error).partition("\nHint: ")
+        text, _, hint = str(error).partition(_HINT)
         return Why(path=str(run.path), kind="", state="unreadable", sentence=text,
                    tries=(hint or "restore it from a copy.",))  # fmt: skip
     if task is not None and not stored.is_gang:
@@ -168,8 +169,8 @@ def alerts(folder: RunFolder) -> Iterator[tuple[str, str]]:
     job that was cancelled, a stall.
     """
     for event in read_journal(folder.events):
-        if event.get("stall"):
-            yield "bad", str(event["stall"])
+        if found := event.get("stall") or event.get("error"):
+            yield "bad", str(found).partition(_HINT)[0]
         elif event.get("event") not in _QUIET and event.get("text"):
             yield "paused", str(event["text"])
 
@@ -242,8 +243,8 @@ def _reasons(run: Run, status: Status) -> Iterator[str]:
             "machine went down."
         )
     for event in since:
-        if text := event.get("stall") or event.get("text"):
-            yield str(text)
+        if text := event.get("stall") or event.get("text") or event.get("error"):
+            yield str(text).partition(_HINT)[0]
     if since and (name := since[-1].get("stopped_by")):
         yield f"{name} ended it."
     elif any(event.get("event") == "wish" for event in since):
@@ -270,6 +271,9 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
     yield from dict.fromkeys(
         _ADVICE[Outcome(one.outcome)] for one in found if one.failed and one.outcome in _ADVICE
     )
+    if not status.is_running and (error := (_last_start(run.folder) or [{}])[-1].get("error")):
+        _, _, hint = str(error).partition(_HINT)
+        yield from [hint] if hint else []
     if any(one.unit == "records" for one in found):
         yield f"the records that were rejected: {run.folder.errors_jsonl}"
     match status.state:
@@ -346,14 +350,7 @@ def _of_task(run: Run, task: str) -> Why:
         trace = ledger.trace_of(row.task_id) or ""
     number, path = str(row.task_id), shlex.quote(str(run.path))
     bad = [one for one in attempts if one.outcome not in (Outcome.OK, Outcome.STOPPED)]
-    found = tuple(
-        Cause(
-            (one.message or REASONS[Outcome(one.outcome)]).splitlines()[0], 1, "attempts",
-            trace if one is bad[-1] else "", outcome=one.outcome, first_s=one.started_s,
-            last_s=one.started_s + one.seconds,
-        )
-        for one in bad
-    )  # fmt: skip
+    found = tuple(_causes_of_attempts(bad, trace))
     state = {"ready": "waiting", "claimed": "running"}.get(word := row.state.name.lower(), word)
     log, lines = _printed(run, parts)
     tries = [_ADVICE[Outcome(one.outcome)] for one in found[-1:] if one.outcome in _ADVICE]
@@ -368,3 +365,15 @@ def _of_task(run: Run, task: str) -> Why:
         sentence=f"{task_label(row.task_id, row.payload)}: it {last}.", causes=found, log=log,
         lines=lines, tries=tuple(tries),
     )  # fmt: skip
+
+
+def _causes_of_attempts(attempts: list[AttemptRow], trace: str) -> Iterator[Cause]:
+    """Each way in which a task has failed, the last one with its traceback."""
+    texts = [(one.message or REASONS[Outcome(one.outcome)]).splitlines()[0] for one in attempts]
+    for text in dict.fromkeys(texts):
+        alike = [one for one, said in zip(attempts, texts, strict=True) if said == text]
+        last = alike[-1]
+        yield Cause(
+            text, len(alike), "attempts", trace if last is attempts[-1] else "",
+            outcome=last.outcome, first_s=alike[0].started_s, last_s=last.started_s + last.seconds,
+        )  # fmt: skip

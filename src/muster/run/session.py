@@ -220,7 +220,8 @@ class Session:
             return
         if error is not None and not self._has_ended:
             with suppress(OSError):  # the error itself matters more
-                self.end(exit_code=_code_of(error))
+                why = {"error": str(error)} if isinstance(error, MusterError) else {}
+                self.end(exit_code=_code_of(error), **why)
         self._journal.close()
 
 

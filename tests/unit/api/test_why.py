@@ -15,7 +15,9 @@ from tests.conftest import MusterCli
 from tests.fixtures.old_runs.old_runs import unpack
 
 from muster.api.runs import open_run
-from muster.api.why import why
+from muster.api.why import alerts, why
+from muster.base.errors import TargetError
+from muster.run import session
 from muster.run.folder import RunFolder
 from muster.run.session import hold
 
@@ -208,6 +210,19 @@ def test_a_run_that_goes_on_is_not_explained_away(tmp_path: Path) -> None:
         found = why(open_run(str(folder.path)))
     assert found.state == "running" and not found.reasons
     assert found.tries == (f"muster status {folder.path}",)
+
+
+def test_an_error_that_ended_a_run_is_told_later_too(tmp_path: Path) -> None:
+    """It was printed once, and nothing of it was kept."""
+    folder = folder_of("sweep", "stopped", tmp_path)
+    message = "Importing bad.py failed: No module named 'x'."
+    with pytest.raises(TargetError), session.open_run(folder) as begun:
+        begun.begin(tasks=4)
+        raise TargetError(message, hint="python bad.py shows the whole traceback.")
+    found = why(open_run(str(folder.path)))
+    assert found.state == "stopped" and found.reasons == (message,)
+    assert found.tries[0] == "python bad.py shows the whole traceback."
+    assert ("bad", message) in alerts(folder)
 
 
 def test_a_run_that_waits_says_what_for(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _lines(found: Why) -> list[str]:
     for cause in known[:_MOST_CAUSES]:
         lines += [f"  {_how_many(cause)}{cause.text}"]
         if cause.named:
-            more = ", …" if cause.num > len(cause.named) else ""
+            more = ", …" if cause.failed > len(cause.named) else ""
             lines += [f"    tasks: {', '.join(cause.named)}{more}"]
     if len(known) > _MOST_CAUSES:
         more = count(len(known) - _MOST_CAUSES, "more cause")
@@ -87,4 +87,6 @@ def _trace(found: Why) -> list[str]:
 def _how_many(cause: Cause) -> str:
     if cause.failed:
         return f"{count(cause.failed, 'failed task')}: "
-    return f"{count(cause.num, 'record')}: " if cause.unit == "records" else ""
+    if cause.unit == "records" or (cause.unit == "attempts" and cause.num > 1):
+        return f"{count(cause.num, cause.unit.removesuffix('s'))}: "
+    return ""
