@@ -53,10 +53,11 @@ class StudySampler:
             )
         self._distributions = optuna_distributions(spec)
         self._running: dict[int, int] = {}
+        self._in_common: Any = None
 
     def pick(self, number: int) -> dict[str, Any]:
         with _quiet(self._optuna), _one_thread(self._spec.sampler == "gp"):
-            self._study.sampler = self._sampler_for(number)
+            self._study.sampler = self._with_known_space(self._sampler_for(number))
             trial = self._study.ask()
             params: dict[str, Any] = {}
             for axis in self._spec.space.axes:
@@ -121,6 +122,16 @@ class StudySampler:
         self._study.add_trial(made)
         count: int = self._storage.get_n_trials(self._study._study_id)
         return count - 1
+
+    def _with_known_space(self, sampler: Any) -> Any:
+        """``sampler``, which need not look at all trials for the parameters that they have in
+        common: it takes over how far the one before has come. That is half of
+        what a question costs, and in a name of Optuna's own; where it is gone, nothing changes.
+        """
+        if hasattr(sampler, "_search_space"):
+            self._in_common = self._in_common or sampler._search_space
+            sampler._search_space = self._in_common
+        return sampler
 
     def _sampler_for(self, number: int) -> Any:
         samplers = self._optuna.samplers
