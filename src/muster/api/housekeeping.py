@@ -21,11 +21,10 @@ from muster.api.options import SweepOptions
 from muster.api.placing import PerGpuAuto
 from muster.api.recipe import MapRecipe, Recipe
 from muster.base.clock import Clock
-from muster.base.codec import write_json
-from muster.base.errors import MusterError, TargetError
+from muster.base.codec import check_storable, write_json
+from muster.base.errors import MusterError, NotTried, TargetError, cause_of
 from muster.base.settings import Settings, child_environment
 from muster.base.signals import Requests
-from muster.base.trying import NotTried, cause_of, check_storable
 from muster.farm.coordinator import Request
 from muster.farm.events import Event
 from muster.farm.task import SlotSpec

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from muster.base.errors import MusterError, TargetError
-from muster.base.trying import cause_of
+from muster.base.errors import MusterError, TargetError, cause_of
 
 
 class RecipeTask(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.base.atomic_files import write_atomic
-from muster.base.errors import SetupError, UsageError, flag_of
+from muster.base.errors import SetupError, TargetError, UsageError, flag_of
 
 T = TypeVar("T")
 
@@ -267,3 +267,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+def check_storable(name: str, what: Any) -> None:
+    """TargetError for what the hook ``name`` gives and the results could not hold."""
+    try:
+        to_json(what)
+    except (TypeError, ValueError) as error:
+        raise TargetError(
+            f"{name} gives something that the results cannot hold: {error}.",
+            hint="give numbers, texts, and lists or dicts of them (tensor.tolist(), for one).",
+        ) from None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +132,26 @@ def check_names(settings: Any, names: Iterable[str]) -> None:
 def flag_of(name: str) -> str:
     """How a field is written on the command line."""
     return name.replace("_", "-")
+
+
+class NotTried(Exception):
+    """What failed in a rehearsal, a hook that is called before it is needed, may work at the end."""
+
+
+def cause_of(error: Exception, hook: Callable[..., Any]) -> str:
+    """``error`` of a user's hook with the deepest line of its own file, or the deepest of all.
+
+    Where the hook itself was not reached, or is done, the line is that of its definition.
+    """
+    import inspect  # neither is light, and most errors have no hook
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(inspect.unwrap(hook), "__code__", None)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    if own or code is None:
+        frame = (own or list(frames))[-1]
+        place = f"{frame.filename}:{frame.lineno}"
+    else:
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{type(error).__name__}: {error} ({place})"

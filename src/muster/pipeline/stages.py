@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.device_faults import looks_like_lost_device
-from muster.base.errors import MusterError, TargetError
+from muster.base.errors import MusterError, TargetError, cause_of
 from muster.base.target import TargetRef, load_value, parse_target, ref_of
-from muster.base.trying import cause_of
 
 
 class Reject(Exception):

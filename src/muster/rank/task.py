@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from muster.base.code import Code, changed_files, check_same_code, code_id, code_of
 from muster.base.codec import MalformedError, decode
 from muster.base.device_faults import is_out_of_memory
-from muster.base.errors import MusterError, TargetError
+from muster.base.errors import MusterError, NotTried, TargetError, cause_of
 from muster.base.modules import CLASS
 from muster.base.target import load, parse_target
-from muster.base.trying import NotTried, cause_of
 from muster.rank.process_group import Council, Gang
 from muster.rank.seeding import Untouched
 from muster.run.folder import RunFolder

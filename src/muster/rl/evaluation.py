@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.base.errors import MusterError, TargetError, UnknownNameError, UsageError
-from muster.base.trying import NotTried, check_storable
+from muster.base.codec import check_storable
+from muster.base.errors import MusterError, NotTried, TargetError, UnknownNameError, UsageError
 from muster.rank.process_group import Gang
 from muster.rank.task import name_of, raise_together, rehearsing, tried
 from muster.rl import streams

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from muster.base.errors import MusterError, TargetError
-from muster.base.trying import NotTried, check_storable
+from muster.base.codec import check_storable
+from muster.base.errors import MusterError, NotTried, TargetError
 from muster.rank.meter import count_flops, kept_bytes
 from muster.rank.precision import Precision
 from muster.rank.process_group import Council, Gang

@@ -11,10 +11,9 @@ import importlib.metadata
 import inspect
 from typing import Any, cast
 
-from muster.base.errors import MusterError, TargetError, UnknownNameError
+from muster.base.errors import MusterError, TargetError, UnknownNameError, cause_of
 from muster.base.modules import CLASS
 from muster.base.target import load_value, parse_target
-from muster.base.trying import cause_of
 from muster.farm.executors.base import Assignment, Executor
 
 _GROUP = "muster.executors"
