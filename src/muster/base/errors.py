@@ -135,7 +135,7 @@ def flag_of(name: str) -> str:
 
 
 class NotTried(Exception):
-    """What failed in a rehearsal, a hook that is called before it is needed, may work at the end."""
+    """What failed in the rehearsal of a hook, before it is needed, may work at the end."""
 
 
 def cause_of(error: Exception, hook: Callable[..., Any]) -> str:
