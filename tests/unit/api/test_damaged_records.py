@@ -16,6 +16,7 @@ from muster.api.ranks import rank_failures
 from muster.api.report.about import time_facts
 from muster.api.runs import Run
 from muster.api.train import _Refused
+from muster.api.why import why
 from muster.base.errors import MusterError
 from muster.cli.commands import look, tables
 from muster.farm.executors.mailbox import has_assigned, read_heartbeat
@@ -68,16 +69,23 @@ def status(folder: RunFolder) -> object:
     return look._rank_lines(Run(folder.path), found), look._amount(found)
 
 
+def explained(folder: RunFolder) -> object:
+    return why(Run(folder.path))
+
+
 def refusal(folder: RunFolder) -> object:
     return _Refused(last_word(folder))
 
 
 #: file → (a good record, who reads it)
 READERS: dict[str, tuple[Any, list[Callable[[RunFolder], object]]]] = {
-    "run.json": (RUN, [read_run, status]),
-    "events.jsonl": (END, [status, rank_failures, time_facts]),
+    "run.json": (RUN, [read_run, status, explained]),
+    "events.jsonl": (END, [status, rank_failures, time_facts, explained]),
     "status.json": (PICTURE, [status, live_picture, tasks_by_pid]),
-    "ending.json": ({"ending": "refused", "message": "m", "exit_code": 2}, [status, refusal]),
+    "ending.json": (
+        {"ending": "refused", "message": "m", "exit_code": 2},
+        [status, refusal, explained],
+    ),
     "training_results.json": (RESULTS, [status, compare_run]),
     "metrics.jsonl": (LINE, [status, lambda f: read_metrics(f.metrics)]),
     "plan.json": (PLAN, [compare_run]),
