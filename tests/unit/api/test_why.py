@@ -22,7 +22,12 @@ from muster.run.folder import RunFolder
 from muster.run.session import hold
 
 OLD = Path(__file__).parents[2] / "fixtures/old_runs/0.1.0"
-KINDS = ("sweep", "search", "map", "train", "agent", "run")
+#: A search stands as a sweep does, and an agent as a training.
+KINDS = (
+    "sweep", "map", "train", "run",
+    pytest.param("search", marks=pytest.mark.thorough),
+    pytest.param("agent", marks=pytest.mark.thorough),
+)  # fmt: skip
 GANGS = ("train", "agent", "run")
 
 
