@@ -139,7 +139,8 @@ class RunLook:
         before, self._num_columns = self._num_columns, table.num_columns
         if not was_ready:  # a first page that came from the ledger may lack columns
             return [Told("stale", {"what": "tasks"})] if len(numbers) > _MOST_ROWS else []
-        if len(numbers) > _MOST_ROWS or before != self._num_columns:
+        has_more_columns = before != self._num_columns and not numbers  # else the rows name them
+        if len(numbers) > _MOST_ROWS or has_more_columns:
             return [Told("stale", {"what": "tasks"})]
         found = table.rows(numbers) if numbers else {"rows": []}
         if not found["rows"]:

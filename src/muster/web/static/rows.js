@@ -95,7 +95,10 @@ export class Rows {
   }
 
   #take(at, answer) {
-    this.columns = answer.columns;
+    // Cells stand in the order of their own answer's columns: what was answered otherwise goes.
+    const { columns } = answer, same = columns.length === this.columns.length && columns.every(({ key }, n) => key === this.columns[n].key);
+    if (!same) this.pages.clear();
+    this.columns = columns;
     this.total = answer.total;
     for (let from = 0; from < Math.max(1, answer.rows.length); from += PAGE) {
       this.pages.set(at + from / PAGE, answer.rows.slice(from, from + PAGE));
