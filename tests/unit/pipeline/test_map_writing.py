@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from muster.pipeline.writing import RowWriter
 
 def counters(*, keep_going: bool = False) -> Any:
     plan = MapPlan(source={"columns": []}, stages=(), base_folder="", keep_going=keep_going)
-    return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0)
+    return SimpleNamespace(plan=plan, num_rows=0, num_rejected=0, rejected_in=Counter())
 
 
 def bad(number: int) -> Row:
