@@ -29,20 +29,17 @@ from muster.base.processes import resident_mib
 from muster.pipeline.batch import (
     BatchSize,
     Failure,
-    InProgress,
-    Kind,
     OutOfMemory,
     Row,
     apply,
-    checked,
-    children,
     failure_of,
-    recovery,
+    wait_for,
 )
 from muster.pipeline.engines.engine import EngineError
 from muster.pipeline.journal import Journal
+from muster.pipeline.recovery import InProgress, Kind, recovery
 from muster.pipeline.sources.source import BLANK, ArrowRow, BadRow, Shard
-from muster.pipeline.stages import METER, REJECTED_IN, Reject
+from muster.pipeline.stages import METER
 from muster.pipeline.worker import TaskContext, Worker, worker_of
 from muster.pipeline.writing import RowWriter
 
@@ -301,7 +298,7 @@ class Chunk:
                         self._through(self._worker.before, ready)
                         is_over = not ready
                     if ready:
-                        running.add(asyncio.create_task(self._wait_for(ready.pop())))
+                        running.add(asyncio.create_task(self._waited(ready.pop())))
                     if ready and self._recovery.is_suspect(ready[-1].number):
                         break
                 if not running:
@@ -325,29 +322,10 @@ class Chunk:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _wait_for(self, row: Row) -> Row:
-        for name, stage in self._worker.waiting:
-            kept: list[dict[str, Any]] = []
-            for record in row.records:
-                made = await self._ask(name, stage, record)
-                if isinstance(made, Failure):
-                    row.failures.append(made)
-                else:
-                    kept += children(record, made, keeps_ids=self._keeps_ids)
-            row.records = kept
+    async def _waited(self, row: Row) -> Row:
+        retries = self._worker.plan.exception_retries
+        await wait_for(self._worker.waiting, row, keeps_ids=self._keeps_ids, retries=retries)
         return row
-
-    async def _ask(self, name: str, stage: Any, record: dict[str, Any]) -> Any:
-        """The stage's result for the record, or its failure after all tries."""
-        for left in range(self._worker.plan.exception_retries, -1, -1):
-            try:
-                return checked(name, await stage.process_one(record.copy()))
-            except EngineError:
-                raise
-            except Exception as error:
-                if isinstance(error, Reject) or not left:
-                    return failure_of(name, error)
-        raise AssertionError("the last try returns")
 
     def _store(self, batch: list[Row]) -> None:
         if self._ctx.device != "cpu":
@@ -446,17 +424,8 @@ class Chunk:
         self._reported_s = time.monotonic()
         worker = self._worker
         left = 0 if is_last else self._stop - self._next
-        numbers = {
-            "records": float(worker.num_rows),
-            "rejected": float(worker.num_rejected),
-            "waited_s": worker.waited_s,
-            "busy_s": worker.busy_s,
-            "left": float(left),
-            **{f"{REJECTED_IN}{name}": float(n) for name, n in worker.rejected_in.items()},
-            **METER.read(),
-        }
         done = self._next - self._start
         text = f"{done:,} of {self._stop - self._start:,} records of shard {self._shard.order}"
         if self._size.now != worker.batch_size:
             text += f", batch {self._size.now}"
-        self._ctx.measure(text, numbers)
+        self._ctx.measure(text, {**worker.numbers(), "left": float(left)})

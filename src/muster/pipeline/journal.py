@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from muster.base.atomic_files import replacing, sync_folder, write_all
 from muster.base.errors import SetupError
-from muster.pipeline.batch import InProgress, Kind
+from muster.pipeline.recovery import InProgress, Kind
 
 #: first row, end row, output rows, rejects, dropped, bytes and checksum of lines and of rejects.
 _ENTRY = struct.Struct("<IIIIIQIQI")

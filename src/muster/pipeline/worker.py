@@ -17,7 +17,7 @@ from muster.base.errors import TargetError
 from muster.pipeline.batch import Pace, Step
 from muster.pipeline.sources.source import Source
 from muster.pipeline.sources.table import reopen
-from muster.pipeline.stages import StageSpec, make_stage
+from muster.pipeline.stages import METER, REJECTED_IN, StageSpec, make_stage
 from muster.run.folder import RunFolder
 
 _DEFAULT_BATCH = 32
@@ -101,6 +101,17 @@ class Worker:
         self.num_rows = self.num_rejected = 0
         self.rejected_in: Counter[str] = Counter()  # failures of records by the names of stages
         self.waited_s = self.busy_s = 0.0
+
+    def numbers(self) -> dict[str, float]:
+        """What it has done so far, as a map's status and metrics show it."""
+        return {
+            "records": float(self.num_rows),
+            "rejected": float(self.num_rejected),
+            "waited_s": self.waited_s,
+            "busy_s": self.busy_s,
+            **{f"{REJECTED_IN}{name}": float(n) for name, n in self.rejected_in.items()},
+            **METER.read(),
+        }
 
     def set_up(self) -> None:
         """Load models, once. Raises what the stages raise."""

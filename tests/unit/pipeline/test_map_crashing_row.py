@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.pipeline.batch import InProgress, Kind, recovery
+from muster.pipeline.recovery import InProgress, Kind, recovery
 
 
 def attempt(
