@@ -196,7 +196,7 @@ def as_search(workload: Workload, spec: SearchSpec, signature: Signature | None)
     (target,) = workload.targets
     if target.is_batched:
         raise UsageError(
-            f"{target.name} is batched: a joint call cannot log or end for one of its tasks.",
+            f"{target.name} is batched: a joint call cannot end for one of its tasks.",
             hint="search with a function of one setting.",
         )
     if spec.stopping.rule == "pbt" and target.argv[:1] == (OWN_PROGRAM,):

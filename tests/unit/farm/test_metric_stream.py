@@ -331,6 +331,43 @@ def test_what_a_task_logs_is_in_the_ledger(where: str, tmp_path: Path) -> None:
     assert curves(run, 2) == {"loss": [(step, 2.0 * step) for step in range(5)]}
 
 
+JOINT = """
+import muster
+import numpy as np
+
+@muster.batched(max_batch=8)
+def joint(items, ctx):
+    numbers = [item["x"] for item in items]
+    for step in range(2100):  # more than is sent at once
+        ctx.log(step, loss=np.array(numbers) * step, lr=0.5)
+    muster.log(step, late=numbers, calls=len(items))
+    if 5 in numbers:
+        if len(items) > 1:
+            raise ValueError("not together")
+        muster.log(0, loss=[1.0, 2.0])
+    return [{"x": x} for x in numbers]
+"""
+
+
+def test_a_joint_call_logs_a_number_for_each_task(tmp_path: Path) -> None:
+    """Of the calls that failed nothing is left, as the smaller ones that follow log it again."""
+    (tmp_path / "target.py").write_text(JOINT)
+    run = muster.sweep(
+        f"{tmp_path}/target.py:joint", grid={"x": [*range(6)]}, run_dir=tmp_path / "run",
+        executor="inline", retries=0,
+    )  # fmt: skip
+    num_calls = []
+    for number in range(6):
+        found = curves(run, number + 1)
+        assert found["loss"] == [(s, float(number * s)) for s in range(2100)]
+        assert {value for _, value in found["lr"]} == {0.5} and len(found["lr"]) == 2100
+        assert found["late"] == [(2099, float(number))]
+        num_calls.append(found["calls"][0][1])
+    assert num_calls[-1] == 1 < max(num_calls)
+    error = run.results().to_pylist()[-1]["error"]
+    assert "loss has 2 numbers, but this call computes 1 tasks" in error
+
+
 def test_a_wrong_value_fails_the_task_and_names_metric_and_type(tmp_path: Path) -> None:
     (tmp_path / "target.py").write_text(TARGET)
     target, grid = f"{tmp_path}/target.py:wrong", {"lr": [1.0]}

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import sync_tree, write_atomic
-from muster.base.errors import TargetError
 from muster.farm import canonical, wire
 from muster.farm.results import plain_state, split_logged, with_logged
 from muster.farm.worker.follow import Follower
-from muster.farm.worker.gather import Gatherer
+from muster.farm.worker.gather import Gatherer, JointGatherer
 from muster.farm.worker.inbox import Halt, Line
 from muster.farm.worker.logs import task_logger
 from muster.run.folder import RunFolder
@@ -56,12 +55,11 @@ class Context:
         device: str,
         params: Mapping[str, Any],
         line: Line,
-        num_together: int = 0,
         goal: str = "",
         rungs: Sequence[float] = (),
     ) -> None:
-        """``num_together``: how many tasks a joint call computes; 0 outside of one. ``rungs``:
-        the steps of the metric ``goal`` at which a search decides whether the task goes on.
+        """``rungs``: the steps of the metric ``goal`` at which a search decides whether the task
+        goes on.
         """
         self.device = device
         self.seed: int | None = params.get("seed")
@@ -78,7 +76,7 @@ class Context:
         self._line = line
         self._gatherer = Gatherer(task_id, token, line)
         self._follower: Follower | None = None
-        self._num_together = num_together
+        self._joint: JointGatherer | None = None
         self._goal = goal
         self._rungs = list(rungs)
         self._has_restored = False
@@ -139,16 +137,16 @@ class Context:
 
         A number is a bool, int or float, or a NumPy scalar or tensor without dimensions; reading
         one from a GPU waits for it. NaN and infinities are kept. Raises TargetError, and records
-        nothing, for other values, in a joint call of several tasks, and in another process than
-        the task's own. Points are sent twice a second; a call costs microseconds, but at a rung of
-        a search it waits until the search has decided whether the task goes on.
+        nothing, for other values and in another process than the task's own. Points are sent twice
+        a second; a call costs microseconds, but at a rung of a search it waits until the search has
+        decided whether the task goes on.
+
+        In a batched function a metric has a number for each task of the call, in the order of their
+        parameters: a list, an array or a tensor of one dimension; a single number is for all.
         """
-        if self._num_together:
-            raise TargetError(
-                "ctx.log cannot be used in a batched function: a joint call computes "
-                f"{self._num_together} tasks, and a number would not say of which.",
-                hint="return the numbers as fields of each task's result.",
-            )
+        if self._joint is not None:
+            self._joint.add(step, metrics)
+            return
         self._gatherer.add(step, metrics)
         if self._rungs and self._goal in metrics and step >= self._rungs[0]:
             # Half a second later a fast task would be far beyond the rung, and all of it in vain.
@@ -156,6 +154,11 @@ class Context:
             self._gatherer.settle()
         if self.halted == "stop":
             raise MadeRoom
+
+    def log_for(self, contexts: Sequence[Context], start: int) -> None:
+        """Have ``log`` record for the tasks of all these, which one call computes; ``start`` as in
+        `JointGatherer`."""
+        self._joint = JointGatherer([context._gatherer for context in contexts], start)
 
     def log_mapping(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record numbers that others have found, under names that no keyword can have."""

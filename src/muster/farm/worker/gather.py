@@ -6,11 +6,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.base.errors import TargetError
-from muster.base.metric_log import as_number, as_step
+from muster.base.metric_log import PROCESS, as_number, as_step
 from muster.farm.metrics import POINT, join
 from muster.farm.worker.inbox import Line
 
@@ -39,6 +39,9 @@ class Gatherer:
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._pid = os.getpid()
+        self._start = 0  # how often the attempt had begun anew
+        self._others: Sequence[Gatherer] = ()  # whose points leave with these
+        self._leaves_alone = True
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log these numbers, all of them or, with a TargetError, none."""
@@ -52,11 +55,14 @@ class Gatherer:
         now = time.time()
         with self._lock:
             for name, value in numbers:
+                if self._start and not self._packed:  # each frame says it
+                    self._packed += POINT.pack(0, 0, 0.0, self._start)
+                    self._names[PROCESS] = 0
                 which = self._names.setdefault(name, len(self._names))
                 self._packed += POINT.pack(which, number, now, value)
                 if len(self._packed) >= SEND_AT * POINT.size:
                     self._send()
-            if self._thread is None:
+            if self._thread is None and self._leaves_alone:
                 self._thread = threading.Thread(
                     target=self._send_regularly, name="muster-metrics", daemon=True
                 )
@@ -100,7 +106,8 @@ class Gatherer:
 
     def _send_regularly(self) -> None:
         while not self._ended.wait(SEND_EVERY_S):
-            self.flush()
+            for gatherer in (self, *self._others):
+                gatherer.flush()
 
     def _send(self) -> None:
         if self._packed:
@@ -116,3 +123,37 @@ class Gatherer:
         confirmed = self._line.confirmed()
         while self._sent and self._sent[0][0] <= confirmed:
             self._sent.popleft()
+
+
+class JointGatherer:
+    """The points of all tasks that one call computes. One thread sends them.
+
+    ``start``: how many calls of the same attempts have failed before. What this one logs replaces
+    what they have logged.
+    """
+
+    def __init__(self, gatherers: Sequence[Gatherer], start: int) -> None:
+        self._gatherers = gatherers
+        for gatherer in gatherers:
+            gatherer._start, gatherer._leaves_alone = start, False
+        gatherers[0]._others, gatherers[0]._leaves_alone = gatherers[1:], True
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log these numbers, one for each task or one for all; or, with a TargetError, none."""
+        count = len(self._gatherers)
+        columns = {name: _column(name, value, count) for name, value in metrics.items()}
+        for i, gatherer in enumerate(self._gatherers):
+            gatherer.add(step, {name: column[i] for name, column in columns.items()})
+
+
+def _column(name: str, value: Any, count: int) -> list[float]:
+    if len(getattr(value, "shape", ())) == 1:
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return [as_number(name, value)] * count
+    if len(value) != count:
+        raise TargetError(
+            f"log: {name} has {len(value)} numbers, but this call computes {count} tasks.",
+            hint="log one number for each task, in the order of their parameters, or one for all.",
+        )
+    return [as_number(name, item) for item in value]

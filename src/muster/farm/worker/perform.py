@@ -169,37 +169,45 @@ class Performer:
         An exception among the results fails its own task only.
         """
         finished: list[Finished] = []
-        calls = [list(orders)]
+        calls = [(list(orders), 0)]
         while calls:
             # The error of a call that failed is gone by now: its frames would keep its tensors.
-            call = calls.pop()
-            ended, has_raised = self._call(call)
+            call, start = calls.pop()
+            ended, has_raised = self._call(call, start)
             if has_raised and len(call) > 1 and not ended[0].poisoned:
                 half = len(call) // 2
-                calls += [call[half:], call[:half]]
+                calls += [(call[half:], start + 1), (call[:half], start + 1)]
             else:
                 finished += ended
         return finished
 
-    def _call(self, orders: Sequence[Order]) -> tuple[list[Finished], bool]:
-        """Call the target once; returns how each task ended, and whether the call itself raised."""
+    def _call(self, orders: Sequence[Order], start: int) -> tuple[list[Finished], bool]:
+        """Call the target once; returns how each task ended, and whether the call itself raised.
+
+        ``start``: how many calls that had these tasks have raised before.
+        """
         loaded = self._targets[orders[0].target_id]
         assert loaded.function is not None
         started, begin = time.time(), time.perf_counter()
         log_start = self._log.begin()
         begin_peak()
         values: list[Any] = []
+        contexts: list[Context] = []
         failure: _Failure | None = None
         try:
             params = [canonical.decode(order.payload) for order in orders]
             _seed_everything(orders[0].key)
-            context = self._context(orders[0], params[0], len(orders))
+            contexts = list(map(self._context, orders, params))
+            context = contexts[0]
+            context.log_for(contexts, start)
             call = {"ctx": context} if loaded.wants_context else {}
             with logging_to(context.log):
                 returned = loaded.function(params, **call)
             values = _check_batch(returned, len(orders))
         except BaseException as error:
             failure = self._explain(error)
+        for one in contexts:
+            one.end_log()  # ahead of the results
         failure = self._ask_device(failure)
         seconds = (time.perf_counter() - begin) / len(orders)
         peak, on_device = peak_mib()
@@ -214,7 +222,6 @@ class Performer:
         if failure is not None:
             return [failure.of(finished) for finished in base], True
         # What the call wrote into its folder belongs to the first of its tasks.
-        contexts = [context, *map(self._context, orders[1:], params[1:])]
         return list(map(self._take, base, values, contexts)), False
 
     def _take(self, finished: Finished, value: Any, context: Context) -> Finished:
@@ -291,7 +298,7 @@ class Performer:
     def is_batched(self, target_id: int) -> bool:
         return self._targets[target_id].spec.is_batched
 
-    def _context(self, order: Order, params: dict[str, Any], num_together: int = 0) -> Context:
+    def _context(self, order: Order, params: dict[str, Any]) -> Context:
         spec = self._targets[order.target_id].spec
         return Context(
             folder=self._folder,
@@ -303,7 +310,6 @@ class Performer:
             device=self.device,
             params=params,
             line=self._line,
-            num_together=num_together,
             goal=spec.goal,
             rungs=spec.rungs,
         )
