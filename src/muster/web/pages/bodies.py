@@ -257,7 +257,11 @@ def _compare(data: Data, links: Links, run: Data | None) -> Html:
                for one in data.get("columns") or []]  # fmt: skip
     rows = [[one["name"], *one["values"]] for one in data.get("settings") or []]
     heads = [("Setting", False), *((name, False) for name in columns)]
-    none = tag("p", "Choose tasks in a table of tasks to compare them here.", class_="empty")
+    none = tag(
+        "p",
+        "Choose runs on the first page, or tasks in a table of tasks, to compare them here.",
+        class_="empty",
+    )
     return join([tag("h1", "Compare"), table("Settings", heads, rows) if rows else none])
 
 

@@ -59,36 +59,45 @@ export function extend(series, news, to = Infinity) {
   return has;
 }
 
-export function CurveTools({ names, tasks, id }) {
+export function CurveTools({ names, runs }) {
   const [share, setShare] = useView("smooth", "0");
   const [log, setLog] = useView("log");
   return html`<div class="tools curves-tools">
     <label>Smoothing <input type="range" min="0" max="0.98" step="0.02" value=${share} onInput=${(event) => setShare(event.target.value)} aria-valuetext="${Math.round(share * 100)} percent" /></label>
     <label><input type="checkbox" checked=${log === "1"} onChange=${(event) => setLog(event.target.checked ? "1" : "")} /> Logarithmic</label>
     <span class="note">Drag to zoom, double-click to see all.</span>
-    ${shell.live && html`<span class="note">Save as ${["csv", "json"].map((kind) => html`<a key=${kind} download href="/api/run/${id}/curves.${kind}?${questions({ task: tasks, name: names })}">${kind.toUpperCase()}</a> `)}</span>`}</div>`;
+    ${shell.live && runs.length === 1 && html`<span class="note">Save as ${["csv", "json"].map((kind) => html`<a key=${kind} download href="/api/run/${runs[0].id}/curves.${kind}?${questions({ task: runs[0].tasks, name: names })}">${kind.toUpperCase()}</a> `)}</span>`}</div>`;
 }
 
-/** `tasks`: whose curves; none for the ranks of a training, which has one. */
-export function Curves({ names, tasks = [], id = run?.id }) {
+/** `tasks`: whose curves; none for the ranks of a training, which has one. `runs`: [{id, label,
+    tasks}] where several are compared. */
+export function Curves({ names, tasks = [], id = run?.id, runs = [{ id, tasks }] }) {
   if (!names?.length) return null;
-  return html`<${CurveTools} names=${names} tasks=${tasks} id=${id} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} tasks=${tasks} id=${id} of=${names.length} />`)}</div>`;
+  return html`<${CurveTools} names=${names} runs=${runs} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} runs=${runs} of=${names.length} />`)}</div>`;
 }
 
-function Card({ name, tasks, id, of }) {
+/** The curves of every run, those of the first ones first; one that has none is left out. */
+async function askAll(runs, params, signal) {
+  const found = await Promise.all(runs.map(({ id, label, tasks }) => ask(`run/${id}/curves`, { ...params, task: tasks }, signal).then(
+    ({ series }) => picked(series, params.name, tasks).map((one) => (label ? { ...one, label: [label, one.label].filter(Boolean).join(" ") } : one)),
+    (failed) => { if (failed.name === "AbortError" || runs.length === 1) throw failed; return []; })));
+  return found.flat();
+}
+
+function Card({ name, runs, of }) {
   const [series, setSeries] = useState(null);
   const [error, setError] = useState("");
   const place = useRef(null);
   const size = useSize(place);
   const [range] = useView("x");
   const inSight = useSight(place);
-  const key = tasks.join(" ");
+  const key = runs.map(({ id, tasks }) => [id, ...tasks].join(" ")).join("\n");
   useEffect(() => {
     if (!inSight || !size.width) return undefined;
     const control = new AbortController();
     const [from, to] = range ? range.split("~") : [], px = Math.min(1200, size.width);
-    const load = () => ask(`run/${id}/curves`, { task: tasks, name, px, from, to }, control.signal).then(
-      (found) => { setError(""); setSeries(picked(found.series, name, tasks)); },
+    const load = () => askAll(runs, { name, px, from, to }, control.signal).then(
+      (found) => { setError(""); setSeries(found); },
       (failed) => { if (failed.name !== "AbortError") setError(failed.message); });
     // A training tells that there is more, a task the points themselves. All cards together ask
     // some six times a second.
@@ -104,7 +113,7 @@ function Card({ name, tasks, id, of }) {
       })),
     ];
     return () => { control.abort(); again.stop(); offs.forEach((off) => off()); };
-  }, [id, name, key, range, inSight, size.width > 0]);
+  }, [name, key, range, inSight, size.width > 0]);
   return html`<figure class="card"><figcaption>${name}</figcaption>
     <div class="plot" ref=${place}>${series && size.width > 0 && html`<${Plot} series=${series} width=${size.width} theme=${size.theme} name=${name} />`}</div>
     <${Failure} error=${error} /></figure>`;

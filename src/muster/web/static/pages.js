@@ -1,5 +1,5 @@
 // The pages whose content is more than a table of tasks.
-import { first, html, inUrl, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
+import { first, html, inUrl, link, questions, run, runLink, shell, taskLink, useAnswer, useEffect, useState, useView } from "./lib.js";
 import { on } from "./live.js";
 import { Action, Bar, Copy, Facts, Failure, Records, Blocks, Section, State, Table, Verdict, hasTasks, levelOf } from "./parts.js";
 import { Chunks, Gantt, History, Strip } from "./charts.js";
@@ -16,6 +16,8 @@ export function Runs() {
   const { value, error } = useAnswer("runs", {}, first);
   const [word, setWord] = useView("filter");
   const [state, setState] = useView("state");
+  const [chosen, setChosen] = useState([]);
+  const choose = (id) => setChosen((was) => (was.includes(id) ? was.filter((one) => one !== id) : [...was, id].slice(-50)));
   const all = value.runs || [];
   const found = all.filter((one) => (!state || one.state === state) && (!word || `${one.name} ${one.kind} ${one.state} ${one.path} ${one.verdict?.text ?? one.verdict}`.toLowerCase().includes(word.toLowerCase())));
   const counts = state ? { [state]: 0 } : {};
@@ -26,12 +28,13 @@ export function Runs() {
   return html`<h1>Runs</h1>
     ${all.length ? html`<${Verdict} level=${failed || unread ? "bad" : going ? "working" : "good"}>${words}</${Verdict}>` : null}
     <div class="tools"><label class="search"><span class="sr">Filter the runs</span><input type="search" data-search placeholder="Filter by name, kind or folder" value=${word} onInput=${(event) => setWord(event.target.value)} /></label>
-      <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label></div>
+      <label><span class="sr">State</span><select onChange=${(event) => setState(event.target.value)}><option value="">every state</option>${Object.keys(counts).sort().map((name) => html`<option value=${name} selected=${name === state}>${name} (${counts[name]})</option>`)}</select></label>
+      ${shell.live && chosen.length > 1 ? html`<span class="chosen"><a class="button" href=${link("compare") + "?" + questions({ run: chosen })}>Compare ${chosen.length}</a> <button type="button" onClick=${() => setChosen([])}>Clear</button></span>` : null}</div>
     <${Failure} error=${error} />
     <${RunTable} empty=${all.length ? "No run matches." : "There are no runs here yet."}
       heads=${[["Run"], ["State"], ["Progress"], ["Done", true], ["Left", true], ["Best", true], ["On"], ["GPU hours", true], ["Size", true], ["Changed", true]]}
       rows=${found.map((one) => [
-        html`<span class="run-name"><a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,
+        html`<span class="run-name">${shell.live && one.kind ? html`<input type="checkbox" checked=${chosen.includes(one.id)} aria-label="Compare ${one.name}" onChange=${() => choose(one.id)} /> ` : null}<a data-row href=${runLink(one.id)}>${one.name}</a> <span class="kind">${format.text(one.kind)}</span><small>${one.verdict?.text ?? one.verdict}</small></span>`,
         html`<${State} word=${one.state} />`,
         html`<span class="cell-bar">${one.counts?.total ? html`<${Bar} small counts=${one.counts} />` : typeof one.progress === "number" ? html`<${Bar} small counts=${{ done: one.progress, waiting: 1 - one.progress }} />` : "–"}</span>`,
         one.counts?.total ? `${format.many(one.counts.done)}${one.kind === "search" ? "" : ` / ${format.many(one.counts.total)}`}` : typeof one.progress === "number" ? `${Math.floor(one.progress * 100)} %` : "–",
@@ -224,14 +227,19 @@ export function Compare() {
   const { value, error } = useAnswer("compare", { run: inUrl().getAll("run"), task: inUrl().getAll("task") }, first);
   const [only, setOnly] = useView("only", "1");
   const { columns = [], settings = [], results = [], metrics = [] } = value;
-  const params = inUrl();
+  const runs = new Map();
+  for (const { id, run: label, task } of columns) {
+    if (!runs.has(id)) runs.set(id, { id, label, tasks: [] });
+    if (task) runs.get(id).tasks.push(task);
+  }
+  const compared = runs.size > 1 ? [...runs.values()] : [...runs.values()].map(({ id, tasks }) => ({ id, tasks }));
   const shown = settings.filter((one) => only !== "1" || one.differs);
   const label = (one) => (typeof one === "object" ? one.label ?? one.task ?? one.name : one);
-  if (!columns.length) return html`<h1>Compare</h1><p class="empty">Choose tasks in a table of tasks (the key x) to compare them here.</p>`;
+  if (!columns.length) return html`<h1>Compare</h1><p class="empty">Choose runs on the first page, or tasks in a table of tasks (the key x), to compare them here.</p>`;
   return html`<h1>Compare</h1><${Failure} error=${error} />
     <div class="tools"><label><input type="checkbox" checked=${only === "1"} onChange=${(event) => setOnly(event.target.checked ? "1" : "0")} /> Only what differs</label><span class="note">${shown.length} of ${settings.length} settings</span></div>
     <${Table} kind="compare" name="Settings" heads=${[["Setting"], ...columns.map((one) => [label(one)])]} rows=${shown.map((one) => [one.name, ...one.values])} empty="They do not differ." />
     ${results.length ? html`<${Section} title="Results"><${Table} kind="compare" name="Results" heads=${[["Result"], ...columns.map((one) => [label(one)])]} rows=${results.map((one) => [one.name, ...one.values])} /></${Section}>` : null}
-    ${metrics.length ? html`<${Section} title="Curves"><${Curves} names=${metrics} tasks=${params.getAll("task")} id=${params.get("run")} /></${Section}>` : null}`;
+    ${metrics.length ? html`<${Section} title="Curves"><${Curves} names=${metrics} runs=${compared} /></${Section}>` : null}`;
 }
 
