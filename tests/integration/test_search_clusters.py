@@ -53,6 +53,43 @@ def search(place: Path, executor: str, cluster: ClusterRequest) -> None:
     assert any(set(curve["start"].value.tolist()) >= {0.0, 1.0} for curve in curves.values())
 
 
+def population(place: Path, executor: str, cluster: ClusterRequest) -> None:
+    """Whose trials begin with the checkpoints of others, wherever those ran."""
+    (place / "train.py").write_text(TRAIN)
+    run = muster.sweep(
+        "train.py:run", space={"lr": muster.Space.uniform(0, 1)}, maximize="accuracy", trials=4,
+        stop="pbt:min=3,max=9", executor=executor, cluster=cluster,
+        monitor_interval_s=0, run_dir=place / "it",
+    )  # fmt: skip
+    origins = {row["task"]: row["from_task"] for row in run.results().to_pylist()}
+    begun = [
+        one.curve.step[0] for one in run.series() if one.name == "accuracy" and origins[one.task]
+    ]
+    assert sorted(begun) == [4, 7], "one heir at each mark, behind its parent's step"
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_a_population_with_workers_in_jobs(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    population(tmp_path, "slurm", ClusterRequest(num_workers=2, gpus_per_worker=1))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_population_on_a_node_that_does_not_see_the_run_folder(
+    ray_driver: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not may_mount():
+        pytest.skip("hiding a folder from a node needs the right to mount")
+    place = ray_driver.hidden / f"work-{os.urandom(4).hex()}"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    population(place, "ray", ClusterRequest(num_workers=2, gpus_per_worker=1))
+
+
 @pytest.mark.slurm
 def test_a_search_with_workers_in_jobs(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
