@@ -82,7 +82,7 @@ def test_it_beats_every_constant_setting_and_says_by_which_schedule(
     assert report.returncode == 0, report
     page = (tmp_path / "runs" / "it" / "report" / "index.html").read_text()
     assert f"The settings of trial {best['trial']}, in their order" in page
-    assert "took their places" in muster_main("status", "runs/it").stdout
+    assert "began with the checkpoint of a better one" in muster_main("status", "runs/it").stdout
 
 
 def test_a_program_goes_on_from_what_another_has_saved(tmp_path: Path, muster_main: Main) -> None:

@@ -35,7 +35,7 @@ def state_lines(state: SearchState) -> list[str]:
         rungs = ", ".join(f"{number:,} at step {rung:g}" for rung, number in stopped.items())
         lines.append(f"trials stopped: {rungs}")
     if heirs := sum(trial.parent is not None for trial in state.search.trials):
-        lines.append(f"{count(heirs, 'trial')} took their places, from the checkpoints of better")
+        lines.append(f"{count(heirs, 'trial')} began with the checkpoint of a better one")
     lines.append(f"{count(len(state.search.trials), 'trial')}{_left(state)}")
     return lines
 
