@@ -138,6 +138,7 @@ def test_a_program_that_does_not_hear_goes_with_all_it_started(
         os.kill(child, 0)
 
 
+@pytest.mark.slow  # its grace is ten seconds long
 def test_what_was_asked_outlives_the_coordinator(place: Place, muster_main: Main) -> None:
     """It is killed after it has said that the task is told to end, and before that has ended."""
     process = place.sweep("--grid", "x=2,3", "--", sys.executable, "deaf.py", "{x}")
@@ -178,7 +179,8 @@ def test_one_that_waits_in_a_stopped_run(place: Place, muster_main: Main) -> Non
     assert place.states() == ["done", "cancelled"]
 
 
-@pytest.mark.parametrize("is_running", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_running", [True, False])
 def test_a_trial_that_is_paused_is_promoted_no_more(
     is_running: bool, place: Place, muster_main: Main
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_run_gives_back_takes_is_killed_and_goes_on(
     assert len({words[0] for words in place.began}) == 12
 
 
+@pytest.mark.slow  # the leases have a quick test, with requests at random
 def test_a_gpu_goes_from_one_run_to_another(
     place: Place, muster_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
 from muster.api.earlier_work import move_aside
-from muster.api.options import GangOptions
-from muster.api.placing import device_request, remarks
+from muster.api.lending import Lending, as_wanted
+from muster.api.options import GangOptions, SweepOptions
+from muster.api.placing import device_request, remarks, slots_of
 from muster.api.trackers.guard import tracking
 from muster.api.trackers.tracker import check_installed
 from muster.base.atomic_files import explain_os_error
@@ -89,7 +90,7 @@ def plan_gang(folder: RunFolder, program: Script | Entry, options: GangOptions) 
     """
     _refuse_inside()
     check_installed(options.log_to)
-    settings = read_settings()
+    settings, options = read_settings(), _as_asked(folder, options)
     inventory = discover(settings)
     placement = place(
         _request(options, inventory),
@@ -129,10 +130,11 @@ def run_gang(
         _refuse_inside()
         check_installed(options.log_to)
         settings = read_settings()
-        placement, leases = _take(options, folder.name, settings)
+        here = _as_asked(folder, options)
+        placement, leases = _take(here, folder.name, settings)
         for lease in leases:
             devices.enter_context(lease)
-        plan = _plan(folder, program, options, placement, settings)
+        plan = _plan(folder, program, here, placement, settings)
         # In a job from an older muster, ``argv`` is what its script calls on the node.
         words = typed_for_job(folder, settings.slurm_job_id) or audience.argv
         renew = renewal(folder, program, options, kind, code or {}, about or {}, words)
@@ -156,7 +158,21 @@ def run_gang(
         )
         session.begin(ranks=[slot.label for slot in plan.slots], code=code_id(code or {}))
         hear, warn = audience.hear, audience.warn
-        ending = launch_gang(supervisor, _spec(plan, program), hear, warn, session.is_cancelled)
+        workers = _as_workers(options)
+        slots = slots_of(plan.placement, workers)
+        lending = devices.enter_context(closing(Lending(folder, workers, settings, slots, leases)))
+        can_move = kind in ("train", "agent") and options.num_nodes == 1
+        if can_move:
+            lending.forget_other_choice()
+
+        def moves() -> bool:
+            """Whether somebody has asked for other devices, which the next start takes."""
+            answered = [lending.hear(ask) for ask in session.asked()] if can_move else []
+            return any(answered)
+
+        ending = launch_gang(
+            supervisor, _spec(plan, program), hear, warn, session.is_cancelled, moves
+        )
         if ending.stopped_by == "SIGINT" and settings.slurm_job_id and folder.slurm.is_dir():
             # Seeing this file, the job's script cancels the job instead of starting it again.
             folder.slurm_cancelled(settings.slurm_job_id).touch()
@@ -216,6 +232,26 @@ def _plan(
         placement=dataclasses.replace(placement, slots=slots),
         start=choose_start(program, options),
         threads_per_rank=threads,
+    )
+
+
+def _as_workers(options: GangOptions) -> SweepOptions:
+    """The choice of devices as a sweep would make it."""
+    many = options.devices if options.num_ranks is None else str(options.num_ranks)
+    return SweepOptions(
+        devices=many, gpu_ids=options.gpu_ids, max_gpus=options.max_gpus, force=options.force,
+        restart=options.restart,
+    )  # fmt: skip
+
+
+def _as_asked(folder: RunFolder, options: GangOptions) -> GangOptions:
+    """The options with the devices that somebody has asked for since the command was given."""
+    workers = _as_workers(options)
+    chosen = as_wanted(folder, workers)
+    if chosen is workers:
+        return options
+    return dataclasses.replace(
+        options, devices=chosen.devices, gpu_ids=chosen.gpu_ids, max_gpus=None, num_ranks=None
     )
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.api.options import SweepOptions
 from muster.api.placing import per_gpu_of, slots_of, would_take
-from muster.api.plans import stored_options
-from muster.api.runs import Run
 from muster.base.codec import read_as, write_json
 from muster.base.errors import MusterError, PlacementError, UsageError
 from muster.base.settings import Settings, read_settings
@@ -36,6 +35,9 @@ from muster.farm.view import GIVEN_BACK, RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
 from muster.run.session import is_held, open_run
+
+if TYPE_CHECKING:
+    from muster.api.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,32 +339,43 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
     for what cannot be, and for a run of ranks, and SetupError where it does not answer.
     """
     stored, folder = run.stored, run.folder
-    if stored.is_gang:
-        go_on = f"muster resume {run.path} --devices N" if not stored.is_program else "start it"
-        raise UsageError(
-            f"{run.path} is {stored.kind_name}: its ranks work in lock-step, so their number stays "
-            "while they run.",
-            hint=f"end it, which saves it (muster cancel {run.path}), and go on with others: "
-            f"{go_on}" + (" again." if stored.is_program else "."),
-        )
     asked = {"devices": dict(what), "now": now}
     answers: list[Mapping[str, Any]] = []
+    if stored.is_program or (stored.is_gang and stored.options.get("num_nodes", 1) > 1):
+        raise UsageError(
+            f"{run.path} is {stored.kind_name}"
+            + (", whose ranks" if stored.is_program else " on several nodes, whose ranks")
+            + " work in lock-step: their number stays while they run.",
+            hint=f"end it (muster cancel {run.path}), and start it on others.",
+        )
     if is_held(folder):
         answer = ask(folder, asked, lambda: is_held(folder))
         answers += [] if answer is None else [answer]
+    if not answers and stored.is_gang:
+        raise UsageError(
+            f"{run.path} is {stored.kind_name}, and nobody works on it.",
+            hint=f"go on with it on other devices: muster resume {run.path} --devices N",
+        )
     if not answers:
-        settings, options = read_settings(), stored_options(run)
-        with open_run(folder):
-            placement = would_take(as_wanted(folder, options), settings)
-            lending = Lending(folder, options, settings, slots_of(placement, options))
-            try:
-                lending.hear(Ask(asked, answers.append))
-            finally:
-                lending.close()
+        answers.append(_write_down(run, asked))
     [found] = answers
     if "refused" in found:
         raise UsageError(str(found["refused"]), hint=str(found["hint"]) or None)
     return dict(found)
+
+
+def _write_down(run: Run, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Change what the next start of a run begins with."""
+    from muster.api.plans import stored_options
+
+    answers: list[Mapping[str, Any]] = []
+    settings, options = read_settings(), stored_options(run)
+    with open_run(run.folder):
+        placement = would_take(as_wanted(run.folder, options), settings)
+        lending = Lending(run.folder, options, settings, slots_of(placement, options))
+        with closing(lending):
+            lending.hear(Ask(asked, answers.append))
+    return answers[0]
 
 
 def _not_free(what: str, placement: Placement) -> UsageError:

@@ -16,9 +16,16 @@ from muster.api.earlier_work import check_code, has_trained
 from muster.api.gangs import Entry, GangAudience, GangEnding, GangPlan, plan_gang, renewal, run_gang
 from muster.api.options import GangOptions
 from muster.api.recipe import AgentRecipe, TrainRecipe
+from muster.base.atomic_files import write_atomic
 from muster.base.code import Code, code_of
 from muster.base.codec import as_read_back, plain, read_json, to_json, write_json
-from muster.base.errors import EXIT_OK, MusterError, PlanMismatchError, TargetError
+from muster.base.errors import (
+    EXIT_OK,
+    MusterError,
+    PlacementError,
+    PlanMismatchError,
+    TargetError,
+)
 from muster.base.modules import CLASS
 from muster.base.settings import TASK_DIR, variable
 from muster.base.signals import listening
@@ -150,18 +157,8 @@ def run_training(
     folder = job.folder
     options = _options_for(job, options)
     with listening():
-        for _ in range(_MOST_STARTS):
-            entry = job.entry(allow_changed_code=options.allow_changed_code)
-            ending = run_gang(
-                folder, entry, options, audience, kind=job.kind, code=job.code,
-                about=_about(job), supervisor=supervisor,
-            )  # fmt: skip
-            supervisor = None
-            options = dataclasses.replace(options, restart=False)
-            word = last_word(folder)
-            if word.get("ending") != "restart" or ending.stopped_by:
-                break
-            audience.warn(str(word.get("message", "starting again")))
+        ending = _until_it_ends(job, options, audience, supervisor)
+        word = last_word(folder)
         if word.get("ending") == "refused":
             raise _Refused(word)
         results = _results(folder) if ending.exit_code == EXIT_OK else None
@@ -171,6 +168,61 @@ def run_training(
 
             write_comparison(folder)
     return Trained(folder=folder, exit_code=ending.exit_code, ending=ending, results=results)
+
+
+def _until_it_ends(
+    job: TrainJob,
+    options: GangOptions,
+    audience: GangAudience,
+    supervisor: SupervisorHandle | None,
+) -> GangEnding:
+    """Start the ranks, again where they ask for it, and on other devices where somebody does.
+
+    Where they cannot begin there, they go on on those that they had.
+    """
+    folder, num_starts = job.folder, 0
+    before: bytes | None = None
+    has_moved = False
+    while True:
+        entry = job.entry(allow_changed_code=options.allow_changed_code)
+        asked, refusal = _devices_of(folder), ""
+        try:
+            ending = run_gang(
+                folder, entry, options, audience, kind=job.kind, code=job.code,
+                about=_about(job), supervisor=supervisor,
+            )  # fmt: skip
+            word = last_word(folder)
+            refusal = str(word.get("message")) if word.get("ending") == "refused" else ""
+        except PlacementError as error:
+            if not has_moved:
+                raise
+            refusal = str(error)
+        supervisor = None
+        options = dataclasses.replace(options, restart=False)
+        if has_moved and refusal:
+            audience.warn(f"{refusal}\nIt goes on on the devices that it had.")
+            _have_devices(folder, before)
+            has_moved = False
+            continue
+        before, has_moved = asked, ending.is_moving
+        if has_moved:
+            continue
+        num_starts += 1
+        if word.get("ending") != "restart" or ending.stopped_by or num_starts == _MOST_STARTS:
+            return ending
+        audience.warn(str(word.get("message", "starting again")))
+
+
+def _devices_of(folder: RunFolder) -> bytes | None:
+    """What somebody has asked for, as it is on disk."""
+    return folder.devices_json.read_bytes() if folder.devices_json.exists() else None
+
+
+def _have_devices(folder: RunFolder, asked: bytes | None) -> None:
+    if asked is None:
+        folder.devices_json.unlink(missing_ok=True)
+    else:
+        write_atomic(folder.devices_json, asked)
 
 
 def verify_task(

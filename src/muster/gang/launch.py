@@ -64,7 +64,7 @@ class GangEnding:
     """How a gang ended. ``report``: at most ten lines, none when all is well.
 
     ``stopped_by``: the name of the signal that ended it, "" for none; ``stall``: what the watchdog
-    said.
+    said; ``is_moving``: it has saved only to go on on other devices.
     """
 
     exit_code: int
@@ -72,6 +72,7 @@ class GangEnding:
     restarts: int = 0
     stopped_by: str = ""
     stall: str = ""
+    is_moving: bool = False
 
 
 class SupervisorHandle(contextlib.AbstractContextManager["SupervisorHandle"]):
@@ -137,6 +138,7 @@ def launch_gang(
     hear: Hear,
     say: Say,
     is_cancelled: Callable[[], bool] = lambda: False,
+    moves: Callable[[], bool] = lambda: False,
 ) -> GangEnding:
     """Run the gang to its end. The run folder must exist.
 
@@ -144,7 +146,8 @@ def launch_gang(
     ``hear`` gets every line that a rank of this node prints, ``say`` remarks about the run. The
     first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
     kills at once; USR1 goes to the ranks. ``is_cancelled``, asked at every turn, is as good as
-    Ctrl-C. The supervisor is closed at the end.
+    Ctrl-C, and ``moves`` as TERM, but for what the ending says. The supervisor is closed at the
+    end.
     """
     forks = spec.start == "fork"
     if handle is None or handle.forks != forks:
@@ -152,7 +155,7 @@ def launch_gang(
             handle.close()
         handle = start_supervisor(forks=forks)
     with listening() as requests, handle, requests.watched():
-        return _Launch(handle, spec, hear, say, requests, is_cancelled).run()
+        return _Launch(handle, spec, hear, say, requests, is_cancelled, moves).run()
 
 
 class _Launch:
@@ -164,6 +167,7 @@ class _Launch:
         say: Say,
         requests: Requests,
         is_cancelled: Callable[[], bool],
+        moves: Callable[[], bool],
     ) -> None:
         self._handle = handle
         self._spec = spec
@@ -171,6 +175,8 @@ class _Launch:
         self._say = say
         self._requests = requests
         self._is_cancelled = is_cancelled
+        self._moves = moves
+        self._is_moving = False
         self._tails: dict[int, Tail] = {}
         self._world_size = spec.world_size
         self._report: tuple[str, ...] = ()
@@ -276,27 +282,34 @@ class _Launch:
     # ------------------------------------------------------------------ ending
 
     def _obey_signals(self) -> None:
-        if not self._stopped_by and self._is_cancelled():
+        if (not self._stopped_by or self._is_moving) and self._is_cancelled():
             self._say("muster cancel asks the run to end")
             self._requests.note(signal.SIGINT, None)
+        if not self._stopped_by and self._moves():
+            self._is_moving = True
+            self._say("muster devices: the ranks save, and go on on other devices")
+            self._stop(signal.SIGTERM)
         for number in self._requests.take():
             process = self._handle.process
             if number == getattr(signal, WARNING, None):
                 processes.send_signal(process.pid, number)
+            elif self._is_moving:  # they have been told, and go on nowhere now
+                self._is_moving, self._stopped_by = False, number
             elif not self._stopped_by:
-                self._stopped_by = number
-                name = signal.Signals(number).name
-                grace_s = self._spec.grace_s
                 self._say(
-                    f"{name}: the ranks are asked to end and killed after {grace_s:.0f} s; "
-                    "again to kill them now"
+                    f"{signal.Signals(number).name}: the ranks are asked to end and killed after "
+                    f"{self._spec.grace_s:.0f} s; again to kill them now"
                 )
-                processes.send_signal(process.pid, signal.SIGTERM)
-                self._kill_at_s = time.monotonic() + grace_s + _SUPERVISOR_S
+                self._stop(number)
             else:
                 self._kill_at_s = 0.0
                 if number == signal.SIGINT:
                     self._stopped_by = number
+
+    def _stop(self, number: int) -> None:
+        self._stopped_by = number
+        processes.send_signal(self._handle.process.pid, signal.SIGTERM)
+        self._kill_at_s = time.monotonic() + self._spec.grace_s + _SUPERVISOR_S
 
     def _note_failure(self, ends: list[dict[str, Any]]) -> None:
         folder = self._spec.folder
@@ -368,6 +381,7 @@ class _Launch:
             restarts=self._restarts,
             stopped_by=signal.Signals(self._stopped_by).name if self._stopped_by else "",
             stall=self._stall,
+            is_moving=self._is_moving and code == EXIT_REQUEUE,
         )
 
     def _code_of_stop(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from muster.base.errors import UsageError
 from muster.base.flags import Flag
+from muster.base.journal import read_journal
 from muster.base.settings import read_settings
 from muster.cli import output
 from muster.cli.flags import JsonFlags
@@ -27,7 +28,8 @@ class _Flags(JsonFlags):
     run: Annotated[str, Flag(is_positional=True, metavar="[RUN]")] = ""
     """A run's folder, or its name below ./runs: show the devices that it has."""
     release: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
-    """The run gives back so many GPUs or CPU workers, after the task in hand."""
+    """The run gives back so many GPUs or CPU workers, after the task in hand; a training saves and
+    goes on on the others."""
     add: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
     """It takes so many more, which have to be free."""
     only: Annotated[str | None, Flag(metavar="0,3|cpu:N", chooses="what changes")] = None
@@ -38,7 +40,7 @@ class _Flags(JsonFlags):
 
 
 _HELP = """List the GPUs of this machine that a program sees, and who uses them, or change the
-devices of a sweep, a search or a map while it goes on.
+devices of a sweep, a search, a map or a training while it goes on.
 
 Examples:
   muster devices
@@ -100,11 +102,16 @@ def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
     if flags.json:
         output.say_json({"run": run.folder.name, **answer})
         return 0
-    name, when = run.folder.name, "after its checkpoint" if flags.now else "after the task in hand"
+    name = run.folder.name
+    when, later = "each after the task in hand", ""
+    if run.stored.is_gang:
+        when = later = "once its ranks have saved"
+    elif flags.now:
+        when = "each after its checkpoint"
     if gone := answer["gives_back"]:
-        output.say(f"{name}: gives back {', '.join(gone)}, each {when}")
+        output.say(f"{name}: gives back {', '.join(gone)}, {when}")
     if taken := answer["takes"]:
-        output.say(f"{name}: takes {', '.join(taken)}")
+        output.say(f"{name}: takes {', '.join(taken)}{', ' if later else ''}{later}")
     if not (gone or taken):
         output.say(f"{name}: nothing changes")
     output.say(f"  it has {', '.join(answer['has'])} then, also when it is resumed")
@@ -115,9 +122,9 @@ def _show_run(run: Run, *, as_json: bool) -> int:
     from muster.api.lending import read_wanted
 
     status, wanted = run.status(), read_wanted(run.folder)
-    lines = status.live["workers"] if status.live else []
+    lines = status.live["workers"] if status.live else _ranks(run, is_running=status.is_running)
     labels = None if wanted is None else list(wanted.labels)
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "device": line["slot"],
             "state": line["state"],
@@ -139,3 +146,15 @@ def _show_run(run: Run, *, as_json: bool) -> int:
     if labels is not None:
         output.say(f"  asked for since it was begun: {', '.join(labels)}")
     return 0
+
+
+def _ranks(run: Run, *, is_running: bool) -> list[dict[str, str]]:
+    """The devices of ranks, as the last start has written them down."""
+    starts = [line for line in read_journal(run.folder.events) if line.get("event") == "start"]
+    if not (is_running and run.stored.is_gang and starts):
+        return []
+    labels = starts[-1].get("ranks") or []
+    return [
+        {"slot": str(label), "state": "running", "task": f"rank {rank}"}
+        for rank, label in enumerate(labels)
+    ]

@@ -1,0 +1,121 @@
+"""Trainings that go on on other devices: every step is done once, and what cannot be is undone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.programs import read_program
+
+Main = Callable[..., subprocess.CompletedProcess[str]]
+STEPS = 128
+
+
+class Training:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = path / "r"
+        self.started: list[subprocess.Popen[bytes]] = []
+        (path / "slow_task.py").write_text(read_program("slow_task.py"))
+        (path / "pace").write_text("0.5")
+
+    def begin(self, *words: str) -> subprocess.Popen[bytes]:
+        flags = ("--monitor-interval", "0", "--no-tensorboard", "--grace", "60")
+        words = words or (
+            "train", "slow_task.py:Slow", "--devices", "cpu:2", "--global-batch", "2",
+            "--epochs", str(2 * STEPS // 64), "--run-dir", "r", *flags,
+        )  # fmt: skip
+        with self.said.open("ab") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "muster", *words],
+                cwd=self.path, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    @property
+    def said(self) -> Path:
+        return self.path / "said.txt"
+
+    @property
+    def steps(self) -> list[int]:
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [one["step"] for one in found if one["kind"] == "train"]
+
+    @property
+    def ranks(self) -> list[int]:
+        """How many each start had."""
+        lines = (self.run / "events.jsonl").read_text().splitlines()
+        return [len(e["ranks"]) for e in map(json.loads, lines) if e["event"] == "start"]
+
+    def until_it_moves(self) -> None:
+        known, deadline = len(self.steps), time.monotonic() + 300
+        while len(self.steps) <= known:
+            assert time.monotonic() < deadline, self.said.read_text()
+            time.sleep(0.02)
+
+    def until_ranks(self, *numbers: int) -> None:
+        deadline = time.monotonic() + 300
+        while self.ranks != list(numbers):
+            assert time.monotonic() < deadline, (self.ranks, self.said.read_text())
+            time.sleep(0.02)
+
+    def hurry(self) -> None:
+        (self.path / "pace").write_text("0")
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    made = Training(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_training_goes_on_with_fewer_ranks(training: Training, muster_main: Main) -> None:
+    process = training.begin()
+    training.until_it_moves()
+    said = muster_main("devices", "r", "--release", "1")
+    assert "gives back cpu:1, once its ranks have saved" in said.stdout, said.stderr
+    training.until_ranks(2, 1)
+    training.hurry()
+    assert process.wait(300) == 0, training.said.read_text()
+    assert training.ranks == [2, 1]
+    assert training.steps == list(range(1, STEPS + 1)), "each step once"
+
+
+@pytest.mark.slow
+def test_more_ranks_than_can_be_then_killed_and_interrupted(
+    training: Training, muster_main: Main
+) -> None:
+    process = training.begin()
+    training.until_it_moves()
+    assert "takes cpu:2" in muster_main("devices", "r", "--add", "1").stdout
+    training.until_ranks(2, 3, 2)  # a batch of 2 is too small for 3
+    training.until_it_moves()
+    assert "It goes on on the devices that it had" in training.said.read_text()
+    assert not (training.run / "devices.json").exists()
+    muster_main("devices", "r", "--release", "1")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    refused = muster_main("devices", "r", "--add", "1")
+    assert (refused.returncode, "muster resume r --devices N" in refused.stderr) == (2, True)
+    process = training.begin("resume", "r")
+    training.until_it_moves()
+    assert training.ranks[-1] == 1, "what was answered holds"
+    muster_main("devices", "r", "--add", "1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(300) == 130, "asked to end while it moves, it ends"
+    training.hurry()
+    assert training.begin("resume", "r").wait(300) == 0
+    assert training.ranks[-1] == 2
+    assert sorted(set(training.steps)) == list(range(1, STEPS + 1))
