@@ -166,7 +166,6 @@ def looked_at(root: Path, folder: Path, repeats: int) -> Record:
         sort = page.evaluate(ASK, [f"{base}&sort={name}&desc=1" for name in names])
         others = [f"lr<0.00{n}%20width=32" for n in range(1, repeats + 1)]
         chosen = page.evaluate(ASK, [f"{base}&filter={text}&sort=loss" for text in others])
-        again = page.evaluate(ASK, [f"{base}&filter={others[-1]}&sort=loss"] * repeats)
         drawn = [
             page.evaluate(DRAW, f"/api/run/{run}/curves?name=loss&px=1000") for _ in range(repeats)
         ]
@@ -178,7 +177,6 @@ def looked_at(root: Path, folder: Path, repeats: int) -> Record:
         "sort, until it is seen, ms": statistics.median(sorts),
         "filter, ms": statistics.median(chosen),
         "filter, until it is seen, ms": statistics.median(typed),
-        "the same filter again, ms": statistics.median(again),
         "50 curves of 2,000 points, ms": statistics.median(took for took, _ in drawn),
     }
 
@@ -204,25 +202,43 @@ def idle_bytes_per_s(root: Path, folder: Path, seconds: float) -> float:
     return sum(len(line) for line in lines if not line.startswith(b":")) / seconds
 
 
-class Slice(NamedTuple):
-    """A part of a sweep. ``busy_s``: processor time of the dashboard's process in it."""
-
-    begin_s: float
-    end_s: float
-    is_seen: bool
-    busy_s: float
-
-
-def costs_of_viewers(folder: Path, num_tasks: int, slice_s: float) -> Iterator[tuple[float, float]]:
-    """For each pair of neighbouring slices of a sweep, what ten viewers cost it and what the server
-    of its pages took of a core, in percent.
-    """
+def sweep_of(folder: Path, num_tasks: int) -> tuple[list[str], Path, Path]:
+    """A sweep of tasks that do nothing: its words, where they are said, and its folder."""
     root = folder / f"rate-{time.monotonic_ns()}"
     root.mkdir()
     (root / "target.py").write_text(TARGET)
     run = root / "runs" / "run"
     command = [sys.executable, "-m", "muster", "sweep", "target.py:small", "--seeds",
                str(num_tasks), "--devices", "cpu:2", "--quiet", "--run-dir", str(run)]  # fmt: skip
+    return command, root, run
+
+
+def tasks_of_a_minute(folder: Path) -> int:
+    """As many as a sweep does here in 45 seconds, a million at most."""
+    command, root, _ = sweep_of(folder, 20_000)
+    begin = time.monotonic()
+    subprocess.run(command, cwd=root, check=True)
+    return min(10**6, int(45 * 20_000 / (time.monotonic() - begin)))
+
+
+class Slice(NamedTuple):
+    """A part of a sweep. ``busy``: the share of a core that the dashboard's process took in it, and
+    the one of who looks.
+    """
+
+    begin_s: float
+    end_s: float
+    is_seen: bool
+    busy: tuple[float, float]
+
+
+def costs_of_viewers(
+    folder: Path, num_tasks: int, slice_s: float
+) -> Iterator[tuple[float, float, float]]:
+    """For each pair of neighbouring slices of a sweep, in percent: what ten viewers cost it, and
+    what the server of its pages and what they themselves took of a core.
+    """
+    command, root, run = sweep_of(folder, num_tasks)
     slices: list[Slice] = []
     with subprocess.Popen(command, cwd=root) as sweep:
         while not (run / "ledger.sqlite").exists():
@@ -237,10 +253,11 @@ def costs_of_viewers(folder: Path, num_tasks: int, slice_s: float) -> Iterator[t
                     for _ in range(10 * is_seen):
                         stack.enter_context(viewer(port, token, id_of(run)))
                     time.sleep(slice_s / 4)
-                    begin, busy = time.time(), sum(psutil.Process(pid).cpu_times()[:2])
+                    begin, before = time.time(), processor_s(pid)
                     time.sleep(slice_s)
-                    took = sum(psutil.Process(pid).cpu_times()[:2]) - busy
-                    slices.append(Slice(begin, time.time(), is_seen, took))
+                    end, after = time.time(), processor_s(pid)
+                    took = [(b - a) / (end - begin) for a, b in zip(before, after, strict=True)]
+                    slices.append(Slice(begin, end, is_seen, (took[0], took[1])))
         assert sweep.wait() == 0
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger:
         [ended] = zip(*ledger.execute("SELECT started_s + seconds FROM attempts"), strict=True)
@@ -248,11 +265,16 @@ def costs_of_viewers(folder: Path, num_tasks: int, slice_s: float) -> Iterator[t
         if all(one.begin_s > min(ended) and one.end_s < max(ended) for one in pair):
             rates = {one.is_seen: sum(one.begin_s < at <= one.end_s for at in ended)
                      / (one.end_s - one.begin_s) for one in pair}  # fmt: skip
-            busy = sum(one.busy_s / (one.end_s - one.begin_s) for one in pair if one.is_seen)
+            [busy] = [one.busy for one in pair if one.is_seen]
             print(
                 f"  without {rates[False]:,.0f} tasks/s, with {rates[True]:,.0f}", file=sys.stderr
             )
-            yield 100 * (1 - rates[True] / rates[False]), 100 * busy
+            yield 100 * (1 - rates[True] / rates[False]), 100 * busy[0], 100 * busy[1]
+
+
+def processor_s(pid: int) -> tuple[float, float]:
+    """What this process and we have used."""
+    return sum(psutil.Process(pid).cpu_times()[:2]), time.process_time()
 
 
 def growth_percent(folder: Path, seconds: float) -> tuple[float, float]:
@@ -316,12 +338,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=PARTS)
     parser.add_argument("--memory-minutes", type=float)
+    parser.add_argument("--repeats", type=int)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     parts = given.only or (PARTS[:-1] if given.quick else PARTS)
     repeats, idle_s, busy_s = (1, 5.0, 10.0) if given.quick else (7, 60.0, 3600.0)
-    sweeps, num_tasks, slice_s = (1, 20_000, 0.5) if given.quick else (7, 100_000, 2.0)
+    sweeps, slice_s = (1, 0.5) if given.quick else (given.repeats or 7, 2.0)
     curves = (5, 100) if given.quick else (50, 2000)
+    repeats = given.repeats or repeats
     if given.memory_minutes:
         busy_s = 60 * given.memory_minutes
     found: Record = {}
@@ -338,14 +362,15 @@ def main() -> None:
         if "idle" in parts:
             found["idle run, bytes/s"] = idle_bytes_per_s(folder / "runs", folder, idle_s)
         if "viewers" in parts:
+            num_tasks = 20_000 if given.quick else tasks_of_a_minute(folder)
             pairs = [
                 pair for _ in range(sweeps) for pair in costs_of_viewers(folder, num_tasks, slice_s)
             ]
             if pairs:  # a quick sweep may be over before there is one
-                costs, busy = zip(*pairs, strict=True)
-                found["cost of 10 viewers, %"] = statistics.median(costs)
-                intervals["cost of 10 viewers, %"] = interval(costs)
-                found["what their server takes of a core, %"] = statistics.median(busy)
+                names = ("cost of 10 viewers, %", "what their server takes of a core, %",
+                         "what the viewers take of a core, %")  # fmt: skip
+                for name, values in zip(names, zip(*pairs, strict=True), strict=True):
+                    found[name], intervals[name] = statistics.median(values), interval(values)
         if "memory" in parts:
             growth, size = growth_percent(folder, busy_s)
             found |= {"growth of the server's memory, %": growth, "the server's memory, MiB": size}
