@@ -91,6 +91,8 @@ class Seen(NamedTuple):
 
 def seen(chromium: Any, address: str, repeats: int, **context: Any) -> Seen:
     """Medians of opening a page until it stands still for three seconds, a minute at most."""
+    from playwright.sync_api import Error
+
     found = []
     for _ in range(repeats):
         with closing(
@@ -102,9 +104,10 @@ def seen(chromium: Any, address: str, repeats: int, **context: Any) -> Seen:
             page.goto(address, wait_until="commit")
             picture = b""
             while now - last < 3.0 and now - begin < 60.0:
-                now, after = time.perf_counter(), page.screenshot()
-                if after != picture:
-                    picture, last = after, now
+                now = time.perf_counter()
+                with suppress(Error):  # a page that has just begun may have no picture
+                    if (after := page.screenshot()) != picture:
+                        picture, last = after, now
                 page.wait_for_timeout(100)
             came = sum(got)
             page.wait_for_timeout(5000)
