@@ -278,8 +278,9 @@ class _Answers:
 
     async def login(self, request: Request) -> Response:
         credentials, host = self._board.credentials, request.headers["host"]
-        token = (await _object(request)).get("token")
-        if not isinstance(token, str) or not credentials.is_token(token):
+        asked = await _object(request)
+        token, key = (str(asked.get(name, "")) for name in ("token", "key"))
+        if not credentials.is_token(token) and not credentials.is_action_key(key):
             if not await credentials.failed():
                 return _say(request, 429, "Too many wrong tokens at once.")
             return _say(request, 403, "This token is wrong.")

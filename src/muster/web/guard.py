@@ -172,6 +172,7 @@ class Credentials:
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
+        self._start = secrets.token_bytes(16)  # cookies of an earlier server mean nothing
         self._num_failed = 0
         self._num_waiting = 0
         self._turn = asyncio.Lock()
@@ -182,15 +183,17 @@ class Credentials:
         return f"muster-{port if port.isdigit() else 80}", self._value(host)
 
     def _value(self, host: str) -> str:
-        return hmac.new(self._token, f"cookie {host}".encode(), hashlib.sha256).hexdigest()
+        said = b"cookie " + host.encode() + self._start
+        return hmac.new(self._token, said, hashlib.sha256).hexdigest()
 
     def has_cookie(self, host: str, header: str) -> bool:
         name, value = self.cookie(host)
         return _same(cookie_parser(header).get(name, ""), value)
 
     def action_key(self) -> str:
-        """What a page sends along with an action, beside its cookie. Browsers send the cookie to
-        every port of this machine; this the page keeps where only pages of this port can read it.
+        """What a page sends along with an action, beside its cookie, and to get the cookie of a
+        server that was started anew. Browsers send the cookie to every port; this the page
+        keeps where only pages of this port can read it.
         """
         return hmac.new(self._token, b"act", hashlib.sha256).hexdigest()
 

@@ -60,6 +60,15 @@ def test_a_cookie_is_of_one_port_and_holds_no_token() -> None:
         assert not credentials.has_cookie(HOST, header)
 
 
+def test_a_cookie_is_of_one_start_and_the_key_gets_another() -> None:
+    before, now = Credentials("t" * 43), Credentials("t" * 43)
+    name, value = before.cookie(HOST)
+    assert before.has_cookie(HOST, f"{name}={value}")
+    assert not now.has_cookie(HOST, f"{name}={value}")
+    assert now.is_action_key(before.action_key())
+    assert not Credentials("u" * 43).is_action_key(before.action_key())
+
+
 def test_a_bearer_is_the_token_itself() -> None:
     credentials = Credentials("t" * 43)
     assert credentials.has_bearer("Bearer " + "t" * 43) and credentials.has_bearer(
