@@ -16,7 +16,7 @@ from muster.farm.task import Finished, Outcome
 REASONS: dict[Outcome, str] = {
     Outcome.OK: "finished",
     Outcome.EXCEPTION: "raised an exception",
-    Outcome.BAD_RESULT: "returned something that cannot be recorded",
+    Outcome.BAD_RESULT: "gave something that cannot be recorded",
     Outcome.DEVICE_OOM: "ran out of GPU memory",
     Outcome.DEVICE_FAULT: "met a GPU that could not be used",
     Outcome.BROKEN_CONTEXT: "broke the GPU context of its process",
