@@ -55,7 +55,7 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-#: Each page once, of a run that has it; the others in addition, where there is time.
+#: Each page once, of a run that has it; and those for which there is seldom time.
 ESSENTIAL = ["", "devices", "big", "big/tasks", "big/task/1", "search/search",
              "train-done/training", "map-done/map", "run-failed/errors"]  # fmt: skip
 OTHERS = ["compare", "nowhere", "big/errors", "big/about", "search", "train-done", "map-done",
@@ -73,12 +73,17 @@ def address(server: WebServer, page: str) -> str:
     return f"/run/{run_id(server, name)}{slash}{rest}" if name in server.runs() else f"/{page}"
 
 
-@pytest.mark.parametrize("pages", [ESSENTIAL, pytest.param(OTHERS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("pages", "rules"),
+    [(ESSENTIAL, ("color-contrast",)),
+     pytest.param(ESSENTIAL + OTHERS, (), marks=pytest.mark.slow)],
+    ids=["essential", "all"],
+)  # fmt: skip
 def test_every_page_is_for_everybody(
-    browser: Any, server: WebServer, place: Path, pages: list[str]
+    browser: Any, server: WebServer, place: Path, pages: list[str], rules: tuple[str, ...]
 ) -> None:
     """Light and dark, wide and 360 px: no serious finding of axe-core, nothing wider than the
-    window. Whoever looks changes nothing in a run.
+    window. Whoever looks changes nothing in a run. ``rules``: of the second look; none for all.
     """
     before = contents(place / "runs")
     with look(browser, server) as tab:
@@ -91,7 +96,7 @@ def test_every_page_is_for_everybody(
             found = [tab.accessibility()]
             tab.page.emulate_media(color_scheme="dark")
             tab.page.set_viewport_size({"width": 360, "height": 740})
-            found += [tab.accessibility()]
+            found += [tab.accessibility(*rules)]
             assert found == [[], []], page
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, page
             tab.page.emulate_media(color_scheme="light")
