@@ -102,9 +102,12 @@ class ProgressCurve:
         self._before = _rejected_in(folder) if count.rejected_before else Counter[str]()
 
     def look(self) -> None:
-        """Write a line if it is time, and if records were done since the last."""
+        """Write a line if it is time, and if records were done since the last. The line of the last
+        record is left to the end, which may know more of the rejects."""
         now = time.monotonic()
-        if now >= self._due_s:
+        view = self._count.last
+        is_all = view is not None and view.num_done + view.num_failed >= self._count.total
+        if now >= self._due_s and not is_all:
             self._due_s = now + max(_LEAST_S, _PART * (now - self._begun_s))
             self._write()
 
