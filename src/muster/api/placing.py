@@ -234,7 +234,8 @@ class PerGpuAuto:
 
     def _fitting(self, key: str, uuids: Sequence[str], lines: Sequence[WorkerLine]) -> int:
         held = {line.slot: self._sampler.used_by(_family(line), uuids) or 0 for line in lines}
-        self._peaks[key] = max(self._peaks[key], *map(_known_mib, lines), *held.values())
+        # A slot that was taken since the view was made has no line in it.
+        self._peaks[key] = max([self._peaks[key], *map(_known_mib, lines), *held.values()])
         current = max(1, self._allowed[key])
         num_oom = sum(line.num_oom for line in lines)
         if num_oom > self._num_oom[key]:

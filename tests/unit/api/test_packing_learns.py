@@ -72,6 +72,13 @@ def test_others_are_looked_at_again(tmp_path: Path) -> None:
     assert packing.sample(view(1, device_peak_mib=9_300.0)) == [Capacity("GPU-a", 2)]
 
 
+def test_a_gpu_that_was_taken_since_the_view_was_made_has_one_worker(tmp_path: Path) -> None:
+    packing = PerGpuAuto(settings_of(tmp_path), SLOTS)
+    packing.sample(view(1))
+    packing.take([SlotSpec(slot_id=8, label="cuda:1", devices=("GPU-b",), kind="cuda")])
+    assert packing.sample(view(1)) == [Capacity("GPU-b", 1)]
+
+
 @pytest.mark.parametrize(("mode", "count"), [("exclusive process", 1), (None, 8)])
 def test_an_exclusive_gpu_is_not_packed(tmp_path: Path, mode: str | None, count: int) -> None:
     found = would_take(SweepOptions(per_gpu="auto"), settings_of(tmp_path, compute_mode=mode))
