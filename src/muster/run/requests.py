@@ -48,10 +48,7 @@ class Mailbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The session's name goes first: whoever finds a request gone, and the name still there,
-        # knows that the request was taken.
         with suppress(OSError):
-            _session_file(self._folder).unlink(missing_ok=True)
             self._remove_all()
 
     def is_cancelled(self) -> bool:
@@ -71,7 +68,11 @@ class Mailbox:
             return []
         self._ask_due_s = time.monotonic() + _POLL_EVERY_S
         found = []
-        for path in sorted(self._folder.requests.glob(f"ask-{self._token}-*")):
+        try:
+            paths = sorted(self._folder.requests.glob(f"ask-{self._token}-*"))
+        except OSError:  # a shared folder that fails now and then; whoever asks waits
+            return []
+        for path in paths:
             if path.name in self._taken:
                 continue
             self._taken.add(path.name)
@@ -82,6 +83,9 @@ class Mailbox:
         return found
 
     def _remove_all(self) -> None:
+        # The session's name goes first: whoever finds a request gone, and the name still there,
+        # knows that the request was taken.
+        _session_file(self._folder).unlink(missing_ok=True)
         for path in self._folder.requests.iterdir():
             if path.is_file():
                 path.unlink(missing_ok=True)
@@ -101,7 +105,7 @@ def ask_to_cancel(
         now = _current(folder)
         if now is not None and now != token:
             token = now
-            write_atomic(_request(folder, token), b"cancel")
+            _write_request(_request(folder, token), b"cancel")
         elif now is not None and not _request(folder, now).exists() and _current(folder) == now:
             return True
         if not is_running():
@@ -119,26 +123,36 @@ def ask(
 ) -> dict[str, Any] | None:
     """Ask the session of ``folder`` for something, and return its answer.
 
-    None when ``is_running()`` says that nobody is left to answer. Raises SetupError where the
-    session has not answered in time: it may do so later.
+    None when ``is_running()`` says that nobody is left to answer. Raises SetupError where nothing
+    can be asked or answered in this folder, and where the session has not answered in time: it may
+    do so later.
     """
     token, path = None, None
     deadline = time.monotonic() + timeout_s
     try:
         while time.monotonic() < deadline:
             now, alive = _current(folder), is_running()
+            is_gone = path is not None and not path.exists()
             if path is not None and (answer := _read_answer(path)) is not None:
                 return answer
+            if is_gone and _current(folder) == token:
+                raise SetupError(
+                    f"{folder.path} has heard what was asked for, and its answer cannot be written "
+                    "there.",
+                    hint=f"the disk may be full. See what has been done: muster status "
+                    f"{folder.path}",
+                )
             if not alive:
                 return None
             if now is not None and now != token:  # the first, or one that began meanwhile
                 token, path = now, folder.requests / f"ask-{now}-{uuid.uuid4().hex[:12]}"
-                write_atomic(path, json.dumps(what).encode())
+                _write_request(path, json.dumps(what).encode())
             time.sleep(_LOOK_EVERY_S)
     finally:
         if path is not None:
             for left in (path, _answer_file(path)):
-                left.unlink(missing_ok=True)
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
     raise SetupError(
         f"{folder.path} is at work and has not answered within {timeout_s:.0f} s.",
         hint="it may be busy, or run its tasks in its own process; ask again.",
@@ -147,11 +161,26 @@ def ask(
 
 def _answering(path: Path) -> Callable[[Mapping[str, Any]], None]:
     def answer(what: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # whoever asked is told to ask again
+        try:
             if path.exists():  # otherwise nobody waits any more
                 write_atomic(_answer_file(path), json.dumps(what).encode())
+        except OSError:
+            # On a full disk a file can still be removed, which says that this was heard.
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     return answer
+
+
+def _write_request(path: Path, what: bytes) -> None:
+    try:
+        write_atomic(path, what)
+    except OSError as error:
+        raise SetupError(
+            f"Nothing can be asked of {path.parent.parent}: {error.strerror or error}.",
+            hint=f"a request is a file in {path.parent}: it takes the right to write there, and "
+            "space on the disk.",
+        ) from None
 
 
 def _answer_file(path: Path) -> Path:
