@@ -448,8 +448,8 @@ class Coordinator:
             self._ledger.set_meta("enqueued", self._plan.plan_id)
         self._ledger.commit()
         self._ledger.snapshot()
-        usable = scheduler.roster.usable()
-        unusable = "" if usable else _reasons([s.quarantined for s in scheduler.roster.slots])
+        why = [slot.quarantined for slot in scheduler.roster.slots if slot.quarantined]
+        unusable = "" if scheduler.roster.usable() else _reasons(why)
         self._hooks.show(self._picture.view(scheduler, self._now(), "ending"))
         counts = self._ledger.counts()
         is_listed = self._ledger.meta("enqueued") == self._plan.plan_id

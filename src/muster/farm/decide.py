@@ -248,6 +248,7 @@ class Scheduler:
             finished = death_as_finished(event, worker.killing, max(0.0, now - worker.head_since))
             self._lose_tasks(worker, tasks, finished, now, out)
         if event.stuck:
+            slot.is_stuck = True
             self._quarantine([slot], event.stuck, out)
 
     def _lose_tasks(

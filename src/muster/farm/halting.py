@@ -47,7 +47,7 @@ def let_go(
     out: Decisions,
 ) -> None:
     """Let the workers of slots that are given back end after the task in hand, or at once: after
-    its checkpoint.
+    its checkpoint. At once are also those that were given back before and have not ended.
 
     A task that has saved then ends as stopped, which nobody has told it on its own account: so it
     is tried again, from there. A joint call goes on to its end.
@@ -60,7 +60,7 @@ def let_go(
     ):
         if labels:
             out.notes.append(("devices", f"{verb} {', '.join(labels)}"))
-    for slot in back:
+    for slot in [s for s in roster.slots if s.is_given_back] if event.at_once else back:
         task = reserved.pop(slot.spec.device_key, None)
         if task is not None and not roster.is_in_flight(task):
             solo.appendleft(task)
@@ -68,7 +68,8 @@ def let_go(
         if worker is None or worker.killing:
             continue
         out.revokes.extend(to_revoke([worker]))
-        if event.at_once and worker.in_flight and not worker.together:
+        if event.at_once and worker.in_flight and not (worker.together or worker.is_hurried):
+            worker.is_hurried = True
             out.halts.append((worker.worker_id, next(iter(worker.in_flight)), True))
         if not worker.stopping:
             worker.stopping = True

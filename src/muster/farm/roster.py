@@ -24,6 +24,7 @@ class Slot:
     start_after: float = 0.0
     quarantined: str = ""
     is_given_back: bool = False  # or will be, once its worker has ended
+    is_stuck: bool = False  # its device has memory that a dead worker still holds
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Worker:
     killing: Outcome | None = None
     overdue: Task | None = None  # for which it is being killed
     stopping: bool = False
+    is_hurried: bool = False  # told to end the task in hand, because its slot is given back
     poisoned: bool = False
     revoking: bool = False
     solo_key: str = ""
@@ -79,11 +81,17 @@ class Roster:
         self._allowed: dict[str, int] = {}
 
     def have(self, specs: Iterable[SlotSpec]) -> list[Slot]:
-        """Have exactly these slots from now on; returns those that are given back by that."""
+        """Have exactly these slots from now on; returns those that are given back by that.
+
+        One that was given back and is taken again gets tasks again, also if it was in quarantine.
+        """
         wanted = {spec.slot_id: spec for spec in specs}
         back = [s for s in self.slots if not (s.is_given_back or s.spec.slot_id in wanted)]
         for slot in self.slots:
-            slot.is_given_back = wanted.pop(slot.spec.slot_id, None) is None
+            is_wanted = wanted.pop(slot.spec.slot_id, None) is not None
+            if slot.is_given_back and is_wanted and not slot.is_stuck:
+                slot.quarantined, slot.start_failures = "", 0
+            slot.is_given_back = not is_wanted
         for spec in wanted.values():
             self.slots.append(Slot(spec, len(self.shares_of(spec.device_key))))
         return back

@@ -135,6 +135,8 @@ class RunView(NamedTuple):
 _MAX_NOTES = 100
 #: Of a slot whose worker has ended, and whose devices others may have.
 GIVEN_BACK = "given back"
+#: Of a slot without a worker that gets no tasks: its device is to blame for failures, or stuck.
+QUARANTINED = "quarantined"
 
 
 class Picture:
@@ -260,8 +262,8 @@ class Picture:
         known = self._device_peak.get(slot_id), self._num_oom[slot_id]
         worker = scheduler.roster.worker_of(slot)
         if worker is None:
-            state = "quarantined" if slot.quarantined else "off"
-            state = GIVEN_BACK if slot.is_given_back else state
+            state = QUARANTINED if slot.quarantined else "off"
+            state = GIVEN_BACK if slot.is_given_back and not slot.is_stuck else state
             return WorkerLine(slot.spec.label, state, "", None, None, "", 0, None, *known)
         head = next(iter(worker.in_flight.values()), None)
         return WorkerLine(

@@ -14,11 +14,13 @@ from muster.farm.events import (
     Fetched,
     Results,
     Returned,
+    Slots,
     WorkerDied,
     WorkerReady,
 )
 from muster.farm.lifecycle import RetryPolicy
 from muster.farm.task import Finished, Outcome, SlotSpec, TargetSpec, Task
+from muster.farm.view import GIVEN_BACK, QUARANTINED, Picture
 
 PLAIN = TargetSpec(name="f", location="f.py", attribute="f")
 BATCHED = TargetSpec(name="g", location="g.py", attribute="g", max_batch=64)
@@ -723,3 +725,27 @@ def test_the_schedule_is_a_function_of_its_input() -> None:
         return seen
 
     assert play() == play()
+
+
+def test_what_was_given_back_can_be_hurried_later_and_is_told_once() -> None:
+    slots = gpus(2)
+    rig = Rig(slots, tasks(4))
+    rig.ready()
+    assert rig.step(Slots([slots[0]], at_once=False)).halts == []
+    [(worker_id, _, pauses)] = rig.step(Slots([slots[0]], at_once=True)).halts
+    assert (worker_id, pauses) == (rig.worker_on(1), True)
+    assert rig.step(Slots([slots[0]], at_once=True)).halts == []
+
+
+def test_stuck_memory_is_seen_and_other_quarantine_ends_when_a_device_is_taken_again() -> None:
+    slots = gpus(3)
+    rig = Rig(slots, tasks(6))
+    rig.ready()
+    rig.scheduler.roster.slots[2].quarantined = "it failed tasks"
+    rig.step(Slots([slots[0]], at_once=False))
+    rig.step(WorkerDied(rig.worker_on(1), None, 9, "killed", stuck="700 MiB are still held"))
+    rig.step(WorkerDied(rig.worker_on(2), 0, None, ""))
+    lines = Picture("r", 6, 0.0).view(rig.scheduler, 1.0, "running").workers
+    assert [line.state for line in lines[1:]] == [QUARANTINED, GIVEN_BACK]
+    rig.step(Slots(slots, at_once=False))
+    assert [slot.spec.label for slot in rig.scheduler.roster.usable()] == ["gpu0.0", "gpu2.0"]
