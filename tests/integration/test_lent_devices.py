@@ -120,9 +120,10 @@ def test_a_run_gives_back_takes_is_killed_and_goes_on(
     process = place.begin(*KINDS[kind], *flags)
     until(lambda: all_are("cpu:0", "cpu:1", "cpu:2")(place.states()), place)
     said = muster_main("devices", "r", "--release", "1")
-    assert "gives back cpu:2, each after the task in hand" in said.stdout, said.stderr
+    assert "gives back cpu:2, after the task in hand" in said.stdout, said.stderr
     until(lambda: place.states()["cpu:2"] == "ending", place)
-    assert "no more" in muster_main("devices", "r").stdout
+    stays = [line.split()[-1] for line in muster_main("devices", "r").stdout.splitlines()[1:4]]
+    assert stays == ["yes", "yes", "no"]
     assert "takes cpu:2, cpu:3" in muster_main("devices", "r", "--add", "2").stdout
     until(lambda: place.states().get("cpu:3") == "running", place)
     said = muster_main("devices", "r", "--only", "1,3", "--json")
@@ -133,7 +134,9 @@ def test_a_run_gives_back_takes_is_killed_and_goes_on(
     process.wait()
     said = muster_main("devices", "r", "--add", "1")
     assert "it has cpu:0, cpu:1, cpu:2 then" in said.stdout, "two, and one more, numbered anew"
-    process = place.begin("resume", "r")
+    said = muster_main("devices", "r", "--release", "2")
+    assert "gives back cpu:1, cpu:2, when it goes on" in said.stdout, said.stderr
+    process = place.begin("resume", "r", "--devices", "cpu:3")  # goes before that
     until(lambda: all_are("cpu:0", "cpu:1", "cpu:2")(place.states()), place)
     assert "gives back" in muster_main("devices", "r", "--only", "0").stdout
     (place.path / "go").touch()
@@ -161,7 +164,7 @@ def test_a_gpu_goes_from_one_run_to_another(
     until(lambda: len(place.began) == 2, place)
     until(lambda: place.states().get("cuda:1") == "running", place)
     said = muster_main("devices", "r", "--release", "1", "--now")
-    assert "gives back cuda:1, each after its checkpoint" in said.stdout
+    assert "gives back cuda:1, after its next checkpoint" in said.stdout
     until(lambda: place.states()["cuda:1"] == "given back", place)
     second = place.begin(
         "sweep", "t.py:held", "--seeds", "1", "--devices", "1", "--monitor-interval", "0",

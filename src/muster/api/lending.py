@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.api.options import SweepOptions
-from muster.api.placing import per_gpu_of, slots_of, would_take
+from muster.api.placing import device_request, per_gpu_of, slots_of, would_take
+from muster.base.atomic_files import write_atomic
 from muster.base.codec import read_as, write_json
 from muster.base.errors import MusterError, PlacementError, UsageError
+from muster.base.journal import read_journal
 from muster.base.settings import Settings, read_settings
 from muster.devices.device_request import (
     MOST_CPU_WORKERS,
@@ -31,7 +33,7 @@ from muster.devices.placement import Placement, place
 from muster.farm.events import Event, Slots
 from muster.farm.executors.table import CLUSTERS
 from muster.farm.task import SlotSpec
-from muster.farm.view import GIVEN_BACK, RunView
+from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
 from muster.run.session import is_held, open_run
@@ -68,9 +70,32 @@ def as_wanted(folder: RunFolder, options: SweepOptions) -> SweepOptions:
     wanted = None if options.restart else read_wanted(folder)
     if wanted is None or dict(wanted.against) != _choice(options):
         return options
-    text = f"cpu:{len(wanted.devices)}" if wanted.kind == "cpu" else "auto"
-    ids = None if wanted.kind == "cpu" else ",".join(wanted.devices)
+    text, ids = str(len(wanted.devices)), None
+    if wanted.kind == "cpu":
+        text = f"cpu:{text}"
+    elif {device.uuid for device in discover(read_settings()).devices}.issuperset(wanted.devices):
+        text, ids = "auto", ",".join(wanted.devices)
+    # Else on another host, or with other GPUs by now: as many.
     return dataclasses.replace(options, devices=text, gpu_ids=ids, max_gpus=None)
+
+
+def forget_wanted(folder: RunFolder) -> None:
+    """Let a command that chooses devices go before what was asked for, in all stages of a map.
+
+    Raises SetupError where somebody works on the run.
+    """
+    whole = RunFolder(folder.whole)
+    for path in [whole.devices_json, *whole.stage(0).parent.glob(f"*/{whole.devices_json.name}")]:
+        if path.exists():
+            with open_run(RunFolder(path.parent)):
+                path.unlink(missing_ok=True)
+
+
+def hand_on(before: RunFolder, after: RunFolder) -> None:
+    """Let a stage of a map that has not begun have what was asked for of the one before."""
+    if before.devices_json.exists() and not after.exists():
+        after.create()
+        write_atomic(after.devices_json, before.devices_json.read_bytes())
 
 
 class Lending:
@@ -91,30 +116,47 @@ class Lending:
         self._leases = {lease.uuid: lease for lease in leases}
         self._wanted = list(dict.fromkeys(slot.device_key for slot in slots))
         self._is_gpu = any(slot.devices for slot in slots)
+        self._ill: set[str] = set()  # in quarantine, or given back from there
 
     def close(self) -> None:
         for lease in self._leases.values():
             lease.release()
 
     def forget_other_choice(self) -> None:
-        """Remove what was asked for where the command chooses other devices by now."""
+        """Remove what was asked for where the command chooses other devices by now; where it holds,
+        write down what these are called here.
+        """
         wanted = read_wanted(self._folder)
-        if wanted is not None and dict(wanted.against) != _choice(self._options):
+        if wanted is None:
+            return
+        if dict(wanted.against) != _choice(self._options):
             self._folder.devices_json.unlink(missing_ok=True)
+        elif len(wanted.devices) == len(self._devices) and self._record != wanted:
+            self._write()
 
     def hear(self, asked: Ask, view: RunView | None = None) -> list[Event]:
         """Do what is asked for, and answer; nothing has changed where that is refused."""
         held = set(self._leases)
         before = list(self._wanted)
+        ill_now = self._quarantined(view)
+        self._ill = self._ill.difference(before) | ill_now
         try:
             wanted = self._choose(asked.what.get("devices") or {}, view)
+            if ill_now.issuperset(wanted):
+                raise UsageError(
+                    f"{self._folder.path} would have nothing but "
+                    f"{', '.join(self._labels(wanted))}, which gets no tasks: it is in quarantine.",
+                    hint="keep another device, or take one more first: --add 1.",
+                )
             self._wanted = wanted
             self._write()
-        except (MusterError, OSError) as error:
+        except (MusterError, OSError, ValueError, TypeError, OverflowError) as error:
             self._wanted = before
             for uuid in self._leases.keys() - held:
                 self._leases.pop(uuid).release()
             text, _, hint = str(error).partition("\nHint: ")
+            if not isinstance(error, (MusterError, OSError)):
+                text = f"A request for devices cannot be read: {text}."
             asked.answer({"refused": text, "hint": hint})
             return []
         labels = self._labels(wanted)
@@ -183,8 +225,9 @@ class Lending:
         busy = {line.slot for line in view.workers if line.task} if view is not None else set()
         by_key = self._by_key()
 
-        def cost(key: str) -> tuple[bool, int]:  # the idle first, then the last
-            return any(s.label in busy for s in by_key[key]), -self._wanted.index(key)
+        def cost(key: str) -> tuple[bool, bool, int]:  # of no use, then the idle, then the last
+            is_busy = any(s.label in busy for s in by_key[key])
+            return key not in self._ill, is_busy, -self._wanted.index(key)
 
         gone = sorted(self._wanted, key=cost)[:count]
         return [key for key in self._wanted if key not in gone]
@@ -192,7 +235,8 @@ class Lending:
     def _with_cpus(self, count: int) -> list[str]:
         if len(self._wanted) + count > MOST_CPU_WORKERS:
             raise UsageError(f"--add {count} makes more CPU workers than {MOST_CPU_WORKERS:,}.")
-        free = (f"cpu:{i}" for i in itertools.count() if f"cpu:{i}" not in self._wanted)
+        taken = self._ill.union(self._wanted)
+        free = (f"cpu:{i}" for i in itertools.count() if f"cpu:{i}" not in taken)
         new = list(itertools.islice(free, count))
         self._add_cpus(new)
         return [*self._wanted, *new]
@@ -200,13 +244,13 @@ class Lending:
     def _only_cpus(self, text: str) -> list[str]:
         begun = parse_devices(self._options.devices).count or 0
         most = max(self._settings.cpu_count, len(self._slots), begun)
-        if text.startswith("cpu:") and text[4:].isdigit() and int(text[4:]) > 0:
+        if text.startswith("cpu:") and text[4:].isdecimal() and int(text[4:]) > 0:
             count = int(text[4:])
             if count > MOST_CPU_WORKERS:
                 raise UsageError(f"--only {text} asks for more than {MOST_CPU_WORKERS:,} workers.")
             missing = max(0, count - len(self._wanted))
             return self._with_cpus(missing) if missing else self._wanted[:count]
-        if not all(part.strip().isdigit() for part in text.split(",")):
+        if not all(part.strip().isdecimal() for part in text.split(",")):
             raise UsageError(
                 f"--only {text} is no choice of CPU workers, and a run on the CPU has no others.",
                 hint="write cpu:4 for four of them, or their numbers, such as 0,3.",
@@ -234,13 +278,15 @@ class Lending:
         by_key = self._by_key()
         leaving = [
             key for key in by_key
-            if key not in self._wanted and all(u in self._leases for u in by_key[key][0].devices)
+            if key not in self._ill.union(self._wanted)
+            and all(uuid in self._leases for uuid in by_key[key][0].devices)
         ][:count]  # fmt: skip
         wanted = [*self._wanted, *leaving]
         missing = (count - len(leaving)) * self._group
         if missing:
             inventory = discover(self._settings)
-            ours = {uuid for key in wanted for uuid in by_key[key][0].devices} | {*self._leases}
+            not_new = self._ill.union(wanted)
+            ours = {uuid for key in not_new for uuid in by_key[key][0].devices} | {*self._leases}
             others = [d.uuid for d in inventory.devices if d.kind == "cuda" and d.uuid not in ours]
             wanted += self._take(others, missing, inventory)
         return wanted
@@ -254,7 +300,7 @@ class Lending:
             cpu_count=self._settings.cpu_count, force=True,
         )  # fmt: skip
         if placement.skipped:
-            raise _not_free(f"--only {text}", placement)
+            raise _not_free(f"Not all of --only {text} can be had:", placement)
         by_key, wanted = self._by_key(), []
         ours = {u for key in self._wanted for u in by_key[key][0].devices} | {*self._leases}
         new: list[str] = []
@@ -274,10 +320,10 @@ class Lending:
 
     def _take(self, uuids: Sequence[str], count: int, inventory: Inventory) -> list[str]:
         """Lease ``count`` of these GPUs and make slots on them; UsageError where fewer are free."""
-        text = f"{_gpus(count)} more"
+        text = "1 more GPU" if count == 1 else f"{count} more GPUs"
         if len(uuids) < count:
             raise UsageError(
-                f"There are not {text}: this machine shows {_gpus(len(inventory.devices))}, and "
+                f"Cannot take {text}: this machine shows {_gpus(len(inventory.devices))}, and "
                 f"{self._folder.path} has {', '.join(self._labels(self._wanted))}."
             )
         options = self._options
@@ -297,7 +343,9 @@ class Lending:
         self._leases |= {lease.uuid: lease for lease in leases}
         found = list(dict.fromkeys("+".join(slot.device_uuids) for slot in placement.slots))
         if len(found) * self._group < count:
-            raise _not_free(text, placement)
+            raise _not_free(
+                f"Cannot take {text}: only {len(found) * self._group} can be had.", placement
+            )
         known = self._by_key()
         for slot in slots_of(placement, options):
             if slot.device_key not in known:
@@ -315,28 +363,42 @@ class Lending:
             found.setdefault(slot.device_key, []).append(slot)
         return found
 
+    def _quarantined(self, view: RunView | None) -> set[str]:
+        lines = () if view is None else view.workers
+        ill = {line.slot for line in lines if line.state == QUARANTINED}
+        slots_by_key = self._by_key().items()
+        return {key for key, slots in slots_by_key if ill.issuperset(s.label for s in slots)}
+
     def _labels(self, keys: Iterable[str]) -> list[str]:
         by_key = self._by_key()
         return [by_key[key][0].label.partition("/")[0] for key in keys]
 
-    def _write(self) -> None:
+    @property
+    def _devices(self) -> tuple[str, ...]:
         by_key = self._by_key()
-        uuids = [uuid for key in self._wanted for uuid in by_key[key][0].devices]
-        wanted = Wanted(
+        uuids = (uuid for key in self._wanted for uuid in by_key[key][0].devices)
+        return tuple(uuids if self._is_gpu else self._wanted)
+
+    @property
+    def _record(self) -> Wanted:
+        return Wanted(
             kind="cuda" if self._is_gpu else "cpu",
-            devices=tuple(uuids if self._is_gpu else self._wanted),
+            devices=self._devices,
             labels=tuple(self._labels(self._wanted)),
             against=_choice(self._options),
         )
-        write_json(self._folder.devices_json, wanted)
+
+    def _write(self) -> None:
+        write_json(self._folder.devices_json, self._record)
 
 
 def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> dict[str, Any]:
     """Ask a run for other devices: ``{"release": 2}``, ``{"add": 2}`` or ``{"only": "0,3"}``.
 
     ``now``: its tasks there need not end, only reach their next checkpoint. Returns which it
-    "has", "gives_back" and "takes"; where nobody works on it, it will begin so. Raises UsageError
-    for what cannot be, and for a run of ranks, and SetupError where it does not answer.
+    "has", "gives_back" and "takes", and "is_at_work"; where nobody works on it, it will begin so.
+    Raises UsageError for what cannot be, and for a run of ranks, and SetupError where it does not
+    answer.
     """
     stored, folder = run.stored, run.folder
     asked = {"devices": dict(what), "now": now}
@@ -357,11 +419,11 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
             hint=f"go on with it on other devices: muster resume {run.path} --devices N",
         )
     if not answers:
-        answers.append(_write_down(run, asked))
+        answers.append({"is_at_work": False, **_write_down(run, asked)})
     [found] = answers
     if "refused" in found:
         raise UsageError(str(found["refused"]), hint=str(found["hint"]) or None)
-    return dict(found)
+    return {"is_at_work": True, **found}
 
 
 def _write_down(run: Run, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -372,15 +434,31 @@ def _write_down(run: Run, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     settings, options = read_settings(), stored_options(run)
     with open_run(run.folder):
         placement = would_take(as_wanted(run.folder, options), settings)
+        _refuse_other_host(run.folder, options, placement)
         lending = Lending(run.folder, options, settings, slots_of(placement, options))
         with closing(lending):
             lending.hear(Ask(asked, answers.append))
     return answers[0]
 
 
+def _refuse_other_host(folder: RunFolder, options: SweepOptions, placement: Placement) -> None:
+    """UsageError where a run with GPUs would be given CPU workers, because here is no GPU."""
+    starts = [line for line in read_journal(folder.events) if line.get("event") == "start"]
+    labels = starts[-1].get("workers") if starts else None
+    had_gpus = bool(labels) and str(labels[0]).startswith("cuda")
+    is_auto = device_request(options).kind == "auto"
+    if had_gpus and is_auto and placement.slots[0].kind == "cpu":
+        raise UsageError(
+            f"{folder.path} had GPUs when it last ran, and this machine shows none.",
+            hint="ask where it will go on, or say it then: "
+            f"muster resume {folder.path} --devices N",
+        )
+
+
 def _not_free(what: str, placement: Placement) -> UsageError:
-    lines = [f"  {item.device}: {item.reason}" for item in placement.skipped]
-    return UsageError("\n".join([f"Cannot take {what}:", *lines]))
+    return UsageError(
+        "\n".join([what, *(f"  {item.device}: {item.reason}" for item in placement.skipped)])
+    )
 
 
 def _gpus(count: int) -> str:

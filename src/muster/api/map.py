@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.api.earlier_work import move_aside
 from muster.api.launch import Audience, Prepared, prepare, run_workload
+from muster.api.lending import hand_on
 from muster.api.map_job import MapJob, Mapped, open_source, workload_of
 from muster.api.map_progress import ProgressCurve, RecordCount
 from muster.api.map_publish import (
@@ -140,6 +141,8 @@ def run_map(job: MapJob, options: SweepOptions, audience: Audience) -> Mapped:
             for number, (part, home) in enumerate(parts, start=1):
                 if len(parts) > 1:
                     audience.say(f"stage {number} of {len(parts)}: {part.stages[0].name}")
+                if number > 1:
+                    hand_on(parts[number - 2][1], home)
                 one = _run_once(part, options, audience, home)
                 if one.output is None:
                     return one

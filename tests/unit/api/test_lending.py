@@ -15,15 +15,25 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from muster.api.lending import Lending, as_wanted, read_wanted
+from muster.api.lending import (
+    Lending,
+    as_wanted,
+    change_devices,
+    forget_wanted,
+    hand_on,
+    read_wanted,
+)
 from muster.api.options import SweepOptions
 from muster.api.placing import slots_of, take_devices
+from muster.api.runs import Run
+from muster.base.errors import UsageError
 from muster.base.settings import Settings, read_settings
 from muster.devices.discovery import to_json
 from muster.devices.inventory import Device, Inventory
 from muster.farm.events import Slots
-from muster.farm.view import GIVEN_BACK, RunView, WorkerLine
+from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView, WorkerLine
 from muster.run.folder import RunFolder
+from muster.run.record import new_record, write_run
 from muster.run.requests import Ask
 
 
@@ -166,7 +176,7 @@ def test_release_add_and_only_of_gpus(settings: Settings, tmp_path: Path) -> Non
     assert "cuda:1: leased by run b" in said["refused"]
     said = a.ask(add=2)
     assert (
-        "Cannot take 2 GPUs more" in said["refused"]
+        "Cannot take 2 more GPUs: only 1 can be had." in said["refused"]
         and "cuda:1: leased by run b" in said["refused"]
     )
     assert "there is no GPU 7; this host has 4 visible GPUs" in a.ask(only="0,7")["refused"]
@@ -194,6 +204,77 @@ def test_cpu_workers_have_numbers(settings: Settings, tmp_path: Path) -> None:
     assert "no choice of CPU workers" in run.ask(only="GPU-8")["refused"]
     run.begin()
     assert run.labels == [f"cpu:{i}" for i in range(6)]
+
+
+HOSTILE: list[Any] = [
+    5, "release", ["release"], {"release": "x"}, {"release": None}, {"add": [1]}, {"add": {}},
+    {"release": float("inf")}, {"add": float("nan")}, {"add": 10**30}, {"only": "cpu:²"},
+    {"only": "²"}, {"only": "cpu:" + "9" * 5000}, {"only": None}, {"only": ""},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("devices", ["cpu:2", "2"])
+def test_a_hostile_request_is_refused(devices: str, settings: Settings, tmp_path: Path) -> None:
+    run = Host(tmp_path / "a", settings, devices=devices)
+    for what in HOSTILE:
+        answers: list[Mapping[str, Any]] = []
+        assert run.lending.hear(Ask({"devices": what}, answers.append), view_of({})) == []
+        assert answers[0]["refused"], what
+    run.lending.close()
+
+
+def test_what_is_in_quarantine_goes_first_and_never_stays_alone(
+    settings: Settings, tmp_path: Path
+) -> None:
+    run = Host(tmp_path / "a", settings, devices="2")
+    run.states = {"cuda:0": QUARANTINED, "cuda:1": "idle"}
+    assert "in quarantine" in run.ask(only="0")["refused"]
+    assert run_labels(run.ask(release=1))[:2] == (["cuda:1"], ["cuda:0"])
+    run.states["cuda:0"] = GIVEN_BACK
+    run.lending.look(view_of(run.states))
+    assert run.held == {"GPU-1"}
+    assert run_labels(run.ask(add=1))[2] == ["cuda:2"], "not the one that was in quarantine"
+    assert run_labels(run.ask(only="0,1"))[2] == ["cuda:0"], "which may be named"
+    run.lending.close()
+
+
+def test_elsewhere_a_run_has_as_many_and_they_are_called_as_there(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Host(tmp_path / "a", settings, devices="4")
+    run.ask(only="1,3")
+    run.lending.close()
+    on_machine(tmp_path, monkeypatch, 3)  # without GPU-3
+    run.begin()
+    assert run.held == {"GPU-0", "GPU-1"}
+    found = read_wanted(run.folder)
+    assert found is not None and found.labels == ("cuda:0", "cuda:1")
+    run.lending.close()
+    cpu = Host(tmp_path / "b", settings, devices="cpu:4")
+    cpu.ask(only="1,3")
+    cpu.begin()
+    found = read_wanted(cpu.folder)
+    assert found is not None and list(found.labels) == cpu.labels == ["cpu:0", "cpu:1"]
+    stage = RunFolder(tmp_path / "stage")
+    hand_on(cpu.folder, stage)
+    assert read_wanted(stage) == found, "as does the next stage of a map"
+    forget_wanted(cpu.folder)
+    cpu.begin()
+    assert len(cpu.labels) == 4, "what is typed goes before what was asked for"
+
+
+def test_a_host_without_gpus_gives_no_cpu_workers_to_a_run_that_had_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(tmp_path, monkeypatch, 0)
+    folder = RunFolder(tmp_path / "r")
+    folder.create()
+    record = new_record(folder, "sweep", SweepOptions(), spec={}, code={}, argv=())
+    write_run(folder, record)
+    folder.events.write_text('{"event": "start", "workers": ["cuda:0", "cuda:1"]}\n')
+    with pytest.raises(UsageError, match="had GPUs when it last ran, and this machine shows none"):
+        change_devices(Run(folder.path), {"release": 1})
+    assert read_wanted(folder) is None
 
 
 def test_whole_groups_of_gpus(settings: Settings, tmp_path: Path) -> None:

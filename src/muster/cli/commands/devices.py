@@ -29,7 +29,7 @@ class _Flags(JsonFlags):
     """A run's folder, or its name below ./runs: show the devices that it has."""
     release: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
     """The run gives back so many GPUs or CPU workers, after the task in hand; a training saves and
-    goes on on the others."""
+    goes on with the others."""
     add: Annotated[int | None, Flag(metavar="N", chooses="what changes")] = None
     """It takes so many more, which have to be free."""
     only: Annotated[str | None, Flag(metavar="0,3|cpu:N", chooses="what changes")] = None
@@ -103,12 +103,14 @@ def _change(run: Run, what: dict[str, Any], flags: _Flags) -> int:
         output.say_json({"run": run.folder.name, **answer})
         return 0
     name = run.folder.name
-    when, later = "each after the task in hand", ""
-    if run.stored.is_gang:
+    gone, later = answer["gives_back"], ""
+    each = "each " if len(gone) > 1 else ""
+    when = f"{each}after {'its next checkpoint' if flags.now else 'the task in hand'}"
+    if not answer["is_at_work"]:
+        when = later = "when it goes on"
+    elif run.stored.is_gang:
         when = later = "once its ranks have saved"
-    elif flags.now:
-        when = "each after its checkpoint"
-    if gone := answer["gives_back"]:
+    if gone:
         output.say(f"{name}: gives back {', '.join(gone)}, {when}")
     if taken := answer["takes"]:
         output.say(f"{name}: takes {', '.join(taken)}{', ' if later else ''}{later}")
@@ -137,10 +139,10 @@ def _show_run(run: Run, *, as_json: bool) -> int:
         output.say_json({"run": run.folder.name, "devices": records, "wanted": labels})
         return 0
     rows = [
-        [r["device"], r["state"], r["task"], "" if r["is_wanted"] else "no more"] for r in records
+        [r["device"], r["state"], r["task"], "yes" if r["is_wanted"] else "no"] for r in records
     ]
     if rows:
-        output.table(["device", "state", "task", "wanted"], rows)
+        output.table(["device", "state", "task", "stays"], rows)
     else:
         output.say(f"{run.folder.name}: {status.state}; it holds no device")
     if labels is not None:

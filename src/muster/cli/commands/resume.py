@@ -139,6 +139,7 @@ def _resume_other(run: Run, extra: list[str]) -> int:
             )
     if stored.is_program:
         raise _cannot_go_on(run)
+    _let_typed_devices_hold(path, typed)
     again = _merged(path, before, typed, ONE_TIME)
     return command(again, again.argv())
 
@@ -210,6 +211,7 @@ def _go_on(argv: list[str], extra: list[str], command: str, description: str) ->
     elif element is not None:
         return _run_element(*element, parsed)
     stored, path = run.stored, run.folder.whole.absolute()
+    _let_typed_devices_hold(path, parsed)
     go_to(stored.cwd)
     if stored.argv:
         retried = {"again": _RetryFlags} if command == "retry" else {}
@@ -307,6 +309,14 @@ def _both(
             "--run-dir has no effect: a run goes on in its own folder.", hint="leave it out."
         )
     return before, typed, both.job
+
+
+def _let_typed_devices_hold(path: Path, typed: Parsed) -> None:
+    """They go before what `muster devices RUN` was asked for, also where the run was begun so."""
+    if _DEVICES & typed.given("options").keys() and not typed.shown.dry_run:
+        from muster.api.lending import forget_wanted
+
+        forget_wanted(RunFolder(path))
 
 
 def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] = ()) -> Parsed:
