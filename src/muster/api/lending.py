@@ -444,8 +444,8 @@ def _write_down(run: Run, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 def _refuse_other_host(folder: RunFolder, options: SweepOptions, placement: Placement) -> None:
     """UsageError where a run with GPUs would be given CPU workers, because here is no GPU."""
     starts = [line for line in read_journal(folder.events) if line.get("event") == "start"]
-    labels = starts[-1].get("workers") if starts else None
-    had_gpus = bool(labels) and str(labels[0]).startswith("cuda")
+    labels: list[Any] = (starts[-1].get("workers") if starts else None) or [""]
+    had_gpus = str(labels[0]).startswith("cuda")
     is_auto = device_request(options).kind == "auto"
     if had_gpus and is_auto and placement.slots[0].kind == "cpu":
         raise UsageError(
