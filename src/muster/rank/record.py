@@ -24,7 +24,15 @@ from muster.base.clock import human_duration
 from muster.base.codec import write_json
 from muster.base.errors import how_to_install
 from muster.base.journal import read_journal
-from muster.base.metric_log import METRICS_FILE, TIME, as_number, as_step, is_logging, logging_to
+from muster.base.metric_log import (
+    METRICS_FILE,
+    PROCESS,
+    TIME,
+    as_number,
+    as_step,
+    is_logging,
+    logging_to,
+)
 from muster.base.settings import variable
 from muster.rank.curves import draw_curves
 from muster.rank.life import Results, Say
@@ -32,6 +40,8 @@ from muster.rank.meter import peak_memory_mib
 from muster.rank.process_group import Gang
 from muster.run.folder import RunFolder
 
+#: In the file of a task, the line from which on the lines of this training stand.
+_TRAINING = "_training"
 _FLUSH_EVERY_S = 1.0
 _TENSORBOARD_EVERY_S = 0.25
 _WITHOUT_NORM = (
@@ -91,10 +101,12 @@ class Record:
         task = variable(METRICS_FILE)
         self._told = _Told()
         if task and Path(task).absolute() != self._path.absolute():
+            training = str(self._path.absolute())
             if has_begun:  # by ranks before these, maybe in the same attempt
-                self._told.read(Path(task))
+                self._told.read(Path(task), training)
                 self._told.at = _last(read_metrics(self._path))
             self._files.append(os.open(task, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
+            self._write("", json.dumps({_TRAINING: training}) + "\n")
         self._logging = ExitStack()
         if not is_logging():
             self._logging.enter_context(logging_to(self.log))
@@ -250,12 +262,17 @@ class _Told:
         self._last: dict[str, int] = {}
         self._logged: Counter[tuple[str, int] | None] = Counter()
 
-    def read(self, path: Path) -> None:
-        """Remember what is in the task's file."""
+    def read(self, path: Path, training: str) -> None:
+        """Remember what ``training`` has written to the task's file, which others write as well."""
         at: tuple[str, int] | None = None
+        is_its = False
         for line in read_journal(path):
-            kind, step = line.get("kind"), line.get("step")
-            if not isinstance(kind, str):
+            kind, step, begun = line.get("kind"), line.get("step"), line.get(_TRAINING)
+            if isinstance(begun, str):
+                is_its = begun == training
+            elif not is_its or line.keys() == {PROCESS}:
+                continue
+            elif not isinstance(kind, str):
                 self._logged[at] += 1
             elif isinstance(step, int):
                 at = kind, step

@@ -67,8 +67,9 @@ def test_the_numbers_of_a_training_are_those_of_the_task_that_it_is(
     record.close()
     monkeypatch.delenv("MUSTER_METRICS")
     muster.log(3, entropy=9.0)
-    assert stream.read_bytes() == RunFolder(tmp_path).metrics.read_bytes()
-    found = [read_line(line, 0) for line in stream.read_bytes().splitlines()]
+    whose, told = stream.read_bytes().split(b"\n", 1)
+    assert (told, read_line(whose, 0)) == (RunFolder(tmp_path).metrics.read_bytes(), (0, None, {}))
+    found = [read_line(line, 0) for line in told.splitlines()]
     assert [(line[0], line[2]) for line in found if line] == [
         (1, {"train/epoch": 0, "train/samples": 8, "train/loss": 0.5, "train/lr": 0.1,
              "train/seconds": 0.01}),
@@ -80,10 +81,11 @@ def test_the_numbers_of_a_training_are_those_of_the_task_that_it_is(
 def test_ranks_that_begin_again_tell_their_task_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another training of the same task is told from its first step."""
+    """Another training of the same task is told from its first step, and may begin again as well;
+    and the next attempt is told of both from where they go on."""
     stream = tmp_path / "stream.jsonl"
     monkeypatch.setenv("MUSTER_METRICS", str(stream))
-    for place, first, last in (("a", 1, 3), ("a", 2, 4), ("b", 1, 2)):
+    for place, first, last in (("a", 1, 3), ("a", 2, 4), ("b", 1, 2), ("b", 2, 3)):
         folder = RunFolder(tmp_path / place)
         folder.path.mkdir(exist_ok=True)
         record = Record(folder, first - 1, with_tensorboard=False)
@@ -98,9 +100,17 @@ def test_ranks_that_begin_again_tell_their_task_nothing_twice(
         record.close()
         assert [line["step"] for line in read_metrics(folder.metrics)][::2] == [*range(1, last + 1)]
     told = [line["step"] for line in read_metrics(stream) if line["kind"] == "train"]
-    assert told == [1, 2, 3, 4, 1, 2]
+    assert told == [1, 2, 3, 4, 1, 2, 3]
     assert len(read_metrics(stream)) == 2 * len(told)
     lines = [json.loads(line) for line in stream.read_text().splitlines()]
-    assert [line["between"] for line in lines if "between" in line] == [10, 20, 30, 40, 10, 20]
+    assert [line["between"] for line in lines if "between" in line] == [10, 20, 30, 40, 10, 20, 30]
     before = [(line["step"], line["before"]) for line in lines if "before" in line]
     assert before == [(0, 10), (0, 20), (1, 20), (0, 40), (0, 50), (0, 10), (0, 20), (1, 20)]
+    again = tmp_path / "again.jsonl"
+    monkeypatch.setenv("MUSTER_METRICS", str(again))
+    for place, steps in (("a", (5, 6)), ("b", (4, 5))):
+        record = Record(RunFolder(tmp_path / place), steps[0] - 1, with_tensorboard=False)
+        for step in steps:
+            record.line("train", {"step": step})
+        record.close()
+    assert [line["step"] for line in read_metrics(again)] == [5, 6, 4, 5]
