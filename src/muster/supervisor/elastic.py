@@ -182,7 +182,8 @@ class Supervisor(SimpleElasticAgent):
             try:
                 mark_start(Path(path))
             except OSError as error:
-                self._tell("remark", text=f"steps may be twice in {path}: {error.strerror}")
+                said = f"some steps may be recorded twice in {path}: {error.strerror}"
+                self._tell("remark", text=said)
 
     def _argv(self) -> list[str]:
         program, parent = self._spec.program, str(os.getpid())
@@ -231,7 +232,10 @@ class Supervisor(SimpleElasticAgent):
             # Of a program that is itself a task of a sweep the numbers are the task's.
             values[METRICS_FILE] = said.get(METRICS_FILE) or str(self._spec.folder.metrics)
         values |= self._defaults(said)
-        return child_environment(values)
+        whole = child_environment(values)
+        if rank:  # of a task of a sweep all would get it, and write every step once each
+            whole.pop(METRICS_FILE, None)
+        return whole
 
     def _defaults(self, said: Mapping[str, str]) -> dict[str, str]:
         """Our defaults for variables that the user's environment has ``said`` nothing of."""

@@ -13,6 +13,7 @@ from tests.unit.farm.test_metric_stream import Sent
 import muster
 from muster.base.errors import UsageError
 from muster.base.metric_log import PROCESS, mark_start, read_line
+from muster.base.settings import child_environment
 from muster.farm import metrics
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metric_source import parse_source
@@ -224,10 +225,19 @@ def test_what_is_printed_without_a_log_is_refused_before_anything_runs(tmp_path:
 
 
 @pytest.mark.thorough
-def test_under_muster_run_rank_0_writes_the_runs_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["", "task.jsonl"])
+def test_under_muster_run_rank_0_writes_the_runs_numbers(task: str, tmp_path: Path) -> None:
+    """Or those of its task; and a program in another language may go by the variable alone."""
     program = "import os, muster\nmuster.log(3, rank=int(os.environ['RANK']))\n"
-    (tmp_path / "program.py").write_text(program)
+    alone = "if name := os.environ.get('MUSTER_METRICS'):\n    print('{}', file=open(name, 'a'))\n"
+    (tmp_path / "program.py").write_text(program + alone)
     words = ["run", "--devices", "cpu:2", "--run-dir", "r", "--quiet", "program.py"]
-    subprocess.run([sys.executable, "-m", "muster", *words], cwd=tmp_path, check=True, timeout=300)
+    env = child_environment({"MUSTER_METRICS": task and str(tmp_path / task)})
+    subprocess.run(
+        [sys.executable, "-m", "muster", *words], cwd=tmp_path, check=True, timeout=300, env=env
+    )
+    if task:
+        assert (tmp_path / task).read_text().splitlines()[1:] == ["{}"]
+        return
     [row] = muster.Run(tmp_path / "r").metrics().to_pylist()
     assert (row["name"], row["step"], row["value"], row["attempt"]) == ("rank", 3, 0.0, 1)
