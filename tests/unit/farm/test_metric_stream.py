@@ -113,10 +113,12 @@ class Sent:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.tasks: list[int] = []
         self.safe = 0
 
     def logged(self, task_id: int, token: int, body: bytes, serial: int | None = None) -> int:
         self.bodies.append(body)
+        self.tasks.append(task_id)
         return len(self.bodies)
 
     def confirmed(self) -> int:
@@ -252,10 +254,10 @@ def test_a_run_that_logs_nothing_has_no_table(tmp_path: Path) -> None:
     database.close()
 
 
-def context(tmp_path: Path, line: Sent, token: int) -> Context:
+def context(tmp_path: Path, line: Sent, token: int, task_id: int = 1) -> Context:
     return Context(
-        folder=RunFolder(tmp_path), task_id=1, key="0" * 32, token=token, attempt=token, tries=0,
-        device="cpu", params={}, line=line,
+        folder=RunFolder(tmp_path), task_id=task_id, key=f"{task_id - 1}" * 32, token=token,
+        attempt=token, tries=0, device="cpu", params={}, line=line,
     )  # fmt: skip
 
 
@@ -283,6 +285,33 @@ def test_a_checkpoint_holds_what_is_not_known_to_be_safe(
     frames += [(2, metrics.decode(body)) for body in second.bodies]
     assert metrics.effective(frames)["loss"].step.tolist() == [0, 1, 2]
     assert [step for _, step, _ in second.rows()] == list(range(safe, 3))
+
+
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_a_joint_call_that_goes_on_has_every_point_of_all_tasks_once(
+    num_calls: int, tmp_path: Path
+) -> None:
+    """Nothing of the first attempt was recorded; of the second one, the first call raises."""
+    first, second = Sent(), Sent()
+
+    def call(line: Sent, token: int, start: int) -> None:
+        contexts = [context(tmp_path, line, token, task_id) for task_id in (1, 2)]
+        contexts[0].log_for(contexts, start)
+        step = contexts[0].restore() or {"next": 0}
+        contexts[0].log(step["next"], loss=[1.0, 2.0])
+        if line is first:
+            contexts[0].checkpoint({"next": 1})
+        for one in contexts:
+            one.end_log()
+
+    call(first, 1, 0)
+    for start in range(num_calls):
+        call(second, 2, start)
+    for task in (1, 2):
+        sent = zip(second.tasks, second.bodies, strict=True)
+        frames = [(2, metrics.decode(body)) for task_id, body in sent if task_id == task]
+        curve = metrics.effective(frames)["loss"]
+        assert (curve.step.tolist(), set(curve.value.tolist())) == ([0, 1], {float(task)})
 
 
 def test_an_attempt_that_reads_its_own_checkpoint_sends_nothing_twice(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class Context:
         self._gatherer = Gatherer(task_id, token, line)
         self._follower: Follower | None = None
         self._joint: JointGatherer | None = None
+        self._others: Sequence[Context] = ()  # of the other tasks of this call
         self._goal = goal
         self._rungs = list(rungs)
         self._has_restored = False
@@ -158,6 +159,7 @@ class Context:
     def log_for(self, contexts: Sequence[Context], start: int) -> None:
         """Have ``log`` record for the tasks of all these, which one call computes; ``start`` as in
         `JointGatherer`."""
+        self._others = contexts[1:]
         self._joint = JointGatherer([context._gatherer for context in contexts], start)
 
     def log_mapping(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -265,8 +267,13 @@ class Context:
         ``torch.save`` and read back with ``weights_only=True``. Raises TargetError for others.
         """
         # Ahead of the state: the next attempt begins behind these points and does not log them.
-        self._gatherer.flush()
-        unsafe = b"".join(wire.pack([], body) for body in self._gatherer.unconfirmed())
+        for one in (self, *self._others):
+            one._gatherer.flush()
+        unsafe = b"".join(
+            wire.pack([one._key], body)
+            for one in (self, *self._others)
+            for body in one._gatherer.unconfirmed()
+        )
         path = self._run_folder.checkpoint(self._key)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch = sys.modules.get("torch")
@@ -293,8 +300,12 @@ class Context:
         except FileNotFoundError:
             return None
         if logged and not self._has_restored:
-            frames = wire.unpack(bytearray(logged))
-            self._gatherer.send_again([body for _, body in frames])
+            frames = list(wire.unpack(bytearray(logged)))
+            for one in (self, *self._others):
+                # Older musters named no task: their frames are those of the only one.
+                one._gatherer.send_again(
+                    [body for head, body in frames if (head or [self._key]) == [one._key]]
+                )
         self._has_restored = True
         if data[:1] == _JSON:
             state: dict[str, Any] = canonical.decode(data[1:])

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.base.errors import TargetError
 from muster.base.metric_log import PROCESS, as_number, as_step
-from muster.farm.metrics import POINT, join
+from muster.farm.metrics import POINT, decode, encode, join
 from muster.farm.worker.inbox import Line
 
 SEND_EVERY_S = 0.5
@@ -42,6 +42,14 @@ class Gatherer:
         self._start = 0  # how often the attempt had begun anew
         self._others: Sequence[Gatherer] = ()  # whose points leave with these
         self._leaves_alone = True
+
+    def begin_anew(self, start: int, others: Sequence[Gatherer] | None) -> None:
+        """``start``: how often the attempt had begun before. ``others``: whose points leave with
+        these; None: these leave with those of another.
+        """
+        self._start = start
+        self._others = others or ()
+        self._leaves_alone = others is not None
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log these numbers, all of them or, with a TargetError, none."""
@@ -92,10 +100,10 @@ class Gatherer:
             return [body for _, body in self._sent]
 
     def send_again(self, bodies: list[bytes]) -> None:
-        """Send points of an earlier attempt as this one's."""
+        """Send points of an earlier attempt, or of a call that failed, as this one's."""
         with self._lock:
             for body in bodies:
-                self._post(body)
+                self._post(encode(decode(body).rows(), self._start))
 
     def end(self) -> None:
         """Send the rest and let the thread end; nothing may be logged afterwards."""
@@ -134,9 +142,10 @@ class JointGatherer:
 
     def __init__(self, gatherers: Sequence[Gatherer], start: int) -> None:
         self._gatherers = gatherers
-        for gatherer in gatherers:
-            gatherer._start, gatherer._leaves_alone = start, False
-        gatherers[0]._others, gatherers[0]._leaves_alone = gatherers[1:], True
+        first, *others = gatherers
+        first.begin_anew(start, others)
+        for gatherer in others:
+            gatherer.begin_anew(start, None)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log these numbers, one for each task or one for all; or, with a TargetError, none."""
