@@ -103,7 +103,9 @@ def mark_start(path: Path) -> None:
     with suppress(FileNotFoundError):  # it has written nothing yet
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:  # the line before may be torn
-            os.write(handle, b'\n{"%s": "%.6f"}\n' % (PROCESS.encode(), time.time()))
+            rest = memoryview(b'\n{"%s": "%.6f"}\n' % (PROCESS.encode(), time.time()))
+            while rest:  # a full disk may take a part of it
+                rest = rest[os.write(handle, rest) :]
         finally:
             os.close(handle)
 
@@ -124,6 +126,11 @@ def as_step(step: object) -> int:
     if not -(2**63) <= number < 2**63:
         raise TargetError(f"log: the step {number} does not fit into 64 bits.")
     return number
+
+
+def step_of_line(step: object) -> int:
+    """`as_step` of a line, in which some languages write 3.0."""
+    return as_step(int(step) if isinstance(step, float) and step.is_integer() else step)
 
 
 def as_number(name: str, value: Any) -> float:
@@ -177,8 +184,7 @@ def numbers_of(
             for name, value in found.items()
             if isinstance(value, float | int) and name not in ("step", TIME, PROCESS)
         }
-        is_whole = isinstance(step, float) and step.is_integer()  # as some languages write it
         written_s = float(time_s) if isinstance(time_s, float | int) else None
-        return as_step(int(step) if is_whole else step), written_s, numbers
+        return step_of_line(step), written_s, numbers
     except (OverflowError, TargetError):
         return None

@@ -135,7 +135,8 @@ def test_numbers_that_no_tracker_takes_are_left_out(tmp_path: Path) -> None:
     lines = [
         {"step": 1, "big": 10**400, "good": 1.0, "_time": 10**400},
         {"step": 2**70, "good": 2.0},
-        {"step": 3, "good": 3.0, "_time": 1e300},
+        {"step": 3.0, "good": 3.0, "_time": 1e300},
+        {"step": 3.5, "good": 4.0},
     ]
     folder = gang_folder(tmp_path / "run", lines)
     assert all_of(source_of(folder, "id")) == [("good", 1, 1.0), ("good", 3, 3.0)]

@@ -17,7 +17,7 @@ from muster.base.code import code_id
 from muster.base.codec import read_json
 from muster.base.errors import MusterError, TargetError
 from muster.base.journal import read_journal
-from muster.base.metric_log import LATEST_S, PROCESS, TIME, as_number, as_step
+from muster.base.metric_log import LATEST_S, PROCESS, TIME, as_number, step_of_line
 from muster.base.shown_text import hide_secrets
 from muster.farm.canonical import decode, encode, task_label
 from muster.farm.ledger.read import LedgerReader, TaskRow
@@ -362,7 +362,7 @@ def _points(line: Mapping[str, Any], attempt: int) -> Iterator[Point]:
     if isinstance(step, bool):
         return
     with suppress(TargetError):  # as `muster.log` does not write it
-        step, time_s = as_step(step), _possible(line.get(TIME))
+        step, time_s = step_of_line(step), _possible(line.get(TIME))
         for name, value in line.items():
             if name not in _ABOUT and isinstance(value, int | float):
                 with suppress(TargetError):
