@@ -89,8 +89,8 @@ def _written_out(found: re.Match[str]) -> str:
 
 HIDDEN = "…"
 _SECRET = re.compile(
-    r"(^|[-_./])(api[-_]?key|apikey|passw(or)?d|passphrase|pwd|pw|secrets?|credentials?|auth|bearer"
-    r"|[a-z0-9]+[-_]key|([a-z0-9]+[-_])?token)$",
+    r"(^|[-_./])(api[-_]?key|apikey|[a-z0-9]*(passw(or)?d|passphrase)|pwd|pw|secrets?|credentials?"
+    r"|auth|bearer|[a-z0-9]+[-_]key|([a-z0-9]+[-_])?token)$",
     re.I,
 )
 #: Keys of tables and tokens of vocabularies.
@@ -105,12 +105,18 @@ _LOOKS_SECRET = re.compile(
     r"\b(sk-[\w-]{12,}|hf_\w{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16}"
     r"|xox[abpr]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
     # In an address: a name with its password, a token alone, and what is named like a secret.
-    r"|(?<=://)[^\s/?#'\":@]*:(?P<password>[^\s/?#'\"]+)(?=@)|(?<=://)[\w.~%-]{16,}(?=@)"
+    r"|(?<=://)[^\s/?#'\":]*:(?P<password>[^\s/?#'\"]+)(?=@)|(?<=://)[\w.~%-]{16,}(?=@)"
+    # A password may have what ends the name of a host, but that is no port.
+    r"|(?<=://)[^\s/?#'\":@]*:(?!\d{1,5}[/?#])(?P<odd>[^\s'\"@]+)(?=@)"
     r"|(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^\s&#'\"]+)"
 )
+#: Where words of a name in camel case begin.
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _IN_A_QUERY = re.compile(r"(^|[-_.])(key|sig|signature)$", re.I)
 #: Anything shorter would hide the half of a page.
 _LEAST_CHARS = 6
+#: Values that are called key are often names; keys that services give out are longer.
+_LEAST_KEY_CHARS = 16
 
 
 def is_secret_name(name: str) -> bool:
@@ -118,9 +124,12 @@ def is_secret_name(name: str) -> bool:
 
     >>> [is_secret_name(name) for name in ("token", "wandb-key", "api_key", "db.password")]
     [True, True, True, True]
+    >>> [is_secret_name(name) for name in ("accessToken", "dbPassword", "PGPASSWORD", "padToken")]
+    [True, True, True, False]
     >>> [is_secret_name(name) for name in ("max_tokens", "pad_token", "sort-key", "key", "author")]
     [False, False, False, False, False]
     """
+    name = _WORD.sub("_", name)
     return _SECRET.search(name) is not None and _HARMLESS.search(name) is None
 
 
@@ -156,10 +165,14 @@ def hide_secrets(value: Any) -> Any:
 
     >>> hide_secrets({"lr": 0.1, "flags": [{"api_key": "xyz"}], "args": ["--token", "abc"]})
     {'lr': 0.1, 'flags': [{'api_key': '…'}], 'args': ['--token', '…']}
+    >>> hide_secrets({"d_key": 64, "class_token": True, "n_token": [8, 16], "token": 12345678})
+    {'d_key': 64, 'class_token': True, 'n_token': [8, 16], 'token': '…'}
     """
     if isinstance(value, Mapping):
         return {
-            name: HIDDEN if item and is_secret_name(str(name)) else hide_secrets(item)
+            name: HIDDEN
+            if item and is_secret_name(str(name)) and not _is_plain(item)
+            else hide_secrets(item)
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -178,6 +191,8 @@ def without_secrets(text: str) -> str:
     'login with … failed'
     >>> without_secrets("ssh://git@host/a http://me:open-sesame@host/?page=2&api_key=xyz#top")
     'ssh://git@host/a http://…@host/?page=2&api_key=…#top'
+    >>> without_secrets("http://a@b.c:open@proxy postgresql://me:o/pe#n@host http://h:80/@a")
+    'http://…@proxy postgresql://…@host http://h:80/@a'
     """
     return _LOOKS_SECRET.sub(_hidden, text)
 
@@ -204,17 +219,35 @@ def _split(word: str, before: str) -> tuple[str, list[str]]:
         inner, secrets = _split(value, "")
         return (f"{name}={inner}" if secrets else word), secrets
     if equals and is_secret_name(name.lstrip("-")):
-        return f"{name}={HIDDEN}", [value, *(part.strip("'\" []") for part in value.split(","))]
+        parts = (part.strip("'\" []") for part in value.split(","))
+        return f"{without_secrets(name)}={HIDDEN}", [value, *parts, *_found_in(word)]
     # Any program's words, which nothing has parsed: what follows a flag may be its value.
     is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
     if is_value and is_secret_name(before.lstrip("-")):
         return HIDDEN, [word]
-    secrets = [
-        found["value"] or found["password"] or found[0]
+    return without_secrets(word), _found_in(word)
+
+
+def _found_in(word: str) -> list[str]:
+    """What in a word looks like a secret wherever it stands again."""
+    return [
+        found["value"] or found["password"] or found["odd"] or found[0]
         for found in _LOOKS_SECRET.finditer(word)
-        if _is_secret(found)
+        # ?key=validation is hidden there, but not wherever a page says validation.
+        if _is_secret(found) and (found["name"] is None or _is_key(found["name"], found["value"]))
     ]
-    return without_secrets(word), secrets
+
+
+def _is_key(name: str, value: str) -> bool:
+    return is_secret_name(name) or (len(value) >= _LEAST_KEY_CHARS and not value.isalpha())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether no secret looks like this, whatever its name: a switch, a share, a size."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    is_small = isinstance(value, int) and abs(value) < 10 ** (_LEAST_CHARS - 1)
+    return is_small or isinstance(value, float)
 
 
 def _in_settings(value: Any, *, is_secret: bool) -> Iterator[str]:

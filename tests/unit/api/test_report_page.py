@@ -239,6 +239,11 @@ def test_a_command_line_can_be_pasted_and_hides_keys() -> None:
         ["--grid", "lr=1", "api_key=other,hf_ARGSECRET"],
         ["db.password=hf_ARGSECRET"],
         ["echo hf_ARGSECRET | login"],
+        ["https://me:ARGSECRET@host/?access_token=x"],
+        ["http://me@corp.com:ARGSECRET@proxy"],
+        ["postgresql://me:pa/ARGSECRET@host"],
+        ["env", "PGPASSWORD=ARGSECRET", "prog"],
+        ["--accessToken", "ARGSECRET"],
     ],
 )
 def test_a_secret_is_nowhere_on_the_page(words: list[str]) -> None:
@@ -248,7 +253,7 @@ def test_a_secret_is_nowhere_on_the_page(words: list[str]) -> None:
     assert "sesame-1" in secrets
     page = Page(
         title="t",
-        lead="A sweep of c.py --x=hf_ARGSECRET: 1 task.",
+        lead=f"A sweep of c.py --x=hf_ARGSECRET {words[0]}: 1 task.",
         command="",
         state="Failed: sesame-1",
         mood=Mood.BAD,
@@ -262,3 +267,9 @@ def test_names_of_secrets_and_of_ordinary_things() -> None:
     secret = ("token", "wandb-key", "api_key", "APIKEY", "password", "hf.token", "aws-secret", "pw")
     plain = ("max_tokens", "pad-token", "sort_key", "key", "author", "monkey", "tokenizer", "lr")
     assert [name for name in (*secret, *plain) if is_secret_name(name)] == list(secret)
+
+
+def test_a_word_that_is_a_key_in_an_address_is_hidden_there_alone() -> None:
+    words = ["http://host/?key=validation&sig=abcdefgh12345678"]
+    assert command_line(words) == "http://host/?key=…&sig=…"
+    assert secrets_of(words) == {"abcdefgh12345678"}

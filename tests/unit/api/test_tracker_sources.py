@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from pathlib import Path
@@ -170,3 +171,22 @@ def test_the_end_of_a_run_cuts_a_long_pause_short(tmp_path: Path) -> None:
     timer.start()
     assert keeper._pause(1e6, ends_when_over=True)
     timer.join()
+
+
+def test_a_secret_that_is_read_in_two_parts_is_in_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    keeper = Keeper(RunFolder(tmp_path), "id", "wandb", print, most_tries=1, longest_pause_s=1)
+    log = io.StringIO()
+    for part in (f"a\nrefused {SECRET[:4]}", f"{SECRET[4:]} by", " it"):
+        keeper._hear(part.encode(), log)
+    assert log.getvalue() == "a\n"
+    keeper._hear(b"", log, is_over=True)
+    assert log.getvalue() == "a\nrefused … by it"
+
+
+def test_one_point_that_is_left_is_one(tmp_path: Path) -> None:
+    folder = gang_folder(tmp_path / "run", [{"step": 1, "loss": 1.0}])
+    keeper = Keeper(folder, "id", "wandb", print, most_tries=1, longest_pause_s=1)
+    assert "1 point is not sent yet. Nothing is lost" in keeper.what_is_left()

@@ -25,7 +25,7 @@ from muster.api.trackers.tracker import check_installed
 from muster.base.errors import MusterError, UsageError
 from muster.base.processes import end_marked
 from muster.base.settings import RUN_MARKER, child_environment, secrets, variable
-from muster.base.shown_text import one_line, without_secrets
+from muster.base.shown_text import count, one_line, without_secrets
 from muster.run.folder import RunFolder
 from muster.run.record import own_id, read_run
 from muster.run.session import is_held
@@ -34,6 +34,7 @@ from muster.run.session import is_held
 END_S, HURRY_S = 30.0, 5.0
 _FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _LOOK_EVERY_S = 0.1
+_LONGEST_LINE = 1 << 20  # of what a tracker prints, before its start is written
 #: What libraries do besides logging, unless the user has said something.
 _QUIET = {
     "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -145,6 +146,7 @@ class Keeper(threading.Thread):
         self._mark = f"tracker-{uuid.uuid4().hex[:16]}"
         self._secrets = secrets()
         self._last_line = ""
+        self._unfinished = b""
 
     def run(self) -> None:
         first_s = pause_s = min(_FIRST_PAUSE_S, self._longest_pause_s)
@@ -185,8 +187,9 @@ class Keeper(threading.Thread):
         with suppress(MusterError, OSError):
             path = self._folder.tracker_position(self.tracker)
             mark = read_position(path, self._run_id)[0]
-            count = source_of(self._folder, self._run_id).num_after(mark)
-            what = f"{count:,} points are not sent" if count else "the run's end is not reported"
+            left = source_of(self._folder, self._run_id).num_after(mark)
+            points = f"{count(left, 'point')} {'is' if left == 1 else 'are'} not sent"
+            what = points if left else "the run's end is not reported"
         why = f" ({self._last_line})" if self._last_line else ""
         return (
             f"{self.tracker}: {what} yet{why}. Nothing is lost; to send it: "
@@ -234,11 +237,17 @@ class Keeper(threading.Thread):
                 if data:
                     self._hear(data, log)
                 elif has_ended:
-                    return
+                    break
                 elif ready:  # it has closed its output, and may go on
                     self._closed.wait(_LOOK_EVERY_S)
+            self._hear(b"", log, is_over=True)
 
-    def _hear(self, data: bytes, log: IO[str]) -> None:
+    def _hear(self, data: bytes, log: IO[str], *, is_over: bool = False) -> None:
+        """Write whole lines to the log, so that no secret in them is cut in two."""
+        data = self._unfinished + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        end = len(data) if is_over or len(data) - end > _LONGEST_LINE else end
+        data, self._unfinished = data[:end], data[end:]
         text = data.decode("utf-8", "replace")
         for secret in self._secrets:
             text = text.replace(secret, "…")
