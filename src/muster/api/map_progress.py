@@ -139,7 +139,7 @@ class ProgressCurve:
         except OSError as error:  # a map does not fail for its curve
             if not self._has_failed:
                 self._has_failed = True
-                self._warn(f"the numbers over time of this map have gaps: {error}")
+                self._warn(f"the progress curve of this map has gaps: {error}")
 
 
 def _rejected_in(folder: RunFolder) -> Counter[str]:

@@ -111,7 +111,7 @@ class _Copy:
             else:
                 query = Query.of(importance=1) if name == "search" else Query()
                 self._page(name, f"{base}/{name}", folder.id, query, head)
-        if "training" in head["tabs"]:
+        if not {"training", "map"}.isdisjoint(head["tabs"]):
             self._data(f"{base}/curves", self._all_curves(folder, []))
 
     def _tasks(self, folder: Folder, head: dict[str, Any]) -> None:
@@ -157,11 +157,12 @@ class _Copy:
         return table
 
     def _all_curves(self, folder: Folder, keys: list[str]) -> dict[str, Any]:
-        """Every metric of these tasks, or of a run's ranks."""
+        """Every metric of these tasks, or of a run's ranks, or of a map."""
         tasks = [("task", key) for key in keys]
         empty: dict[str, Any] = {"names": [], "series": []}
         try:
-            if not keys and not folder.run.stored.is_gang:
+            stored = folder.run.stored
+            if not keys and not (stored.is_gang or stored.is_map):
                 return empty
             names = data_of(self._folders, "curves", folder.id, Query(tasks))["names"]
             found = [

@@ -159,8 +159,11 @@ class RunLook:
             return []
 
     def _read_points(self, has_lines: bool) -> list[Told]:
-        if self._folder.run.stored.is_gang:
-            return [Told("stale", {"what": "curves"})] if has_lines else []
+        stored = self._folder.run.stored
+        if has_lines and (stored.is_gang or stored.is_map):
+            return [Told("stale", {"what": "curves"})]
+        if stored.is_gang:
+            return []
         if not self._folder.folder.ledger.exists():
             self._frame = 0
             return []

@@ -24,7 +24,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.ledger.store import Ledger
 from muster.run.folder import RunFolder
 from muster.run.session import hold
-from muster.web.content import about, compare, map, overview, runs, task, training
+from muster.web.content import about, compare, curves, map, overview, runs, task, training
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folder, Folders, id_of
 from muster.web.query import Query
@@ -284,6 +284,15 @@ def test_records_of_a_map_add_up(tmp_path: Path) -> None:
     assert sum(chunk["count"] for chunk in found["chunks"]) == len(found["chunks"])
     assert {chunk["state"] for chunk in found["chunks"]} == {"done"}
     assert sum(one["count"] for one in found["rejects"]) == stage["rejected"]
+
+
+def test_a_map_shows_the_curves_of_its_progress(tmp_path: Path) -> None:
+    folder = opened("map-done", tmp_path)
+    assert map.content(folder, Query())["curves"] == []
+    add_lines(folder.folder, [{"step": n, "_time": 5.0, "rows_per_s": 2.0} for n in (3, 9)])
+    assert map.content(folder, Query())["curves"] == ["rows_per_s"]
+    [one] = curves.content(folder, Query.of(name="rows_per_s"))["series"]
+    assert (one["task"], one["x"], one["y"]) == ("", [3, 9], [2.0, 2.0])
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,21 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def curves_of(folder: Folder) -> dict[str, Curve]:
-    """What a run with ranks has logged, by name."""
+    """What a run with ranks has logged, or how a map got on, by name."""
     lock, log = _LOGS.setdefault(folder, (Lock(), RankLog(folder.folder.metrics)))
     with lock:
         return log.curves()
 
 
 def series(folder: Folder, tasks: list[str]) -> Iterator[Series]:
-    """What these tasks have logged, or the first ones that did; of ranks all there is."""
-    if not folder.run.stored.is_gang:
-        return _of_tasks(folder, tasks)
-    return (Series("", "", name, curve) for name, curve in curves_of(folder).items())
+    """What these tasks have logged, or the first ones that did; of ranks, and of a map as a whole,
+    all there is."""
+    stored = folder.run.stored
+    if stored.is_gang or (stored.is_map and not tasks):
+        for name, curve in curves_of(folder).items():
+            yield Series("", "", name, curve)
+    if not stored.is_gang:
+        yield from _of_tasks(folder, tasks)
 
 
 def _of_tasks(folder: Folder, tasks: list[str]) -> Iterator[Series]:

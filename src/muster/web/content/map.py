@@ -12,6 +12,7 @@ from muster.farm.ledger.read import LedgerReader
 from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
+from muster.web.content.curves import curves_of, in_order
 from muster.web.content.plain import line, listing
 from muster.web.folder import Folder
 from muster.web.query import Query
@@ -30,6 +31,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     published = read_published(folder.folder)
     return {
         "stages": [_stage(each, tally(each)) for each in folders],
+        "curves": in_order(curves_of(folder)),
         "chunks": _chunks(folder.folder, (status.live or {}).get("num_running", 0)),
         "rejects": [
             {"stage": line(cause.stage), "reason": line(cause.reason), "count": cause.num,

@@ -11,7 +11,7 @@ from muster.web.pages.bodies import BODIES
 from muster.web.pages.markup import Html, Links, run_head, tag
 
 #: Which pages draw curves, and so load what draws them.
-_WITH_CURVES = frozenset({"task", "search", "training", "compare", "overview", "devices"})
+_WITH_CURVES = frozenset({"task", "search", "training", "compare", "overview", "devices", "map"})
 _TITLES = {
     "runs": "Runs", "overview": "Overview", "tasks": "Tasks", "search": "Search",
     "training": "Training", "map": "Map", "errors": "Errors", "about": "About",

@@ -187,12 +187,13 @@ function RankLog({ ranks }) {
 
 export function MapPage() {
   const { value, error } = useAnswer(`run/${run.id}/map`, {}, first);
-  const { stages = [], chunks = [], rejects = [] } = value;
+  const { stages = [], curves = [], chunks = [], rejects = [] } = value;
   const states = [...new Set(chunks.map((one) => one.state))], many = chunks[0]?.count;
   const named = [["in", "In"], ["out", "Out"], ["rejected", "Rejected"], ["dropped", "Dropped"], ["waiting", "Waiting"], ["lost", "Lost"]].filter(([key]) => stages.some((one) => one[key] !== null && one[key] !== undefined));
   return html`<${Failure} error=${error} />
     <${Section} title="Stages"><${Table} name="Stages" heads=${[["Stage"], ...named.map(([, label]) => [label, true])]} rows=${stages.map((one) => [one.name, ...named.map(([key]) => (typeof one[key] === "number" && Number.isInteger(one[key]) ? format.many(one[key]) : one[key]))])} empty="Nothing has been read yet." /></${Section}>
     ${chunks.length ? html`<${Section} title="Chunks" note=${many > 1 ? `a square for each ${many}, in the worst of their states` : "each a square"}><p class="legend">${states.map((name) => html`<span><${State} word=${name} /></span>`)}</p><${Chunks} chunks=${chunks} /></${Section}>` : null}
+    ${curves.length ? html`<${Section} title="Curves" note="over the rows that are finished"><${Curves} names=${curves} /></${Section}>` : null}
     <${Section} title="Rejects"><${Records} name="Rejects" value=${rejects} empty="No record was rejected." /></${Section}>`;
 }
 
