@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.api.trackers.tracker import Ended, Place, Point, Tracked, from_tracker, to_tracker
+from muster.api.trackers.tracker import (
+    PRINTABLE,
+    Ended,
+    Place,
+    Point,
+    Tracked,
+    from_tracker,
+    to_tracker,
+)
 
-#: Whatever can be shown; not a lone surrogate, which no event can hold.
-_ALLOWED = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")
 _COUNT = itertools.count()
 #: Of the hparams plugin: what a run's settings were, and how it ended.
 _STATES = {"done": 1, "failed": 2, "stopped": 0}
@@ -111,7 +116,7 @@ def _last_steps(folder: Path) -> Mapping[str, int]:
 
 
 def _tag(name: str) -> str:
-    return to_tracker(name, _ALLOWED)
+    return to_tracker(name, PRINTABLE)
 
 
 def _settings(tracked: Tracked) -> Any:

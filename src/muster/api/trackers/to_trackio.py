@@ -6,12 +6,12 @@ It is written as trackio's own server does, without starting one.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from muster.api.trackers.tracker import (
+    PRINTABLE,
     PROJECT,
     Ended,
     Place,
@@ -22,7 +22,6 @@ from muster.api.trackers.tracker import (
     to_tracker,
 )
 
-_ALLOWED = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")
 #: Columns of trackio's own.
 _TAKEN = frozenset({"step", "timestamp", "time", "project", "run", "run_id", "run_name", "metrics"})
 
@@ -94,7 +93,7 @@ def _names(row: Mapping[str, Any]) -> str:
 
 
 def _name(name: str) -> str:
-    return to_tracker(name, _ALLOWED, taken=_TAKEN)
+    return to_tracker(name, PRINTABLE, taken=_TAKEN)
 
 
 def _value(value: Any) -> Any:

@@ -23,6 +23,8 @@ from muster.base.settings import variable
 Ending = Literal["done", "failed", "stopped"]
 #: Where the tracker's user names no project or experiment.
 PROJECT = "muster"
+#: What names may have that only have to be shown; no event or row holds a lone surrogate.
+PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]")
 _PIECE = re.compile(r"-x([0-9a-f]+)-")
 
 
