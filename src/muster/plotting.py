@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from muster.base.atomic_files import replacing
+from muster.base.errors import how_to_install
 from muster.base.shown_text import one_line
 
 __all__ = [
     "BLACK", "BLUE", "COLOURS", "GREEN", "GREY", "MARKS", "ORANGE", "PINK", "SKY", "YELLOW",
-    "dress", "grid", "legend", "log_ticks", "mosaic", "note_counts", "panels", "png_and_pdf",
-    "safe", "save", "shade", "small_letters", "ticks", "whole_numbers",
+    "dress", "grid", "legend", "log_ticks", "mosaic", "note_counts", "or_remark", "panels",
+    "png_and_pdf", "safe", "save", "shade", "small_letters", "ticks", "whole_numbers",
 ]  # fmt: skip
 
 #: Okabe and Ito's colours, which stay apart for all kinds of colour vision.
@@ -32,6 +33,18 @@ _MOST_TICK = 18
 
 
 _SMALL: Any = {"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 7}
+
+
+@contextmanager
+def or_remark(say: Callable[[str], object]) -> Iterator[None]:
+    """Where matplotlib is missing, a line says what brings it, and what draws here is left out."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        install = how_to_install("figures")
+        say(f"There are no figures, because matplotlib is not installed: {install}")
 
 
 def small_letters() -> AbstractContextManager[None]:

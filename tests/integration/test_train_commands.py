@@ -102,3 +102,18 @@ def test_mistakes_are_told_without_a_traceback(
     assert done.returncode == code, done.stdout + done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_without_matplotlib_a_training_ends_with_its_model_and_a_remark(
+    muster_cli: MusterCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 failed after the last step, before the model was written, and so at every resume."""
+    (tmp_path / "matplotlib.py").write_text(
+        "raise ModuleNotFoundError('No module named matplotlib', name='matplotlib')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = muster_cli("train", "digits", "--devices", "cpu:1", "--run-dir", "run", *FEW)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'muster-gpu[figures]'" in done.stdout
+    assert results(tmp_path / "run")["steps"] == 3
+    assert not (tmp_path / "run/curves.png").exists()

@@ -253,33 +253,38 @@ def _exit_code(returncode: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a log says: its summary per device, and the picture that was made of it."""
+    """What a log says: its summary per device, and the picture that was made of it, if one was."""
 
     name: str
     begin_utc: str
     end_utc: str
     num_rows: int
     devices: tuple[DeviceSummary, ...]
-    figure: Path
+    figure: Path | None
 
 
-def replay(text: str) -> Replay:
+def replay(text: str, say: Callable[[str], None]) -> Replay:
     """Read the samples of a run (its folder, or its name below ./runs) or of a log file.
 
-    Draws them into ``monitor.png`` in the run's folder, or into a .png beside the log file.
+    Draws them into ``monitor.png`` in the run's folder, or into a .png beside the log file; where
+    nothing can draw, it can ``say`` so.
     Raises UsageError for a run that does not exist, SetupError where there are no samples.
     """
+    from muster import plotting
     from muster.monitor.figure import draw
 
-    name, logs, figure = _logs_of(text)
+    name, logs, place = _logs_of(text)
+    figure: Path | None = None
     found = [row for log in logs for row in read_rows(log)]
     found.sort(key=lambda row: row.time_utc)
     if not found:
         raise SetupError(f"There are no samples yet in {', '.join(map(str, logs))}.")
     try:
-        draw(figure, found, _title(name, found))
+        with plotting.or_remark(say):
+            draw(place, found, _title(name, found))
+            figure = place
     except OSError as error:
-        raise SetupError(f"Cannot write {figure}: {error.strerror or error}.") from None
+        raise SetupError(f"Cannot write {place}: {error.strerror or error}.") from None
     return Replay(
         name=name,
         begin_utc=found[0].time_utc,

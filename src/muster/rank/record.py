@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from muster import plotting
 from muster.base.atomic_files import replacing
 from muster.base.clock import human_duration
 from muster.base.codec import write_json
@@ -368,10 +369,10 @@ class Reporter:
 
 
 def write_results(
-    gang: Gang, folder: RunFolder, results: Results, *, monitor: str, about: str
+    gang: Gang, folder: RunFolder, results: Results, *, monitor: str, about: str, say: Say
 ) -> Results:
     """Add what all trainings report to ``results``; rank 0 writes them and draws curves, which are
-    headed by what they are ``about``.
+    headed by what they are ``about``. It can ``say`` that nothing can draw here.
     """
     memory = gang.council.gather(peak_memory_mib(gang.device))
     whole = {
@@ -386,5 +387,6 @@ def write_results(
         lines = read_metrics(folder.metrics)
         if any(line["kind"] in ("train", "update") for line in lines):
             ranks = f"{gang.num_ranks} rank{'s' * (gang.num_ranks != 1)}"
-            draw_curves(folder.curves, lines, monitor, f"{folder.name} · {about}, {ranks}")
+            with plotting.or_remark(say):
+                draw_curves(folder.curves, lines, monitor, f"{folder.name} · {about}, {ranks}")
     return whole

@@ -163,7 +163,7 @@ def sum_up(run: AgentRun, why: str) -> Results:
         "evaluations": progress.evaluations,
     }
     results = write_results(
-        run.gang, folder, results, monitor=run.task.monitor, about=run.env.spec.name
+        run.gang, folder, results, monitor=run.task.monitor, about=run.env.spec.name, say=run.say
     )
     run.gang.council.meet()
     return results

@@ -133,7 +133,9 @@ def sum_up(run: Training, why: str) -> Results:
         },
         "evaluations": progress.evaluations,
     }
-    results = write_results(run.gang, run.folder, results, monitor=task.monitor, about=run.strategy)
+    results = write_results(
+        run.gang, run.folder, results, monitor=task.monitor, about=run.strategy, say=run.say
+    )
     _finish(run, chosen)
     return results
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from muster import plotting
 from muster.agents import AgentTask, EnvSpec, Episodes, Place, Policy, Split, VectorEnv, play
 from muster_recipes.clstm_ppo import comparison
 from muster_recipes.clstm_ppo.actions import action_space
@@ -113,7 +114,8 @@ class ClstmPpoTask(AgentTask):
         kind = "SIMULATED market" if is_simulated else f"market of {market.source}"
         title = f"Test split, {kind}: {_FINAL_EPISODES} episodes of {bars} bars{costs}"
         notes = "\n".join([caveat] if is_simulated else [caveat, _NOT_QUOTED])
-        draw(played, clusters, title, notes, folder / "equity.png")
+        with plotting.or_remark(print):
+            draw(played, clusters, title, notes, folder / "equity.png")
         agent = result["players"]["agent"]
         means = {name: each["middle"] for name, each in agent.items() if isinstance(each, dict)}
         return {**result, "metrics": {"test": means}}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.conftest import MusterCli
 from tests.unit.devices.fake_driver import Driver
 from tests.unit.monitor.recorded_gpus import MIB, ToldClock, h100, lost_after
 
@@ -156,3 +158,19 @@ def test_the_processes_of_a_worker_are_named_by_run_and_task(
     assert taken.work == {}  # this process is nobody's worker
     (process,) = taken.gpus[0].processes
     assert process.pid == os.getpid()
+
+
+def test_without_matplotlib_a_log_is_summed_up_and_a_remark_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_main: MusterCli
+) -> None:
+    """It ended in a traceback, with --json too."""
+    sink = open_sink(tmp_path / "log.csv")
+    sink.write(rows(sample()))
+    sink.close()
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    done = muster_main("monitor", "log.csv")
+    assert done.returncode == 0 and "host" in done.stdout and "figure:" not in done.stdout
+    assert "pip install 'muster-gpu[figures]'" in done.stderr
+    told = muster_main("monitor", "log.csv", "--json")
+    assert told.returncode == 0 and json.loads(told.stdout)["figure"] is None

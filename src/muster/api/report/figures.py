@@ -12,7 +12,6 @@ from muster import plotting
 from muster.api.metrics import Series
 from muster.api.report.content import Block, Text, as_given
 from muster.api.report.groups import Group, Groups, as_number
-from muster.base.errors import how_to_install
 from muster.plotting import safe, ticks
 
 _MOST_METRICS = 6
@@ -26,13 +25,11 @@ COUNTERS = ("kind", "step", "epoch", "samples", "seconds", "update", "episodes")
 
 def drawn(draw: Callable[[], list[Path]]) -> tuple[list[Path], list[Block]]:
     """What was drawn, or a sentence instead where matplotlib is missing."""
-    try:
-        return draw(), []
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        install = how_to_install("figures")
-        return [], [Text(f"There are no figures, because matplotlib is not installed: {install}")]
+    paths: list[Path] = []
+    remarks: list[Block] = []
+    with plotting.or_remark(lambda text: remarks.append(Text(text))):
+        paths = draw()
+    return paths, remarks
 
 
 def why_no_picture(found: Groups) -> str | None:

@@ -118,6 +118,7 @@ def _report(parsed: MapCommand, mapped: Any) -> tuple[Mapping[str, Any], list[st
     recipe = parsed.recipe
     if recipe is None or mapped.output is None:
         return {}, []
+    from muster import plotting
     from muster.base.codec import write_json
     from muster.pipeline.sinks.formats import read_output
     from muster.run.folder import RunFolder
@@ -136,7 +137,8 @@ def _report(parsed: MapCommand, mapped: Any) -> tuple[Mapping[str, Any], list[st
         write_json(folder.table_csv.with_suffix(".json"), summary)
     if recipe.draw is not None:
         folder.figures.mkdir(exist_ok=True)
-        made = [str(path) for path in recipe.draw(parsed.config, rows(), folder.figures)]
+        with plotting.or_remark(output.complain):
+            made = [str(path) for path in recipe.draw(parsed.config, rows(), folder.figures)]
     return summary, made
 
 

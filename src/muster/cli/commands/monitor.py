@@ -102,13 +102,15 @@ def _replay(flags: _Monitor, run: str, extra: list[str]) -> int:
             f"{' and '.join(extra)} cannot be given with RUN ({run}), which is only read.",
             hint="leave RUN out to watch this machine.",
         )
-    found = replay(run)
+    found = replay(run, output.complain)
     if flags.json:
-        record: dict[str, Any] = {**asdict(found), "figure": str(found.figure)}
+        figure = None if found.figure is None else str(found.figure)
+        record: dict[str, Any] = {**asdict(found), "figure": figure}
         output.say_json(record)
     elif not flags.quiet:
         rows = count(found.num_rows, "row")
         output.say(f"{found.name}: {rows}, {found.begin_utc} to {found.end_utc}")
         output.table(SUMMARY_HEADERS, summary_rows(found.devices))
-        output.say(f"figure: {found.figure}")
+        if found.figure is not None:
+            output.say(f"figure: {found.figure}")
     return 0
