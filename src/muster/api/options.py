@@ -123,7 +123,7 @@ class SweepOptions(DeviceOptions, KeptOptions):
     executor: Annotated[str, Flag(name="on", metavar="local|slurm|ray|inline")] = "local"
     """Where workers come from: local, slurm, ray, or inline (in this process, for a debugger)."""
     python: Annotated[Path | None, Flag(metavar="PATH", engines=("local",))] = None
-    """The Python that runs tasks, where it is not the one of Muster: a program, or the folder of an
+    """Run functions in this Python instead of Muster's own: a program, or the folder of an
     environment, such as .venv."""
     cluster: ClusterRequest = dataclasses.field(default_factory=ClusterRequest)
 

@@ -15,6 +15,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,8 @@ from muster.base.modules import (
 )
 from muster.base.target_files import PRIVATE_PREFIX, load_file
 
+#: Whether nothing of the user's is to run, as somebody has only pressed Tab.
+ONLY_READS: ContextVar[bool] = ContextVar("only_reads", default=False)
 _FORMS = "write path/to/file.py:FUNCTION or package.module:FUNCTION."
 
 
@@ -171,6 +174,12 @@ def _file_of_child() -> str | None:
     return None
 
 
+def check_may_run(ref: TargetRef) -> None:
+    """TargetError where nothing of the user's may be imported."""
+    if ONLY_READS.get():
+        raise TargetError(f"{ref} is not imported to complete a command.")
+
+
 def load_target(text: str) -> Callable[..., Any]:
     """The function that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` names; raises TargetError."""
     return load(parse_target(text))
@@ -201,6 +210,7 @@ def _find(ref: TargetRef, base_folder: Path | None, kind: str) -> tuple[types.Mo
     A file is imported once per content, as `target_files` says. Its folder (for a module:
     ``base_folder``) is put first on ``sys.path``.
     """
+    check_may_run(ref)
     base = Path.cwd() if base_folder is None else base_folder
     _importing.append(ref)
     try:

@@ -120,10 +120,11 @@ def _task_class(name: str) -> tuple[Any, bool]:
     """The class that ``name`` means, imported for its fields and defaults, and whether it is an
     agent's."""
     from muster.base.modules import CLASS
-    from muster.base.target import load, parse_target
+    from muster.base.target import check_may_run, load, parse_target
 
     try:
         target = parse_target(name, kind=CLASS)  # before torch is imported for nothing
+        check_may_run(target)
         from muster.rl.task import AgentTask, find_agent_class
         from muster.train.task import find_task_class
 

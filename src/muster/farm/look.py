@@ -19,7 +19,7 @@ from typing import Any
 
 from muster.base.errors import MusterError, TargetError
 from muster.base.modules import read_source
-from muster.base.target import TargetRef, find_source, load
+from muster.base.target import TargetRef, check_may_run, find_source, load
 from muster.farm.batched import BatchSpec, check_batch_spec
 from muster.farm.kinds import ANY, Kind, literal_kind, union_kind
 from muster.farm.parameters import (
@@ -313,6 +313,7 @@ def look(ref: TargetRef) -> Signature:
     signature = static_signature(ref)
     if signature is not None:
         return signature
+    check_may_run(ref)
     with tempfile.TemporaryDirectory(prefix="muster-look-") as folder:
         # A file and not standard output, which belongs to what the module prints on import.
         answer_file = Path(folder) / "answer.json"

@@ -55,6 +55,8 @@ def place(tmp_path: Path) -> Path:
         ("muster nonsense --", []),
         ("muster train nonsense.py:Nothing --strat", ["--strategy"]),
         ("muster status 'runs/sw", ["runs/sweep-failed"]),
+        ("muster status runs/", ["runs/sweep-failed"]),
+        ("muster status ./runs/s", ["./runs/sweep-failed"]),
     ],
 )
 def test_what_may_follow(
@@ -83,6 +85,33 @@ def test_help_before_a_flag_without_its_value_is_shown(muster_main: MusterCli) -
     """It ended in a traceback."""
     done = muster_main("train", "--help", "digits", "--strategy")
     assert done.returncode == 0 and "--strategy" in done.stdout
+
+
+def test_names_that_a_shell_would_run_are_not_given_to_bash(
+    place: Path, muster_main: MusterCli
+) -> None:
+    """bash puts what is proposed into the line as it is; zsh and fish quote it."""
+    name = "runs/$(touch bad)"
+    (place / "runs/sweep-failed").rename(place / name)
+    found = {
+        shell: muster_main("completion", shell, "--line", "muster status runs/").stdout.splitlines()
+        for shell in ("bash", "zsh", "fish")
+    }
+    assert found == {"bash": [], "zsh": [name], "fish": [name]}
+    assert "compadd -Q" not in muster_main("completion", "zsh").stdout
+
+
+def test_nothing_of_the_users_is_imported_for_a_proposal(
+    place: Path, muster_main: MusterCli
+) -> None:
+    (place / "own.py").write_text(
+        "open('imported', 'w').close()\nRECIPE = 1\n\n\n@staticmethod\ndef f(x): ...\n\n\n"
+        "class Task: ...\n"
+    )
+    for words in ("train own.py:RECIPE", "train own.py:Task", "sweep own.py:f", "map own.py:f"):
+        done = muster_main("completion", "bash", "--line", f"muster {words} --dev")
+        assert "--devices" in done.stdout.split(), words
+        assert not (place / "imported").exists(), words
 
 
 @pytest.fixture
@@ -121,6 +150,16 @@ def test_bash_completes_at_the_tab(place: Path, on_path: dict[str, str]) -> None
             shell.send(f"echo {typed}".removeprefix("echo ") + "\t")
             shell.expect_exact(grown)
             shell.sendcontrol("u")
+        # A name that the shell would run as a command: `touch bad` when the line is entered.
+        (place / "runs/sweep-failed").rename(place / "runs/$(touch bad)")
+        (place / "muster").write_text("#!/bin/sh\ntouch foreign\n")
+        (place / "muster").chmod(0o755)
+        shell.send("muster status runs/\t\n")
+        shell.send("./muster sta\t")
+        shell.sendcontrol("u")
+        shell.sendline("echo the e''nd")
+        shell.expect_exact("the end")
+        assert not (place / "bad").exists() and not (place / "foreign").exists()
     finally:
         shell.close(force=True)
 

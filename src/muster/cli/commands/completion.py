@@ -1,16 +1,17 @@
 """``muster completion``: what a shell proposes while a command of muster is typed.
 
 The script of a shell asks ``muster completion SHELL --line TEXT`` each time, so that flags are
-those of the recipe that is named, and run folders those that there are. Nothing is started: what
-is known of a command is what its help would show.
+those of the recipe that is named, and run folders those that there are. Nothing is started, and
+no file of the user's is imported: what is known of a command is what its help shows without that.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 from muster.base.errors import MusterError
 from muster.base.flags import Flag
 from muster.base.modules import names_at_top
+from muster.base.target import ONLY_READS
 from muster.cli import help_page, output
 from muster.cli.options import Option
 from muster.cli.parse import parse
@@ -33,10 +35,11 @@ Examples:
   source <(muster completion zsh)                          # in ~/.zshrc, after compinit
   muster completion fish > ~/.config/fish/completions/muster.fish
 """
+_PLAIN = re.compile(r"[\w@%+=:,./~-]*")
 _SCRIPTS = {
     "bash": r"""_muster() {
     local IFS=$'\n'
-    COMPREPLY=($("${COMP_WORDS[0]}" completion bash --line "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
+    COMPREPLY=($(muster completion bash --line "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
     [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *: ]] && compopt -o nospace
     return 0
 }
@@ -44,7 +47,7 @@ complete -o default -F _muster muster""",
     "zsh": r"""_muster() {
     local -a found
     found=("${(@f)$(muster completion zsh --line "${(j: :)words[1,CURRENT]}" 2>/dev/null)}")
-    if [[ -n ${found[1]} ]]; then compadd -Q -- "${found[@]}"; else _files; fi
+    if [[ -n ${found[1]} ]]; then compadd -- "${found[@]}"; else _files; fi
 }
 compdef _muster muster""",
     "fish": r"""function __muster_complete
@@ -61,7 +64,7 @@ class _Completion:
     shell: Annotated[Literal["bash", "zsh", "fish"], Flag(is_positional=True)]
     """bash, zsh or fish."""
     line: Annotated[str | None, Flag(metavar="TEXT")] = None
-    """What is typed so far; what may follow is printed. The scripts say it."""
+    """The line as it is typed so far: print what may come next. Shells give it."""
 
 
 class Candidate(NamedTuple):
@@ -77,9 +80,13 @@ def main(argv: list[str]) -> int:
     words, last = split_line(flags.line)
     # bash takes what follows the last `=` or `:` for the word that is typed.
     cut = max(last.rfind(":"), last.rfind("=")) + 1 if flags.shell == "bash" else 0
+    # bash puts in what it reads here as it is, where the other shells quote it. What a shell would
+    # understand as more than a word is left to its own completion of files.
+    fits: Callable[[str], object] = _PLAIN.fullmatch if flags.shell == "bash" else str.isprintable
     for found in dict.fromkeys(candidates(words, last)):
         about = f"\t{found.about}" if flags.shell == "fish" and found.about else ""
-        output.say(found.text[cut:] + about)
+        if fits(found.text):
+            output.say(found.text[cut:] + about)
     return 0
 
 
@@ -172,7 +179,7 @@ def _options(command: str, words: list[str]) -> Sequence[Option]:
 
     heard: list[Sequence[Option]] = []
     target = [word for word in words[:1] if kind_of_word(word) == "value"]
-    token = help_page.HEARS.set(heard.append)
+    token, nothing_runs = help_page.HEARS.set(heard.append), ONLY_READS.set(True)
     try:
         for attempt in (words, target, []):
             # The word for help comes first: whatever it is, such a command starts nothing.
@@ -183,6 +190,7 @@ def _options(command: str, words: list[str]) -> Sequence[Option]:
                 return heard[0]
     finally:
         help_page.HEARS.reset(token)
+        ONLY_READS.reset(nothing_runs)
     return ()
 
 
@@ -192,10 +200,10 @@ def _about(option: Option) -> str:
 
 def _runs(last: str) -> Iterator[Candidate]:
     """Those below ./runs, or below the folder that is typed."""
-    root = Path(last).parent if "/" in last else Path("runs")
+    typed = last[: last.rfind("/") + 1] or "runs/"
     with suppress(OSError):
-        found = [path for path in root.iterdir() if RunFolder(path).exists()]
-        yield from (Candidate(str(path)) for path in sorted(found))
+        found = [path.name for path in Path(typed).iterdir() if RunFolder(path).exists()]
+        yield from (Candidate(f"{typed}{name}") for name in sorted(found))
 
 
 def _failed(run: str) -> Iterator[Candidate]:
