@@ -366,9 +366,12 @@ def _asked(folder: RunFolder) -> bool:
 
 def find_runs(root: Path) -> list[Run]:
     """The runs directly below ``root``, the one that worked last first."""
-    if not root.is_dir():
+    try:
+        folders = [RunFolder(path) for path in root.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    folders = [RunFolder(path) for path in root.iterdir() if path.is_dir()]
+    except OSError as error:
+        raise SetupError(f"Cannot look for runs in {root}: {error.strerror}.") from None
     runs = [Run(folder.path) for folder in folders if folder.exists()]
     return sorted(runs, key=lambda run: run.folder.last_at_work_s, reverse=True)
 

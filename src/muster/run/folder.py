@@ -57,6 +57,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -96,8 +97,11 @@ class RunFolder:
     @property
     def last_at_work_s(self) -> float:
         """Unix time. A start that changes nothing leaves run.json, and writes to its journal."""
-        paths = (self.run_json, self.events)
-        return max(path.stat().st_mtime for path in paths if path.exists())
+        found = 0.0
+        for path in (self.run_json, self.events):
+            with suppress(OSError):
+                found = max(found, path.stat().st_mtime)
+        return found
 
     @property
     def status_json(self) -> Path:
@@ -370,7 +374,13 @@ class RunFolder:
         return self.path / "model"
 
     def exists(self) -> bool:
-        return self.run_json.is_file()
+        """Also where it may not be looked at: whoever reads it then says so."""
+        try:
+            return self.run_json.is_file()
+        except PermissionError:
+            return True
+        except OSError:
+            return False
 
     def create(self) -> None:
         """Make the folder and its fixed sub-folders; raises OSError where that fails."""

@@ -207,23 +207,13 @@ def opened(root: Path, name: str) -> IO[bytes]:
 
 
 def _runs_in(root: Path) -> Iterator[Path]:
-    if _is_run(root):
+    if RunFolder(root).exists():
         yield root
         return
     with suppress(OSError):
         for path in root.iterdir():
             first_stage = RunFolder(path).stage(0)  # of a map that has only stages so far
-            if _is_run(path):
+            if RunFolder(path).exists():
                 yield path
-            elif _is_run(first_stage):
+            elif RunFolder(first_stage).exists():
                 yield first_stage
-
-
-def _is_run(path: Path) -> bool:
-    """Whether there is a run, even one that this user may not read."""
-    try:
-        return RunFolder(path).exists()
-    except PermissionError:
-        return True
-    except OSError:
-        return False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 import muster
 from muster.base.errors import MusterError
+from muster.cli.main import main
 from muster.web.content.index import PAGES, data_of
 from muster.web.folder import Folders
 from muster.web.query import Query
@@ -71,7 +75,7 @@ def looked(runs: Path) -> dict[str, Any]:
     return found
 
 
-def as_nobody(runs: Path) -> dict[str, Any]:
+def as_nobody(runs: Path, look: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -79,7 +83,7 @@ def as_nobody(runs: Path) -> dict[str, Any]:
         os.setgid(65534)
         os.setuid(65534)
         try:
-            os.write(write, json.dumps(looked(runs)).encode())
+            os.write(write, json.dumps(look(runs)).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -92,7 +96,7 @@ def as_nobody(runs: Path) -> dict[str, Any]:
 def test_runs_that_another_user_keeps_to_himself_say_so(runs: Path) -> None:
     own = looked(runs)  # and so everything is imported before this user's rights are given up
     assert all(one["state"] == "done" and not one["log"] for one in own.values())
-    found = as_nobody(runs)
+    found = as_nobody(runs, looked)
     assert found["open"] == own["open"]
     for name in ("closed", "record", "ledger"):
         row = found[name]
@@ -103,3 +107,31 @@ def test_runs_that_another_user_keeps_to_himself_say_so(runs: Path) -> None:
     closed = found["logs"]
     assert closed["state"] == "done" and not closed["tasks"]
     assert "Permission denied" in closed["log"]
+
+
+def told(runs: Path) -> dict[str, Any]:
+    """What the commands print of them, and their exit codes."""
+    found: dict[str, Any] = {}
+    for words in (
+        ("list", "--root", str(runs)),
+        ("why", str(runs / "closed")),
+        ("status", str(runs / "closed")),
+        ("errors", str(runs / "record")),
+    ):
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out):
+            code = main(words)
+        found[words[0]] = [code, out.getvalue()]
+    return found
+
+
+def test_commands_say_what_may_not_be_read(runs: Path) -> None:
+    """They ended in tracebacks, and one closed folder hid all runs beside it from `muster list`."""
+    own = told(runs)
+    assert all(code == 0 for code, _ in own.values()), own
+    found = as_nobody(runs, told)
+    code, text = found.pop("list")
+    assert code == 0 and "Permission denied" in text
+    assert re.search(r"^open +done ", text, re.MULTILINE), text
+    for code, text in found.values():
+        assert code == 3 and "Permission denied" in text, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -106,7 +107,8 @@ def _of_recipe(
 def stage_folders(folder: RunFolder) -> list[RunFolder]:
     """The run folder of each stage with ``--stage-by-stage``, else only this one."""
     found: list[RunFolder] = []
-    while (before := RunFolder(folder.stage(len(found)))).exists():
+    # As a folder that may not be looked into seems to hold all of them, this asks for the file.
+    while os.access((before := RunFolder(folder.stage(len(found)))).run_json, os.F_OK):
         found.append(before)
     return [*found, folder]
 

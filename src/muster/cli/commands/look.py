@@ -83,7 +83,8 @@ Examples:
 
 def list_runs(argv: list[str]) -> int:
     flags = parse(_List, argv, "list", _LIST)
-    if flags.root.exists() and not flags.root.is_dir():
+    found_runs = find_runs(flags.root)
+    if not found_runs and flags.root.is_file():
         raise UsageError(
             f"--root {flags.root} is a file, not a folder of runs.",
             hint=f"write --root {flags.root.parent}, or look at one run with muster status.",
@@ -91,7 +92,7 @@ def list_runs(argv: list[str]) -> int:
     rows = []
     records: list[dict[str, Any]] = []
     damaged = []
-    for run in find_runs(flags.root):
+    for run in found_runs:
         try:
             found, created = run.status(), iso_utc(run.stored.created_s)
             array = array_of(run, asks_slurm=False)  # once for each run would take long
