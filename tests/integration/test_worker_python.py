@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import venv
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from tests.conftest import MusterCli
 
 import muster
+from muster.farm.executors.worker_process import interpreter
 
 WORK = """
 import sys
@@ -48,6 +51,14 @@ def test_tasks_run_in_the_python_that_is_named(
     assert again.returncode == 0, again.stderr
     resumed = muster_cli("resume", "r")
     assert resumed.returncode == 0, resumed.stderr
+    versions = json.loads((tmp_path / "again/run.json").read_bytes())["environment"]
+    assert "torch" not in versions and "muster-gpu" in versions
+    moved = muster_cli("resume", "again", "--python", sys.executable)
+    assert moved.returncode == 0, moved.stderr
+    versions = json.loads((tmp_path / "again/run.json").read_bytes())["environment"]
+    assert "torch" in versions, "these were the first Python's"
+    elsewhere = muster_cli("resume", "again", "--on", "slurm")
+    assert elsewhere.returncode == 2 and "--python" in elsewhere.stderr
 
 
 @pytest.mark.quick
@@ -56,13 +67,28 @@ def test_a_python_that_cannot_run_workers_is_refused_before_anything(
 ) -> None:
     (tmp_path / "work.py").write_text(WORK)
     words = ("sweep", "work.py:f", "--grid", "x=2", "--devices", "cpu:1", "--run-dir", "r")
-    for python in ("nowhere/bin/python", "/bin/false", str(tmp_path)):
+    for python in ("nowhere/bin/python", "/bin/false", "/bin/true", str(tmp_path)):
         done = muster_main(*words, "--python", python)
         assert done.returncode == 3
         assert f"--python {python} cannot run workers: " in done.stderr
+        assert "index out of range" not in done.stderr
         assert "Hint: name a Python 3.11 or newer" in done.stderr
         assert not (tmp_path / "r").exists()
+    done = muster_main(*words[:1], *words[2:], "--python", ".venv", "--", "echo", "{x}")
+    assert done.returncode == 2 and "has no effect on a command" in done.stderr
+    assert "Hint: name it in the command: -- " in done.stderr
     done = muster_main(*words, "--python", "python3", "--on", "inline")
     assert done.returncode == 2 and "--python has no effect with --on inline" in done.stderr
     with pytest.raises(muster.UsageError, match="--python"):
         muster.sweep("work.py:f", grid={"x": [1]}, python=Path("python3"), executor="inline")
+
+
+@pytest.mark.quick
+def test_a_program_in_this_folder_goes_before_one_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`./python3` became the `python3` of PATH."""
+    monkeypatch.chdir(tmp_path)
+    assert interpreter(Path("./python3")) == shutil.which("python3")
+    (tmp_path / "python3").touch()
+    assert interpreter(Path("./python3")) == str(tmp_path / "python3")

@@ -33,7 +33,7 @@ from muster.farm.decisions import Policy
 from muster.farm.executors.base import Assignment, PilotLeft
 from muster.farm.executors.cluster import look_every_s
 from muster.farm.executors.table import check_executor, make_executor
-from muster.farm.executors.worker_process import worker_python
+from muster.farm.executors.worker_process import interpreter, worker_python
 from muster.farm.ledger.away import open_ledger
 from muster.farm.ledger.store import Ledger
 from muster.farm.leftover import dismiss, settle
@@ -163,7 +163,13 @@ def _check_executor(workload: Workload, options: SweepOptions) -> None:
             raise UsageError(
                 f"--python chooses the interpreter of workers on this machine, and has no effect "
                 f"with --on {options.executor}.",
-                hint="drop one of them.",
+                hint="drop one of them; if the run was begun with --python, by typing its command "
+                "again without it.",
+            )
+        if any(spec.kind == "command" for spec in workload.targets):
+            raise UsageError(
+                "--python chooses the interpreter of functions, and has no effect on a command.",
+                hint=f"name it in the command: -- {interpreter(options.python)} train.py …",
             )
         worker_python(options.python)
     search = workload.search

@@ -28,7 +28,7 @@ from muster.farm.look import look
 from muster.farm.space import SEED
 from muster.farm.task import TargetSpec
 from muster.run.folder import RunFolder, default_root
-from muster.run.record import RunRecord, new_record, plain_options
+from muster.run.record import RunRecord, environment, new_record, plain_options
 from muster.run.session import Renew
 from muster.search.spec import SearchSpec
 
@@ -65,14 +65,23 @@ def renewal(
             record = new_record(
                 folder, workload.kind, options, targets=targets, argv=tuple(argv), **asked
             )
-            known = worker_python(options.python) if options.python is not None else {}
-            return dataclasses.replace(record, environment={**record.environment, **known})
+            return dataclasses.replace(record, environment=_versions(options, record.environment))
         check_same_plan(folder, before, workload, options)
+        if options.python is not None or before.options.get("python") is not None:
+            asked["environment"] = _versions(options, environment())
         if argv:  # paths in it are relative to where it was typed
             asked |= {"argv": tuple(argv), "cwd": str(Path.cwd())}
         return dataclasses.replace(before, options=plain_options(options), **asked)
 
     return renew
+
+
+def _versions(options: SweepOptions, ours: Mapping[str, str]) -> dict[str, str]:
+    """What tasks find: with --python what is in that interpreter, beside this muster."""
+    if options.python is None:
+        return dict(ours)
+    kept = {name: version for name, version in ours.items() if name == "muster-gpu"}
+    return {**worker_python(options.python), **kept}
 
 
 def check_same_plan(

@@ -330,9 +330,11 @@ def _merged(path: Path, before: Parsed, typed: Parsed, without: Collection[str] 
 
 
 def _works_on(engines: set[str], said: Said) -> bool:
-    """Whether it has an effect on the engine that is typed now, if one is."""
+    """Whether it has an effect on the engine that is typed now, if one is. Without --python tasks
+    would run in another one than before: that is refused, not dropped.
+    """
     known = said.option.flag.engines
-    return not known or engines <= {*known}
+    return not known or engines <= {*known} or said.option.name == "python"
 
 
 #: A choice of devices replaces another; ``num_ranks`` is one of a gang's.

@@ -107,22 +107,26 @@ def interpreter(place: Path) -> str:
     """The program that ``--python`` means: itself, or that of an environment's folder."""
     if place.is_dir():
         return str((place / "bin" / "python").absolute())
-    return str(place.absolute()) if place.parts[1:] else shutil.which(place) or str(place)
+    if place.parts[1:] or place.is_file():  # a Path of `./python3` has no `./` any more
+        return str(place.absolute())
+    return shutil.which(place) or str(place)
 
 
 @functools.cache
 def worker_python(place: Path) -> Mapping[str, str]:
     """The versions that workers find in that interpreter; SetupError where none can run there."""
-    python = interpreter(place)
+    python, reason = interpreter(place), ["it is no Python"]
     try:
         told = subprocess.run(
             _in(python, _TELL), capture_output=True, text=True, timeout=120, check=False
         )
-        reason = told.stderr.strip().splitlines()[-1:] or [f"exit code {told.returncode}"]
         if told.returncode == 0:
-            found: dict[str, str] = json.loads(told.stdout.splitlines()[-1])
+            found: dict[str, str] = json.loads(told.stdout.strip().splitlines()[-1])
             return found
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        reason = told.stderr.strip().splitlines()[-1:] or [f"exit code {told.returncode}"]
+    except (ValueError, IndexError):
+        pass  # it ended well and told nothing
+    except (OSError, subprocess.TimeoutExpired) as error:
         reason = [str(error)]
     raise SetupError(
         f"--python {place} cannot run workers: {reason[0]}.",
