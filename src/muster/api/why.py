@@ -19,11 +19,13 @@ from muster.api.report.map import map_state, stage_folders
 from muster.api.runs import Run, Status
 from muster.base.errors import MusterError, SetupError
 from muster.base.journal import last_lines, read_journal
+from muster.base.shown_text import command_line, count
 from muster.farm.canonical import task_label
 from muster.farm.ledger.read import AttemptRow, LedgerReader, LogPart
 from muster.farm.lifecycle import REASONS
 from muster.farm.task import Outcome, TaskState
 from muster.run.folder import RunFolder
+from muster.run.session import is_held
 from muster.run.state import Word, has_saved, last_word, state_of_array
 from muster.slurm.commands import living_job, read_job
 from muster.slurm.states import JobStatus
@@ -216,7 +218,8 @@ def word_of(
 
 def _elements(array: ArrayProgress) -> str:
     done, failed = array.counts[TaskState.DONE], array.counts[TaskState.FAILED]
-    return f"An array of {array.num_elements:,} elements: {done:,} done, {failed:,} failed in them."
+    tasks = f"{count(done, 'task')} done, {failed:,} failed."
+    return f"An array of {array.num_elements:,} elements: {tasks}"
 
 
 def _of_job(run: Run, job: tuple[str, JobStatus] | None, ended: str | None) -> Iterator[str]:
@@ -262,12 +265,26 @@ def _last_start(folder: RunFolder) -> list[dict[str, Any]]:
     return found
 
 
-def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
-    stored, path = run.stored, shlex.quote(str(run.path))
-    goes_on = f"muster resume {path}"
+def _goes_on(run: Run) -> str:
+    stored = run.stored
     if stored.is_program or not stored.argv:
-        call = f"{shlex.join(stored.argv)}" if stored.argv else f"{stored.call}(…)"
-        goes_on = f"the same again, in {stored.cwd}: {call}"
+        call = command_line(stored.argv) if stored.argv else f"{stored.call}(…)"
+        return f"the same again, in {stored.cwd}: {call}"
+    return f"muster resume {shlex.quote(str(run.path))}"
+
+
+def _again(run: Run, *, cancelled: bool = False) -> str:
+    """How tasks are tried again: `muster retry` refuses maps, and arrays as a whole."""
+    if run.stored.is_map:
+        return _goes_on(run)
+    path, flag = shlex.quote(str(run.path)), " --cancelled" * cancelled
+    if run.folder.elements_json.exists():
+        return f"muster retry {path}/elements/N{flag}, then: muster collect {path}"
+    return f"muster retry {path}{flag}"
+
+
+def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
+    stored, path, goes_on = run.stored, shlex.quote(str(run.path)), _goes_on(run)
     yield from dict.fromkeys(
         _ADVICE[Outcome(one.outcome)] for one in found if one.failed and one.outcome in _ADVICE
     )
@@ -282,7 +299,7 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
         case "done":
             yield f"muster report {path}"
         case "cancelled":
-            yield f"muster retry {path} --cancelled"
+            yield _again(run, cancelled=True)
         case "not collected":
             yield f"muster collect {path}"
         case "failed" if stored.is_gang:
@@ -296,7 +313,7 @@ def _tries(run: Run, status: Status, found: tuple[Cause, ...]) -> Iterator[str]:
                 if one.failed and one.named:
                     yield f"muster logs {path} {one.named[0].split()[0]}"
                     break
-            yield f"muster retry {path}" if not stored.is_map else goes_on
+            yield _again(run)
         case "saved" | "refused" | "not begun" | "not written":
             yield goes_on
         case _:
@@ -348,20 +365,25 @@ def _of_task(run: Run, task: str) -> Why:
         row = ledger.task(run.task_number(ledger, task))
         attempts, parts = ledger.attempts(row.task_id), ledger.log_parts(row.task_id)
         trace = ledger.trace_of(row.task_id) or ""
+    kind = "search" if run.stored.is_search else run.stored.kind
     number, path = str(row.task_id), shlex.quote(str(run.path))
     bad = [one for one in attempts if one.outcome not in (Outcome.OK, Outcome.STOPPED)]
     found = tuple(_causes_of_attempts(bad, trace))
-    state = {"ready": "waiting", "claimed": "running"}.get(word := row.state.name.lower(), word)
+    now = {"ready": "waiting", "claimed": "running" if is_held(run.folder) else "waiting"}
+    state = now.get(word := row.state.name.lower(), word)
     log, lines = _printed(run, parts)
     tries = [_ADVICE[Outcome(one.outcome)] for one in found[-1:] if one.outcome in _ADVICE]
     tries += [f"muster logs {path} {number}"] if parts else []
     tries += {
-        "failed": [f"muster retry {path}"], "cancelled": [f"muster retry {path} --cancelled"],
+        "failed": [_again(run)], "cancelled": [_again(run, cancelled=True)],
         "waiting": [f"muster why {path}"],
     }.get(state, [])  # fmt: skip
     last = REASONS[Outcome(attempts[-1].outcome)] if attempts else "has not been tried yet"
+    if row.state is TaskState.CLAIMED:
+        before = f"; before that it {last}" if attempts else ""
+        last = ("runs now" if state == "running" else "was begun when its run ended") + before
     return Why(
-        path=str(run.path), kind=run.stored.kind, state=state, task=number,
+        path=str(run.path), kind=kind, state=state, task=number,
         sentence=f"{task_label(row.task_id, row.payload)}: it {last}.", causes=found, log=log,
         lines=lines, tries=tuple(tries),
     )  # fmt: skip

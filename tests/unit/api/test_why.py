@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -250,5 +252,53 @@ def test_the_last_lines_are_those_of_the_task_that_failed(tmp_path: Path) -> Non
 
 def test_an_array_is_explained_by_its_elements(tmp_path: Path) -> None:
     found = why(open_run(str(folder_of("array", "done", tmp_path).path)))
-    assert found.state == "not collected" and "An array of 2 elements: 4 done" in found.sentence
+    assert found.state == "not collected"
+    assert found.sentence == "An array of 2 elements: 4 tasks done, 0 failed."
     assert any("muster collect" in text for text in found.tries)
+
+
+def test_a_task_that_was_begun_runs_only_while_somebody_works(tmp_path: Path) -> None:
+    """It was said not to have been tried, and to be running where its run was killed."""
+    folder = killed("sweep", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        (number,) = ledger.execute("SELECT min(task_id) FROM tasks WHERE state = 0").fetchone()
+        ledger.execute("UPDATE tasks SET state = 1 WHERE task_id = ?", (number,))
+    run = open_run(str(folder.path))
+    with hold(folder):
+        found = why(run, str(number))
+    assert found.state == "running" and ": it runs now" in found.sentence
+    found = why(run, str(number))
+    assert found.state == "waiting" and "was begun when its run ended" in found.sentence
+
+
+def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:
+    """`muster retry` refuses maps, and arrays as a whole."""
+    folder = folder_of("map", "stopped", tmp_path)
+    with closing(sqlite3.connect(folder.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE tasks SET state = 4 WHERE state IN (0, 1)")
+        (number,) = ledger.execute("SELECT min(task_id) FROM tasks WHERE state = 4").fetchone()
+    run = open_run(str(folder.path))
+    for found in (why(run), why(run, str(number))):
+        assert found.state == "cancelled"
+        assert f"muster resume {folder.path}" in found.tries
+        assert not any("retry" in text for text in found.tries)
+    array = folder_of("array", "collected", tmp_path / "a")
+    with closing(sqlite3.connect(array.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE tasks SET state = 3 WHERE task_id = 1")
+    found = why(open_run(str(array.path)))
+    retry = f"muster retry {array.path}/elements/N, then: muster collect {array.path}"
+    assert found.state == "failed" and retry in found.tries
+
+
+def test_a_run_that_cannot_be_read_is_no_success(tmp_path: Path, muster_main: MusterCli) -> None:
+    folder = unreadable("sweep", tmp_path)
+    assert muster_main("why", str(folder.path)).returncode == 3
+
+
+def test_secrets_of_a_command_are_not_repeated(tmp_path: Path) -> None:
+    folder = killed("run", tmp_path)
+    record = json.loads(folder.run_json.read_bytes())
+    record["argv"] = [*record["argv"], "--api-key", "s3cret"]
+    folder.run_json.write_text(json.dumps(record))
+    tries = why(open_run(str(folder.path))).tries
+    assert any("muster run" in text for text in tries) and "s3cret" not in " ".join(tries)

@@ -81,7 +81,7 @@ def gang_state(folder: RunFolder, status: Status) -> tuple[str, Mood]:
     """A sentence on how a training or a program stands."""
     match status.state:
         case "running":
-            return "Still running: what follows is what there is so far.", Mood.OPEN
+            return "Still running.", Mood.OPEN
         case "done":
             return "Finished.", Mood.GOOD
         case "saved":

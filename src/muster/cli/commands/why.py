@@ -8,6 +8,7 @@ from typing import Annotated
 
 from muster.api.runs import open_run
 from muster.api.why import Cause, Why, why
+from muster.base.errors import EXIT_OK, EXIT_SETUP
 from muster.base.flags import Flag
 from muster.base.shown_text import count
 from muster.cli import output
@@ -39,10 +40,10 @@ def main(argv: list[str]) -> int:
     if flags.json:
         record = asdict(found)
         output.say_json({**record, "causes": [cause._asdict() for cause in found.causes]})
-        return 0
-    for line in _lines(found):
-        output.say(line)
-    return 0
+    else:
+        for line in _lines(found):
+            output.say(line)
+    return EXIT_SETUP if found.state == "unreadable" else EXIT_OK
 
 
 def _lines(found: Why) -> list[str]:
