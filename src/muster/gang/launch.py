@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -35,6 +36,8 @@ from muster.base.errors import (
     EXIT_SOME_FAILED,
     MissingPackageError,
     MusterError,
+    SetupError,
+    how_to_install,
 )
 from muster.base.journal import EVENTS, Tail, last_lines
 from muster.base.reaper import Reaper
@@ -49,6 +52,8 @@ from muster.gang.blame import (
 )
 from muster.gang.spec import Entry, GangSpec
 
+#: As in pyproject.toml, which pip does not look at where the extra was not asked for.
+OLDEST_TORCH = (2, 7)
 _TURN_S = 0.05
 #: As many lines as an aborted process prints: every thread's stack, in Python and in C.
 _TAIL_LINES = 400
@@ -125,10 +130,21 @@ def start_supervisor(*, forks: bool = False) -> SupervisorHandle:
     """Start the supervisor early: it imports torch while the caller still decides what to run.
 
     ``forks``: the spec will say ``start="fork"``. Use it as a context or call ``close``. Raises
-    MissingPackageError where torch is not installed.
+    MissingPackageError where torch is not installed, SetupError where it is too old.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingPackageError("Starting ranks", "torch", "torch")
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):  # it is on the path and not installed
+        found = metadata.version("torch")
+        numbers = re.match(r"(\d+)\.(\d+)", found)
+        if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            raise SetupError(
+                f"Starting ranks needs torch {oldest} or newer, and torch {found} is installed.",
+                hint=f"{how_to_install('torch')}.",
+            )
     return SupervisorHandle(forks=forks)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.base.errors import MissingPackageError
+from muster.base.errors import MissingPackageError, SetupError
 from muster.farm.executors import ray
+from muster.gang.launch import OLDEST_TORCH, start_supervisor
 from muster.pipeline.engines.answers import check as check_loading
 from muster.pipeline.engines.engine import EngineSpec
 from muster.pipeline.engines.remote import OpenAiEngine
@@ -76,3 +77,16 @@ def test_a_clone_that_is_not_installed_is_named() -> None:
         cwd=clone / "src", env={}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert shlex.split(done.stdout) == ["pip", "install", "-e", f"{clone}[torch]"]
+
+
+def test_ranks_are_not_started_with_a_torch_that_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started, and its ranks met a TypeError later."""
+    assert f"torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}" in EXTRAS["torch"]
+    place = tmp_path / "torch-2.6.0.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Name: torch\nVersion: 2.6.0+cpu\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SetupError, match=r"needs torch 2\.7 or newer, and torch 2\.6\.0\+cpu is"):
+        start_supervisor()
