@@ -27,13 +27,14 @@ def state_lines(state: SearchState) -> list[str]:
     if best:
         values = ", ".join(value_lines(spec, best[0]))
         before = len(state.lineage(best[0].trial)) - 1
-        of = f" after {count(before, 'other setting')}" if before else ""
+        of = f", the last of its {before + 1} settings" if before else ""
         lines.append(f"best so far: {values}  with {setting_text(best[0].params)}{of}")
     else:
         lines.append(f"best so far: none; no trial has a value of {spec.objectives[0].name}")
     if stopped := state.num_by_rung:
         rungs = ", ".join(f"{number:,} at step {rung:g}" for rung, number in stopped.items())
-        lines.append(f"trials stopped: {rungs}")
+        ended = "at rest or replaced" if spec.stopping.rule == "pbt" else "stopped"
+        lines.append(f"trials {ended}: {rungs}")
     if heirs := sum(trial.parent is not None for trial in state.search.trials):
         lines.append(f"{count(heirs, 'trial')} began with the checkpoint of a better one")
     lines.append(f"{count(len(state.search.trials), 'trial')}{_left(state)}")
@@ -68,7 +69,7 @@ def plan_lines(spec: SearchSpec) -> list[str]:
     seeds = "" if spec.seeds is None else f", {count(len(spec.seeds), 'seed')} each"
     rule = "" if spec.stopping.rule == "none" else f", {spec.stopping.rule} ends bad trials early"
     if spec.stopping.rule == "pbt":
-        rule = ", pbt has bad trials go on from good ones, with other settings"
+        rule = ", pbt ends bad trials, and changed ones go on from good ones in their places"
     lines = [f"search   {', '.join(limits)}{seeds}: {goal_of(spec)}, sampler {spec.sampler}{rule}"]
     for number in range(2):
         example = setting_text(spec.space.draw(Random(number)))

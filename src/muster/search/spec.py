@@ -112,6 +112,12 @@ class Stopping:
                 "hyperband needs the last step: its brackets are divided from there.",
                 hint="--stop hyperband:max=81",
             )
+        if self.rule == "pbt" and self.max_step is None:
+            raise UsageError(
+                "pbt needs the last step: without it all members would rest at the end of their "
+                "training too.",
+                hint="--stop pbt:min=3,max=27, where the last step that a task logs is 27.",
+            )
         if self.eta < 2:
             raise UsageError(f"eta must be 2 or more, not {self.eta}.")
         if self.every is not None and not 0 < self.every < math.inf:
@@ -241,9 +247,23 @@ class SearchSpec:
             )
         if self.seeds is not None:
             raise UsageError(
-                "--stop pbt and --seeds are not for one search: each member of a population has a "
+                "--stop pbt and --seeds cannot be combined: each member of a population has a "
                 "checkpoint of its own to go on from.",
                 hint="leave --seeds out, and run the whole search with another --search-seed.",
+            )
+        budget = self.budget
+        if any(limit is not None for limit in (budget.seconds, budget.gpu_hours, budget.cost)):
+            raise UsageError(
+                "--stop pbt cannot be combined with --search-time, --gpu-hours or --max-cost: "
+                "members that rest wait for all others, and nobody is begun when those are used "
+                "up.",
+                hint="leave them out: --trials and the last step (max) say how much is trained.",
+            )
+        if self.constraints:
+            raise UsageError(
+                "--stop pbt and --constraint cannot be combined: a trial that breaks one might be "
+                "the one from which others go on.",
+                hint="leave --constraint out. A trial whose goal is nan ranks last.",
             )
 
     def to_json(self) -> dict[str, Any]:

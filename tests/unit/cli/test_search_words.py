@@ -47,11 +47,11 @@ REFUSED = {
     "missing name": (["f.py:f", "--space", "n=int(1,3)", *GOAL], "lr"),
     "batched": (["f.py:many", "--space", "n=int(1,3)", *GOAL], "is batched"),
     "a population of nobody knows how many": (
-        ["f.py:f", *SPACE, *GOAL, "--search-time", "1h", "--stop", "pbt"],
+        ["f.py:f", *SPACE, *GOAL, "--search-time", "1h", "--stop", "pbt:max=9"],
         "size of its population",
     ),
     "a population of trainings": (
-        [*SPACE, *GOAL, "--trials=3", "--stop=pbt", "--", "muster", "train", "x", "--lr={lr}"],
+        [*SPACE, *GOAL, *"--trials=3 --stop=pbt:max=9 -- muster train x --lr={lr}".split()],
         "goes on only with the settings that it began with",
     ),
     "inline": (

@@ -16,7 +16,7 @@ from muster.search.records import Decision, Ended, Ending, Heard, Point, Proposa
 from muster.search.samplers import random_for
 from muster.search.search import Search
 from muster.search.space import Space
-from muster.search.spec import Budget, SearchSpec, Stopping, objectives
+from muster.search.spec import Budget, Constraint, SearchSpec, Stopping, objectives
 from muster.search.stopping.pbt import explored
 
 SPACE = Space.from_texts(
@@ -32,7 +32,7 @@ def spec_of(
         space=others.pop("space", SPACE),
         objectives=objectives(maximize=["v"]) if maximize else objectives(minimize=["v"]),
         seed=3,
-        budget=Budget(trials=trials),
+        budget=Budget(trials=trials, **others.pop("limits", {})),
         stopping=Stopping.from_text(stop),
         **others,
     )
@@ -221,9 +221,14 @@ def test_more_trials_later_are_another_population() -> None:
 @pytest.mark.parametrize(
     ("stop", "others", "why"),
     [
-        ("pbt", {"trials": None}, "size of its population"),
-        ("pbt", {"seeds": (0, 1)}, "are not for one search"),
-        ("pbt:quantile=0.6", {}, "at most 0.5"),
+        ("pbt:max=9", {"trials": None}, "size of its population"),
+        ("pbt:max=9", {"seeds": (0, 1)}, "--seeds cannot be combined"),
+        ("pbt:max=9,quantile=0.6", {}, "at most 0.5"),
+        ("pbt:min=3", {}, "needs the last step"),
+        ("pbt:max=9", {"limits": {"seconds": 60}}, "cannot be combined with --search-time"),
+        ("pbt:max=9", {"limits": {"gpu_hours": 1}}, "cannot be combined with --search-time"),
+        ("pbt:max=9", {"limits": {"cost": 1}}, "cannot be combined with --search-time"),
+        ("pbt:max=9", {"constraints": (Constraint("ms", "<=", 20),)}, "--constraint cannot be"),
     ],
 )
 def test_what_is_no_population(stop: str, others: dict[str, Any], why: str) -> None:

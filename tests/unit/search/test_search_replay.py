@@ -101,7 +101,7 @@ def spec_of(rule: str, sampler: Any = "random", *, seeds: Any = None) -> SearchS
         budget=Budget(trials=14),
         seeds=seeds,
         tries=({"lr": 1e-3}, {"opt": "sgd", "width": 16}),
-        constraints=(Constraint.from_text("mem<=0.9"),),
+        constraints=() if rule.startswith("pbt") else (Constraint.from_text("mem<=0.9"),),
         stopping=Stopping.from_text(rule),
     )
 

@@ -78,8 +78,9 @@ class Pbt(Rule):
         if trial.number not in self._of:
             return None
         stopping = self._spec.stopping
+        assert stopping.max_step is not None
         step = stopping.regular_step(self._of[trial.number][1] + index)
-        return None if stopping.max_step is not None and step >= stopping.max_step else step
+        return step if step < stopping.max_step else None
 
     def decide(self, trial: Trial, report: Report) -> list[Decision]:
         evidence = {"value": report.value}
