@@ -34,7 +34,7 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from muster.base.atomic_files import sync_tree, write_atomic
+from muster.base.atomic_files import replacing, sync_folder, sync_tree, write_atomic
 from muster.base.errors import TargetError
 from muster.farm.canonical import (
     MAX_DEPTH,
@@ -299,18 +299,48 @@ def hand_on(folder: RunFolder, key: str, heir: str) -> bool:
     """
     found = False
     with suppress(FileNotFoundError):
-        _, state = split_logged(folder.checkpoint(key).read_bytes())
-        write_atomic(folder.checkpoint(heir), state)
+        _copy_state(folder.checkpoint(key), folder.checkpoint(heir))
         found = True
     if folder.saved(key).is_dir():
         made, target = folder.saved(f".{heir}"), folder.saved(heir)
         for path in (made, target):  # of a coordinator that died here
             shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(folder.saved(key), made, symlinks=True)
+        _turn_links(made, folder.saved(key).absolute(), target.absolute())
         sync_tree(made)
         os.replace(made, target)
         found = True
     return found
+
+
+def _copy_state(source: Path, target: Path) -> None:
+    """The state of a checkpoint of any size, in little memory. Checkpoints are replaced and never
+    written to, so a second name of the file is a copy; where points stand in front of the state,
+    and where a file system has no such names, it is written again.
+    """
+    with source.open("rb") as file:
+        target.unlink(missing_ok=True)  # of a coordinator that died here
+        head = file.read(1 + _LENGTH.size)
+        start = 0
+        if head[:1] == LOGGED:
+            start = len(head) + _LENGTH.unpack_from(head, 1)[0]
+        else:
+            with suppress(OSError):
+                os.link(source, target)
+                sync_folder(target.parent)
+                return
+        file.seek(start)
+        with replacing(target) as beside, beside.open("wb") as copy:
+            shutil.copyfileobj(file, copy)
+
+
+def _turn_links(folder: Path, source: Path, target: Path) -> None:
+    """Have links in ``folder`` that lead into ``source`` lead to the same place in ``target``."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and (end := path.readlink()).is_relative_to(source):
+                path.unlink()
+                path.symlink_to(target / end.relative_to(source))
 
 
 def _free_name(taken: Collection[str], name: str) -> str:

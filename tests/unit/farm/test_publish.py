@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from tests.unit.farm.test_metric_stream import Sent
 
+from muster.base.atomic_files import write_atomic
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.results import INLINE_BYTES, publish, publish_after_crash, store_value
+from muster.farm.results import (
+    INLINE_BYTES,
+    hand_on,
+    publish,
+    publish_after_crash,
+    store_value,
+    with_logged,
+)
 from muster.farm.task import AttemptRecord, Finished, Outcome, TargetSpec
 from muster.farm.worker.perform import Order, Performer
 from muster.run.folder import RunFolder
 
-KEY = "ab" * 16
+KEY, HEIR = "ab" * 16, "cd" * 16
 
 
 @pytest.fixture
@@ -69,6 +79,39 @@ def test_what_a_program_saved_is_published_with_its_files(folder: RunFolder) -> 
         assert (folder.artifact(KEY) / "checkpoint" / "it.pt").read_text() == "checkpoint"
         assert (folder.artifact(KEY) / "checkpoint-2" / "it.pt").exists()
         assert not folder.saved(KEY).exists()
+
+
+@pytest.mark.parametrize("points", [b"", b"its points"])
+def test_a_checkpoint_of_any_size_is_handed_on_in_little_memory(
+    points: bytes, folder: RunFolder
+) -> None:
+    folder.checkpoints.mkdir()
+    path, handed = folder.checkpoint(KEY), folder.checkpoint(HEIR)
+    path.write_bytes(with_logged(points, b"J{}"))
+    before = path.stat().st_size - len(b"J{}")
+    os.truncate(path, 16 << 20)
+    tracemalloc.start()
+    try:
+        for _ in range(2):  # once by a coordinator that died
+            assert hand_on(folder, KEY, HEIR)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    write_atomic(path, b"its parent has gone on")
+    assert handed.stat().st_size == (16 << 20) - before
+    assert handed.read_bytes()[:4] == b"J{}\0"
+    assert sorted(folder.checkpoints.iterdir()) == [path, handed], "and nothing else is left"
+
+
+def test_links_in_what_a_program_saved_lead_into_the_copy(folder: RunFolder) -> None:
+    saved, handed = folder.saved(KEY), folder.saved(HEIR)
+    (saved / "step-3").mkdir(parents=True)
+    links = {"latest": saved / "step-3", "same": "step-3", "data": "/nowhere/data"}
+    for name, end in links.items():
+        (saved / name).symlink_to(end)
+    assert hand_on(folder, KEY, HEIR)
+    ends = [str((handed / name).readlink()) for name in links]
+    assert ends == [str(handed / "step-3"), "step-3", "/nowhere/data"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no /bin/sh")
