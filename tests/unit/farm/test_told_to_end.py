@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
+import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from tests.unit.farm.test_metric_stream import Sent
 
-from muster.farm.task import Outcome, TargetSpec
+from muster.farm.executors.base import Assignment
+from muster.farm.executors.local import LocalExecutor
+from muster.farm.task import Outcome, SlotSpec, TargetSpec
 from muster.farm.worker.perform import Order, Performer
 from muster.run.folder import RunFolder
 
@@ -46,3 +51,27 @@ def test_what_it_returns_after_it_has_asked_is_no_result(
         assert (finished.outcome, finished.value) == (Outcome.STOPPED, b"{}")
     else:
         assert (finished.outcome, finished.value) == (Outcome.OK, b'{"y":2}')
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a program that runs cannot be removed there")
+def test_where_no_process_can_be_started_beside_it_a_worker_goes_on(tmp_path: Path) -> None:
+    """The process of the next worker is only started early to save time."""
+    (tmp_path / "told.py").write_text(SOURCE)
+    spec = TargetSpec(name="f", location="told.py", attribute="asks", base_folder=str(tmp_path))
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    run_id = "spare" + secrets.token_hex(12)
+    executor = LocalExecutor(
+        Assignment(folder=folder, run_id=run_id, targets={1: spec}, python=python)
+    )
+    try:
+        executor.start(1, SlotSpec(slot_id=0, label="cpu0", devices=()))
+        python.unlink()
+        executor.stop_task(1, 1, pauses=False)
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            executor.poll(0.05)
+    finally:
+        executor.close()

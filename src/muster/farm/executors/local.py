@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,12 +148,15 @@ class LocalExecutor:
     def _begin(self, slot: SlotSpec) -> _Started:
         """Start a process for a worker; it imports nothing of the user's before it is set up."""
         ours, theirs = socket.socketpair()
-        with self._assignment.folder.worker_log(slot.slot_id).open("ab") as output:
-            environment = environment_of(slot, self._mark)
-            process = start_worker(
-                theirs, output.fileno(), self._lifeline, environment, self._assignment.python
-            )
-        theirs.close()
+        environment = environment_of(slot, self._mark)
+        try:
+            with theirs, self._assignment.folder.worker_log(slot.slot_id).open("ab") as output:
+                process = start_worker(
+                    theirs, output.fileno(), self._lifeline, environment, self._assignment.python
+                )
+        except BaseException:
+            ours.close()
+            raise
         return _Started(process, ours)
 
     def send(self, worker_id: int, tasks: Sequence[Task], *, together: bool) -> None:
@@ -318,7 +322,8 @@ class LocalExecutor:
         for worker in self._workers.values():
             if worker.spare_at is not None and now >= worker.spare_at:
                 worker.spare_at = None
-                self._spares[worker.slot.slot_id] = self._begin(worker.slot)
+                with suppress(OSError):  # no room for one more beside it: it is not needed yet
+                    self._spares[worker.slot.slot_id] = self._begin(worker.slot)
 
     def _reap(self, worker: _Worker, events: list[Event]) -> None:
         """Read what a dead worker has still sent, end its descendants, and report how it ended."""
