@@ -104,6 +104,31 @@ def test_a_search_that_loses_its_host_goes_on_from_the_lines(home: Path, tmp_pat
         assert database.execute("PRAGMA user_version").fetchone() == (2,)
 
 
+def test_a_task_that_was_cancelled_stays_so_without_its_host(home: Path, tmp_path: Path) -> None:
+    ledger = AwayLedger(tmp_path / "a" / "ledger.sqlite", home)
+    ledger.begin()
+    ledger.target_id("f.py:f")
+    ledger.add_tasks(new_tasks(4))
+    ledger.worker_started(1, SLOT, "host", "log")
+    ledger.commit()
+    ledger.snapshot()
+    ledger.begin()
+    [ran, waited] = ledger.claim(2)
+    ended = record(ran, Outcome.STOPPED, seconds=2.5)
+    ledger.record_cancelled([Stopped(ran, ended), Stopped(waited, None)])
+    assert ledger.cancel_one(3) is None
+    ledger.commit()
+    here = contents(tmp_path / "a" / "ledger.sqlite")
+    assert contents(home) == here
+    ledger.roll_back()  # and no close: the host is gone
+    shutil.rmtree(tmp_path / "a")
+    other = AwayLedger(tmp_path / "b" / "ledger.sqlite", home)
+    counts = other.counts()
+    assert (counts[TaskState.CANCELLED], counts[TaskState.READY]) == (3, 1)
+    assert contents(home) == here
+    other.close()
+
+
 def test_the_tasks_of_a_grid_that_came_first_are_the_same_in_the_lines(
     home: Path, tmp_path: Path
 ) -> None:
@@ -123,7 +148,7 @@ def test_the_tasks_of_a_grid_that_came_first_are_the_same_in_the_lines(
 class Unwanting:
     """A driver whose only task was decided to end before it began."""
 
-    num_expected, problem = 1, None
+    num_expected, num_at_once, problem = 1, 1, None
 
     def __init__(self) -> None:
         self.proposed = [Proposed(new_tasks(1)[0], None, is_wanted=False)]

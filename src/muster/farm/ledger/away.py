@@ -8,7 +8,7 @@ local ledger that has been overtaken is replaced by the run folder's, and never 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from muster.farm.ledger.ship import (
     DONE,
     FAILED,
     TRIED,
+    Cancelled,
     Ended,
     Halted,
     Line,
@@ -52,7 +53,7 @@ from muster.farm.ledger.ship import (
     read_segment,
 )
 from muster.farm.ledger.store import Ledger, NewTask
-from muster.farm.task import AttemptRecord, SlotSpec, Task
+from muster.farm.task import AttemptRecord, SlotSpec, Task, TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import own_id
 
@@ -184,6 +185,19 @@ class AwayLedger(Ledger):
         for (task, record), value in zip(stopped, values, strict=True):
             files = has_files if record is None else record.finished.files
             self._shipper.note(Halted(task.key, task.token, value, files, record))
+
+    def record_cancelled(self, cancelled: Sequence[Stopped]) -> None:
+        super().record_cancelled(cancelled)
+        for task, record in cancelled:
+            self._shipper.note(Cancelled(task.key, record))
+
+    def cancel_one(
+        self, task_id: int, open_states: Collection[TaskState] = (TaskState.READY,)
+    ) -> TaskState | None:
+        state = super().cancel_one(task_id, open_states)
+        if state is None:
+            self._shipper.note(Cancelled(self.key_of(task_id)))
+        return state
 
     def reopen_stopped(self, task_ids: Sequence[int]) -> None:
         super().reopen_stopped(task_ids)
@@ -323,6 +337,8 @@ def _replay(ledger: Ledger, lines: Iterable[Line], home: Path) -> None:
             ledger.divide(task, line.payload, line.given)
         elif isinstance(line, Halted):
             _stop_again(ledger, task._replace(token=line.token), line)
+        elif isinstance(line, Cancelled):
+            _cancel_again(ledger, task, line)
         else:
             _end_again(ledger, task, line)
 
@@ -353,6 +369,15 @@ def _stop_again(ledger: Ledger, task: Task, line: Halted) -> None:
     record = None if line.record is None else _of_task(task, line.record)
     ledger.retoken([task])
     ledger.record_stopped([Stopped(task, record)], [line.value], has_files=line.has_files)
+
+
+def _cancel_again(ledger: Ledger, task: Task, line: Cancelled) -> None:
+    if line.record is None:
+        ledger.cancel_one(task.task_id, (TaskState.READY, TaskState.CLAIMED))
+        return
+    task = task._replace(token=line.record.token)
+    ledger.retoken([task])
+    ledger.record_cancelled([Stopped(task, _of_task(task, line.record))])
 
 
 def _of_task(task: Task, record: AttemptRecord) -> AttemptRecord:

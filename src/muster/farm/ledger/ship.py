@@ -3,8 +3,8 @@
 Guarantees
 - What has been committed is in the run folder too before it is acknowledged or acted upon: as a
   line of the segment (with a checksum, synced), or in a snapshot. Lines are attempts, divisions
-  of tasks, started workers, what tasks have logged, and what a search has chosen, was told and has
-  decided, in the order in which they happened.
+  of tasks, cancelled tasks, started workers, what tasks have logged, and what a search has chosen,
+  was told and has decided, in the order in which they happened.
 - A snapshot appears by rename; the segment it makes superfluous is removed afterwards.
 - A commit is one numbered shipment, which counts only when all of its lines are there.
 
@@ -31,6 +31,7 @@ from muster.farm.task import AttemptRecord, Finished, Outcome, SlotSpec
 
 DONE, FAILED, TRIED, DIVIDED, WORKER = "done", "failed", "tried", "divided", "worker"
 METRICS, SEARCH, STOPPED, REOPENED = "metrics", "search", "stopped", "reopened"
+CANCELLED = "cancelled"
 _SHIPMENT = "shipment"
 
 
@@ -105,7 +106,14 @@ class Reopened(NamedTuple):
     key: bytes
 
 
-Line = Ended | Parted | Started | Noted | Recorded | Halted | Reopened
+class Cancelled(NamedTuple):
+    """A task that its user has cancelled; ``record``: its attempt, None where it only waited."""
+
+    key: bytes
+    record: AttemptRecord | None = None
+
+
+Line = Ended | Parted | Started | Noted | Recorded | Halted | Reopened | Cancelled
 
 
 class Shipper:
@@ -209,8 +217,9 @@ def _write(line: Line) -> list[Any]:
             name = None if of is None else of.hex()
             return [SEARCH, kind, name, body.decode(), target, payload.decode()]
         case Halted(key, token, value, files, attempt):
-            own = None if attempt is None else [attempt.worker_id, _fields(attempt)]
-            return [STOPPED, key.hex(), token, value.decode(), files, own]
+            return [STOPPED, key.hex(), token, value.decode(), files, _own(attempt)]
+        case Cancelled(key, attempt):
+            return [CANCELLED, key.hex(), _own(attempt)]
         case Reopened(key):
             return [REOPENED, key.hex()]
         case Started(worker_id, slot, host, log, code):
@@ -236,6 +245,11 @@ def _read(line: Sequence[Any]) -> Line:
         return Halted(bytes.fromhex(key), token, value, files, record)
     if line[0] == REOPENED:
         return Reopened(bytes.fromhex(line[1]))
+    if line[0] == CANCELLED:
+        _, key, own = line
+        return Cancelled(
+            bytes.fromhex(key), None if own is None else _record(own[0], own[1], b"{}")
+        )
     kind, key, worker_id, fields, text, sha, *tries = line
     if kind == DIVIDED:
         given = tuple((bytes.fromhex(name), payload.encode()) for name, payload in fields)
@@ -243,6 +257,10 @@ def _read(line: Sequence[Any]) -> Line:
     inline = None if sha else text.encode()
     record = _record(worker_id, fields, inline or b"{}")
     return Ended(kind, bytes.fromhex(key), record, inline, sha, *tries)
+
+
+def _own(record: AttemptRecord | None) -> list[Any] | None:
+    return None if record is None else [record.worker_id, _fields(record)]
 
 
 def _fields(record: AttemptRecord) -> list[Any]:
