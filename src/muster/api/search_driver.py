@@ -31,6 +31,7 @@ from muster.search.records import Decision, Ended, Ending, EndState, Heard, Poin
 from muster.search.search import Search
 from muster.search.spec import SearchSpec
 from muster.search.stopping.pbt import num_heirs
+from muster.search.trials import Trial
 
 #: From the parameters of a proposal to what is stored of them.
 Stored = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -98,10 +99,13 @@ class SearchDriver:
 
     @property
     def num_expected(self) -> int:
+        return self.num_at_once + num_heirs(self._spec.stopping, self.num_at_once)
+
+    @property
+    def num_at_once(self) -> int:
         size, trials = self._spec.space.size, self._spec.budget.trials
         known = [number for number in (size, trials) if number is not None]
-        begun = min(known, default=_MANY) * len(self._spec.seeds or (None,))
-        return begun + num_heirs(self._spec.stopping, begun)
+        return min(known, default=_MANY) * len(self._spec.seeds or (None,))
 
     @property
     def problem(self) -> MusterError | None:
@@ -131,6 +135,7 @@ class SearchDriver:
                 case Decision():
                     self._orders(record)
         self._search = Search.replay(self._spec, records)
+        self._look_for_checkpoints()
         orders: list[Event] = [
             StopTask(task_id, own.told == "pause")
             for task_id, own in self._tasks.items()
@@ -331,12 +336,23 @@ class SearchDriver:
     def _hand_on(self, decision: Decision) -> None:
         """Give a trial the checkpoint that it begins with, before its parent is let go on."""
         assert decision.heir is not None and decision.parent is not None
+        source = self._ledger.key_of(self._task_of[decision.parent, None])
         heir = self._search.trials[decision.heir]
-        for seed in heir.tasks:
-            task = self._task(Proposal(heir.number, seed, heir.params, heir.by, None, heir.parent))
-            source = self._ledger.key_of(self._task_of[decision.parent, seed])
-            if not hand_on(self._folder, source.hex(), task.key.hex()):
-                self._lacking = _no_checkpoint(decision.parent, decision.rung)
+        if not hand_on(self._folder, source.hex(), self._key_of_heir(heir)):
+            self._lacking = _no_checkpoint(decision.parent, decision.rung)
+
+    def _look_for_checkpoints(self) -> None:
+        """A trial that was to begin with a checkpoint which was not there does so never: without
+        this, the same command would begin it at step 0."""
+        for trial in self._search.trials:
+            if trial.parent is not None and (trial.number, None) not in self._task_of:
+                key = self._key_of_heir(trial)
+                if not (self._folder.checkpoint(key).exists() or self._folder.saved(key).exists()):
+                    self._lacking = _no_checkpoint(trial.parent, trial.start)
+
+    def _key_of_heir(self, heir: Trial) -> str:
+        proposal = Proposal(heir.number, None, heir.params, heir.by, None, heir.parent)
+        return self._task(proposal).key.hex()
 
     def _orders(self, decision: Decision) -> list[Event]:
         """What a decision means for the tasks of its trial that there are."""
@@ -376,8 +392,8 @@ def _not_shown(name: str, shown: Collection[str]) -> UsageError:
 
 def _no_checkpoint(trial: int, step: float | None) -> UsageError:
     return UsageError(
-        f"Trial {trial} rests at step {step:g} and has left no checkpoint in the run folder, and "
-        "--stop pbt begins other trials with it.",
+        f"Trial {trial} has left no checkpoint in the run folder when it rested at step {step:g}, "
+        "and --stop pbt begins other trials with it.",
         hint="a function calls ctx.checkpoint after ctx.log; a program saves in "
         "$MUSTER_CHECKPOINT_DIR before SIGTERM ends it, in a run folder that its host shares. "
         "Then begin anew with --restart.",

@@ -120,16 +120,16 @@ class Coordinator:
         ended = sum(count for state, count in counts.items() if state.is_final)
         self._steering: Steering | None = None
         self._problem: MusterError | None = None  # why nothing more is begun
-        total = plan.total
+        total = at_once = plan.total
         if plan.driver is not None:
             self._steering = Steering(plan.driver, ledger, plan.folder)
             self._steering.begin()
-            total = self._steering.num_expected
+            total, at_once = self._steering.num_expected, self._steering.num_at_once
         self._scheduler = Scheduler(
             plan.policy,
             plan.slots,
             plan.targets,
-            expected=max(0, max(total, sum(counts.values())) - ended),
+            expected=max(0, max(at_once, sum(counts.values())) - ended),
             first_worker_id=ledger.next_worker_id(),
         )
         for slot_id, held in plan.held.items():
@@ -242,7 +242,7 @@ class Coordinator:
         """Let what runs go on where more would be in vain: it may show otherwise."""
         if problem is not None and problem is not self._problem:
             why = str(problem).partition("\n")[0]
-            decisions.notes.append(("waiting", f"{why} Nothing more begins until one has."))
+            decisions.notes.append(("waiting", f"{why} Nothing more begins; what runs goes on."))
         self._problem = problem
 
     def _obey_next(self, fetched: Fetched, now: float) -> None:

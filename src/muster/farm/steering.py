@@ -45,6 +45,10 @@ class Driver(Protocol):
         """How many tasks there will be in the end, as far as is known."""
 
     @property
+    def num_at_once(self) -> int:
+        """How many of them wait for no others to have ended: more workers would be idle."""
+
+    @property
     def problem(self) -> MusterError | None:
         """Why going on would be in vain, None while it would not. What runs may still change it."""
 
@@ -84,6 +88,10 @@ class Steering:
     @property
     def num_expected(self) -> int:
         return self._driver.num_expected
+
+    @property
+    def num_at_once(self) -> int:
+        return self._driver.num_at_once
 
     @property
     def problem(self) -> MusterError | None:

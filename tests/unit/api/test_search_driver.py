@@ -211,7 +211,7 @@ def test_an_heir_begins_with_what_its_parent_had_saved_when_it_rested(tmp_path: 
         path.write_bytes(b"its parent has gone on")
         if not is_reborn:
             assert bench.reborn(budget=Budget(trials=3)) == [Reopen(1), Reopen(2)]
-            assert bench.driver.num_expected == 3 + 2
+            assert (bench.driver.num_expected, bench.driver.num_at_once) == (3 + 2, 3)
     bench.add(proposed)
     task_id, _, _ = bench.ledger.standing(proposed.task.key)
     _, payload = bench.ledger.made_from(task_id)
@@ -229,7 +229,18 @@ def test_a_population_that_saves_nothing_ends(tmp_path: Path) -> None:
     rest(bench, [0.5])
     bench.folder.checkpoint(bench.ledger.key_of(1).hex()).unlink()
     rest(bench, [0.1])
-    assert "Trial 0 rests at step 1 and has left no checkpoint" in str(bench.driver.problem)
+    for _ in range(2):
+        assert "Trial 0 has left no checkpoint" in str(bench.driver.problem)
+        bench.reborn(budget=Budget(trials=2))
+    bench.ledger.close()
+
+
+def test_a_trial_in_whose_place_there_is_another_is_not_cancelled(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, POPULATION)
+    bench.reborn(budget=Budget(trials=2))
+    rest(bench, [0.5, 0.1])
+    assert [bench.ledger.is_paused(task_id) for task_id in (1, 2)] == [True, False]
+    assert bench.ledger.cancel_one(2) is TaskState.STOPPED
     bench.ledger.close()
 
 

@@ -104,11 +104,20 @@ class LedgerQueries:
     def is_paused(self, task_id: int) -> bool:
         """Whether a stopped task of a search would go on if it were promoted."""
         sql = "SELECT body FROM search WHERE kind = 'ended' AND task_id = ? ORDER BY id DESC"
+        # One that rested has ended for good where another trial has its place.
+        replaced = (
+            "SELECT body FROM search WHERE kind = 'decision' "
+            "AND instr(CAST(body AS TEXT), '\"replace\"')"
+        )
         with explained(self.path, "read"):
             if not has_table(self._db, "search"):
                 return False
             row = self._db.execute(sql, (task_id,)).fetchone()
-        return row is not None and canonical.decode(row[0]).get("state") == "paused"
+            last = {} if row is None else canonical.decode(row[0])
+            if last.get("state") != "paused":
+                return False
+            others = self._db.execute(replaced).fetchall()
+        return all(canonical.decode(body)["trial"] != last["trial"] for (body,) in others)
 
     def has_had_gpus(self) -> bool:
         """Whether a worker had GPUs of the coordinator's machine."""
