@@ -52,7 +52,7 @@ class Pbt(Rule):
 
     def __init__(self, spec: SearchSpec) -> None:
         self._spec, self._goal = spec, spec.objectives[0]
-        self._populations: list[_Population] = []
+        self._newest: _Population | None = None
         self._of: dict[int, tuple[_Population, int]] = {}  # and the first mark of the trial
         self._begun = 0
 
@@ -69,10 +69,10 @@ class Pbt(Rule):
         self._of[trial.number] = population, population.mark
 
     def _with_room(self, trial: Trial) -> _Population:
-        if not self._populations or self._populations[-1].begun == self._populations[-1].room:
+        if self._newest is None or self._newest.begun == self._newest.room:
             assert trial.limit is not None
-            self._populations.append(_Population(max(1, trial.limit - self._begun)))
-        return self._populations[-1]
+            self._newest = _Population(max(1, trial.limit - self._begun))
+        return self._newest
 
     def mark(self, trial: Trial, index: int) -> float | None:
         if trial.number not in self._of:
