@@ -9,9 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.programs import read_program
+
+from muster.api.train import _refusal_to_begin
+from muster.gang.launch import GangEnding
 
 Main = Callable[..., subprocess.CompletedProcess[str]]
 STEPS = 128
@@ -22,11 +26,13 @@ class Training:
         self.path = path
         self.run = path / "r"
         self.started: list[subprocess.Popen[bytes]] = []
-        (path / "slow_task.py").write_text(read_program("slow_task.py"))
+        loss = "return (float('nan') if Path('sick').exists() else 1) * (model(batch[0])[:, 0]"
+        text = read_program("slow_task.py").replace("return (model(batch[0])[:, 0]", loss, 1)
+        (path / "slow_task.py").write_text(text)
         (path / "pace").write_text("0.5")
 
-    def begin(self, *words: str) -> subprocess.Popen[bytes]:
-        flags = ("--monitor-interval", "0", "--no-tensorboard", "--grace", "60")
+    def begin(self, *words: str, grace: str = "60") -> subprocess.Popen[bytes]:
+        flags = ("--monitor-interval", "0", "--no-tensorboard", "--grace", grace)
         words = words or (
             "train", "slow_task.py:Slow", "--devices", "cpu:2", "--global-batch", "2",
             "--epochs", str(2 * STEPS // 64), "--run-dir", "r", *flags,
@@ -62,6 +68,12 @@ class Training:
             assert time.monotonic() < deadline, self.said.read_text()
             time.sleep(0.02)
 
+    def until_it_is_heard(self) -> None:
+        deadline = time.monotonic() + 300
+        while not (self.run / "requests/session").exists():
+            assert time.monotonic() < deadline, self.said.read_text()
+            time.sleep(0.02)
+
     def until_ranks(self, *numbers: int) -> None:
         deadline = time.monotonic() + 300
         while self.ranks != list(numbers):
@@ -82,15 +94,46 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def test_a_training_goes_on_with_fewer_ranks(training: Training, muster_main: Main) -> None:
-    process = training.begin()
+    """A step takes longer than the grace, and an error after the move is no reason to go back."""
+    process = training.begin(grace="0.1")
+    training.until_it_is_heard()
+    while (said := muster_main("devices", "r", "--only", "0,1")).returncode == 3:
+        continue  # not answered before the first step
+    assert "r: nothing changes" in said.stdout, said.stderr
     training.until_it_moves()
     said = muster_main("devices", "r", "--release", "1")
     assert "gives back cpu:1, once its ranks have saved" in said.stdout, said.stderr
     training.until_ranks(2, 1)
+    assert "saved: asked to stop" in training.said.read_text(), "no deadline has ended it"
+    training.until_it_moves()
+    (training.path / "sick").touch()
+    assert process.wait(300) == 1, training.said.read_text()
+    assert "devices that it had" not in training.said.read_text()
+    (training.path / "sick").unlink()
     training.hurry()
-    assert process.wait(300) == 0, training.said.read_text()
-    assert training.ranks == [2, 1]
+    assert training.begin("resume", "r").wait(300) == 0, training.said.read_text()
+    assert training.ranks == [2, 1, 1]
     assert training.steps == list(range(1, STEPS + 1)), "each step once"
+
+
+REFUSED = {"ending": "refused", "message": "a NaN"}
+
+
+@pytest.mark.parametrize(
+    ("word", "ending", "wanted"),
+    [
+        ({**REFUSED, "phase": "setup"}, {}, "a NaN"),
+        ({**REFUSED, "phase": "evaluation"}, {}, ""),
+        (REFUSED, {}, ""),
+        ({"ending": "requeue"}, {}, ""),
+        ({**REFUSED, "phase": "setup"}, {"stopped_by": "SIGINT"}, ""),
+        ({**REFUSED, "phase": "setup"}, {"restarts": 1}, ""),
+    ],
+)
+def test_only_ranks_that_could_not_begin_go_back(
+    word: dict[str, str], ending: dict[str, Any], wanted: str
+) -> None:
+    assert _refusal_to_begin(GangEnding(exit_code=2, **ending), word) == wanted
 
 
 @pytest.mark.slow
@@ -102,7 +145,7 @@ def test_more_ranks_than_can_be_then_killed_and_interrupted(
     assert "takes cpu:2" in muster_main("devices", "r", "--add", "1").stdout
     training.until_ranks(2, 3, 2)  # a batch of 2 is too small for 3
     training.until_it_moves()
-    assert "It goes on on the devices that it had" in training.said.read_text()
+    assert "It keeps the devices that it had" in training.said.read_text()
     assert not (training.run / "devices.json").exists()
     muster_main("devices", "r", "--release", "1")
     process.send_signal(signal.SIGKILL)

@@ -26,6 +26,7 @@ from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import Placement, Slot, place
+from muster.farm.task import SlotSpec
 from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
 from muster.gang.topology import read_topology
@@ -114,12 +115,13 @@ def run_gang(
     code: Code | None = None,
     about: Mapping[str, Any] | None = None,
     supervisor: SupervisorHandle | None = None,
+    kept: dict[str, Lease] | None = None,
 ) -> GangEnding:
     """Run a gang to its end; whatever happens, nothing it started is left running.
 
     ``kind``, ``code`` and ``about`` go into run.json as what was asked for;
     ``supervisor``: one that was started early (its ``forks`` must suit the options), closed at the
-    end in any case.
+    end in any case; ``kept``: leases by GPU, which a start that moves leaves to the next one.
 
     Raises what placing raises, SetupError when somebody works on the folder, UsageError inside
     another launcher.
@@ -131,7 +133,10 @@ def run_gang(
         check_installed(options.log_to)
         settings = read_settings()
         here = _as_asked(folder, options)
-        placement, leases = _take(here, folder.name, settings)
+        kept = {} if kept is None else kept
+        has_moved = bool(kept)
+        placement, leases = _take(here, folder.name, settings, kept)
+        kept.clear()
         for lease in leases:
             devices.enter_context(lease)
         plan = _plan(folder, program, here, placement, settings)
@@ -167,8 +172,9 @@ def run_gang(
 
         def moves() -> bool:
             """Whether somebody has asked for other devices, which the next start takes."""
-            answered = [lending.hear(ask) for ask in session.asked()] if can_move else []
-            return any(answered)
+            asked = session.asked() if can_move else []
+            found = [event for ask in asked for event in lending.hear(ask)]
+            return bool(found) and _devices_of(found[-1].wanted) != _devices_of(slots)
 
         ending = launch_gang(
             supervisor, _spec(plan, program), hear, warn, session.is_cancelled, moves
@@ -181,9 +187,17 @@ def run_gang(
             session.end(**{"exit_code": 0, **fields})
         except OSError as error:  # how it ended is known all the same
             audience.warn(str(explain_os_error(error, "write", folder.events)))
-        stopped += [ending.stopped_by] if ending.stopped_by else []
+        stopped += [ending.stopped_by or "moving"] if ending.stopped_by or ending.is_moving else []
+        if ending.is_moving or (has_moved and ending.exit_code):  # it may go back
+            kept |= lending.keep()
+            devices.pop_all()
         devices.close()  # others may have them while trackers get the rest
         return ending
+
+
+def _devices_of(slots: Sequence[SlotSpec]) -> tuple[int, set[str]]:
+    """What a start would have of them; which of the CPU's workers they are does not matter."""
+    return len(slots), {uuid for slot in slots for uuid in slot.devices}
 
 
 def _spec(plan: GangPlan, program: Script | Entry) -> GangSpec:
@@ -269,7 +283,9 @@ def _request(options: GangOptions, inventory: Inventory) -> DeviceRequest:
     )
 
 
-def _take(options: GangOptions, run_name: str, settings: Settings) -> tuple[Placement, list[Lease]]:
+def _take(
+    options: GangOptions, run_name: str, settings: Settings, kept: Mapping[str, Lease]
+) -> tuple[Placement, list[Lease]]:
     inventory = discover(settings)
     return place_and_lease(
         _request(options, inventory),
@@ -279,6 +295,7 @@ def _take(options: GangOptions, run_name: str, settings: Settings) -> tuple[Plac
         force=options.force,
         run_name=run_name,
         settings=settings,
+        kept=kept,
     )
 
 

@@ -37,6 +37,7 @@ from muster.farm.view import GIVEN_BACK, QUARANTINED, RunView
 from muster.run.folder import RunFolder
 from muster.run.requests import Ask, ask
 from muster.run.session import is_held, open_run
+from muster.run.state import is_between_starts
 
 if TYPE_CHECKING:
     from muster.api.runs import Run
@@ -121,6 +122,15 @@ class Lending:
     def close(self) -> None:
         for lease in self._leases.values():
             lease.release()
+
+    def keep(self) -> dict[str, Lease]:
+        """The leases of what the run is to have, which are the caller's from now on; others get
+        the rest."""
+        by_key = self._by_key()
+        wanted = {uuid for key in self._wanted for uuid in by_key[key][0].devices}
+        kept = {uuid: self._leases.pop(uuid) for uuid in wanted & self._leases.keys()}
+        self.close()
+        return kept
 
     def forget_other_choice(self) -> None:
         """Remove what was asked for where the command chooses other devices by now; where it holds,
@@ -410,8 +420,12 @@ def change_devices(run: Run, what: Mapping[str, Any], *, now: bool = False) -> d
             + " work in lock-step: their number stays while they run.",
             hint=f"end it (muster cancel {run.path}), and start it on others.",
         )
-    if is_held(folder):
-        answer = ask(folder, asked, lambda: is_held(folder))
+
+    def is_at_work() -> bool:
+        return is_held(folder) or (stored.is_gang and is_between_starts(folder))
+
+    if is_at_work():
+        answer = ask(folder, asked, is_at_work)
         answers += [] if answer is None else [answer]
     if not answers and stored.is_gang:
         raise UsageError(

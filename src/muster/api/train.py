@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -25,11 +26,13 @@ from muster.base.errors import (
     PlacementError,
     PlanMismatchError,
     TargetError,
+    UsageError,
 )
 from muster.base.modules import CLASS
 from muster.base.settings import TASK_DIR, variable
-from muster.base.signals import listening
+from muster.base.signals import Requests, listening, stop_code
 from muster.base.target import parse_target
+from muster.devices.leases import Lease
 from muster.farm.canonical import name_with_hash
 from muster.gang.launch import SupervisorHandle
 from muster.rl.config import PpoConfig
@@ -156,8 +159,8 @@ def run_training(
     check_job(job, options)
     folder = job.folder
     options = _options_for(job, options)
-    with listening():
-        ending = _until_it_ends(job, options, audience, supervisor)
+    with listening() as requests:
+        ending = _until_it_ends(job, options, audience, supervisor, requests)
         word = last_word(folder)
         if word.get("ending") == "refused":
             raise _Refused(word)
@@ -175,42 +178,69 @@ def _until_it_ends(
     options: GangOptions,
     audience: GangAudience,
     supervisor: SupervisorHandle | None,
+    requests: Requests,
 ) -> GangEnding:
     """Start the ranks, again where they ask for it, and on other devices where somebody does.
 
-    Where they cannot begin there, they go on on those that they had.
+    Where they cannot begin there, they keep those that they had; where others have taken these
+    meanwhile, it ends, and what it has saved goes on later.
     """
     folder, num_starts = job.folder, 0
     before: bytes | None = None
-    has_moved = False
-    while True:
-        entry = job.entry(allow_changed_code=options.allow_changed_code)
-        asked, refusal = _devices_of(folder), ""
-        try:
-            ending = run_gang(
-                folder, entry, options, audience, kind=job.kind, code=job.code,
-                about=_about(job), supervisor=supervisor,
-            )  # fmt: skip
-            word = last_word(folder)
-            refusal = str(word.get("message")) if word.get("ending") == "refused" else ""
-        except PlacementError as error:
-            if not has_moved:
-                raise
-            refusal = str(error)
-        supervisor = None
-        options = dataclasses.replace(options, restart=False)
-        if has_moved and refusal:
-            audience.warn(f"{refusal}\nIt goes on on the devices that it had.")
-            _have_devices(folder, before)
-            has_moved = False
-            continue
-        before, has_moved = asked, ending.is_moving
-        if has_moved:
-            continue
-        num_starts += 1
-        if word.get("ending") != "restart" or ending.stopped_by or num_starts == _MOST_STARTS:
-            return ending
-        audience.warn(str(word.get("message", "starting again")))
+    moved: GangEnding | None = None  # how the start before ended, where it was to move
+    can_go_back = False
+    kept: dict[str, Lease] = {}
+    with ExitStack() as stack:
+        stack.callback(lambda: [lease.release() for lease in kept.values()])
+        while True:
+            entry = job.entry(allow_changed_code=options.allow_changed_code)
+            asked = None if options.restart else _devices_of(folder)
+            try:
+                ending = run_gang(
+                    folder, entry, options, audience, kind=job.kind, code=job.code,
+                    about=_about(job), supervisor=supervisor, kept=kept,
+                )  # fmt: skip
+                word = last_word(folder)
+                refusal = _refusal_to_begin(ending, word)
+            except (PlacementError, UsageError) as error:
+                if moved is None:
+                    raise
+                if not can_go_back:
+                    audience.warn(
+                        f"{error}\nIt cannot have those of before back either. It has saved: "
+                        f"muster resume {folder.path} goes on with it."
+                    )
+                    return dataclasses.replace(moved, is_moving=False)
+                refusal = str(error)
+            supervisor = None
+            options = dataclasses.replace(options, restart=False)
+            if can_go_back and refusal:
+                audience.warn(f"{refusal}\nIt keeps the devices that it had.")
+                _have_devices(folder, before)
+                folder.ending_json.unlink(missing_ok=True)
+                can_go_back = False
+                continue
+            before, can_go_back = asked, ending.is_moving
+            moved = ending if ending.is_moving else None
+            if moved is not None and requests.take():  # it has saved, and goes on nowhere now
+                number = requests.reason
+                return dataclasses.replace(
+                    moved, is_moving=False, exit_code=stop_code(number),
+                    stopped_by=signal.Signals(number).name,
+                )  # fmt: skip
+            if moved is not None:
+                continue
+            num_starts += 1
+            if word.get("ending") != "restart" or ending.stopped_by or num_starts == _MOST_STARTS:
+                return ending
+            audience.warn(str(word.get("message", "starting again")))
+
+
+def _refusal_to_begin(ending: GangEnding, word: Mapping[str, Any]) -> str:
+    """Why these ranks could not begin at all; "" where they have begun, or somebody ended them."""
+    is_refusal = word.get("ending") == "refused" and word.get("phase") == "setup"
+    has_begun = ending.restarts > 0 or bool(ending.stopped_by)
+    return str(word.get("message")) if is_refusal and not has_begun else ""
 
 
 def _devices_of(folder: RunFolder) -> bytes | None:

@@ -17,11 +17,11 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
@@ -142,17 +142,18 @@ def place_and_lease(
     force: bool,
     run_name: str,
     settings: Settings,
+    kept: Mapping[str, Lease] = MappingProxyType({}),
 ) -> tuple[Placement, list[Lease]]:
     """Place and lease, around the GPUs that other runs have leased.
 
     Two runs that each ask for two of four GPUs at the same moment both get two. With ``force``,
     and in a task of a sweep, which has leased them, a GPU leased by somebody else is used all the
-    same, without a lease. Raises what ``place``
-    and ``acquire`` raise; nothing stays leased then.
+    same, without a lease. ``kept``, leases by GPU that the caller has, become the placement's.
+    Raises what ``place`` and ``acquire`` raise; only what was kept stays leased then.
     """
-    leases: dict[str, Lease] = {}
+    leases = dict(kept)
     held: dict[str, str] = {}
-    with _released_on_error(leases):
+    with _released_on_error(leases, kept):
         while True:
             placement = place(
                 request,
@@ -179,12 +180,12 @@ def place_and_lease(
 
 
 @contextmanager
-def _released_on_error(leases: dict[str, Lease]) -> Iterator[None]:
+def _released_on_error(leases: dict[str, Lease], kept: Mapping[str, Lease]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for lease in leases.values():
-            lease.release()
+        for uuid in leases.keys() - kept.keys():
+            leases[uuid].release()
         raise
 
 

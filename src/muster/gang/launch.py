@@ -162,8 +162,8 @@ def launch_gang(
     ``hear`` gets every line that a rank of this node prints, ``say`` remarks about the run. The
     first Ctrl-C, TERM or HUP asks the ranks to end and kills them after the grace; the second
     kills at once; USR1 goes to the ranks. ``is_cancelled``, asked at every turn, is as good as
-    Ctrl-C, and ``moves`` as TERM, but for what the ending says. The supervisor is closed at the
-    end.
+    Ctrl-C. ``moves``, asked once the ranks of a training have made a step, is as good as USR1, but
+    for what the ending says. The supervisor is closed at the end.
     """
     forks = spec.start == "fork"
     if handle is None or handle.forks != forks:
@@ -192,7 +192,8 @@ class _Launch:
         self._requests = requests
         self._is_cancelled = is_cancelled
         self._moves = moves
-        self._is_moving = False
+        self._is_moving = self._are_told = self._is_warned = False
+        self._picture = self._newest_picture()
         self._tails: dict[int, Tail] = {}
         self._world_size = spec.world_size
         self._report: tuple[str, ...] = ()
@@ -251,6 +252,7 @@ class _Launch:
         EVENTS.debug("%s", event)
         match event["event"]:
             case "ranks":
+                self._note_new_ranks()
                 self._world_size = event["world_size"]
                 for rank in event["pids"]:
                     self._follow(int(rank))
@@ -263,6 +265,7 @@ class _Launch:
             case "stall":
                 self._stall = event["text"]
             case "failed":
+                self._note_new_ranks()
                 self._note_failure(event["ends"])
                 for end in event["ends"]:
                     self._tails[end["rank"]].skip_to(end["log_size"])
@@ -278,6 +281,17 @@ class _Launch:
             self._tails[rank] = Tail(
                 path, lambda line: self._hear(rank, line), lambda: self._traceback_start(rank)
             )
+
+    def _note_new_ranks(self) -> None:
+        """From here on the ranks of before have nothing to say."""
+        self._picture, self._are_told = self._newest_picture(), False
+
+    def _newest_picture(self) -> tuple[int, int]:
+        """Which file shows where the training is; a rank writes the first after its first step."""
+        with contextlib.suppress(OSError):
+            found = os.stat(self._spec.folder.status_json)
+            return found.st_ino, found.st_mtime_ns
+        return 0, 0
 
     def _traceback_start(self, rank: int) -> int | None:
         record = self._error_record(rank)
@@ -298,19 +312,14 @@ class _Launch:
     # ------------------------------------------------------------------ ending
 
     def _obey_signals(self) -> None:
-        if (not self._stopped_by or self._is_moving) and self._is_cancelled():
+        if not self._stopped_by and self._is_cancelled():
             self._say("muster cancel asks the run to end")
             self._requests.note(signal.SIGINT, None)
-        if not self._stopped_by and self._moves():
-            self._is_moving = True
-            self._say("muster devices: the ranks save, and go on on other devices")
-            self._stop(signal.SIGTERM)
         for number in self._requests.take():
             process = self._handle.process
             if number == getattr(signal, WARNING, None):
+                self._is_moving, self._is_warned = False, True
                 processes.send_signal(process.pid, number)
-            elif self._is_moving:  # they have been told, and go on nowhere now
-                self._is_moving, self._stopped_by = False, number
             elif not self._stopped_by:
                 self._say(
                     f"{signal.Signals(number).name}: the ranks are asked to end and killed after "
@@ -321,9 +330,27 @@ class _Launch:
                 self._kill_at_s = 0.0
                 if number == signal.SIGINT:
                     self._stopped_by = number
+        self._move()
+
+    def _move(self) -> None:
+        """Have the ranks save and end where somebody asks for other devices.
+
+        USR1 has no deadline, so a save may take its time. It would kill ranks that set up or that
+        have ended: it is sent only while there is a picture of these ranks.
+        """
+        if self._stopped_by or self._is_warned or self._are_told:
+            return
+        if self._newest_picture() in ((0, 0), self._picture):
+            return
+        if self._is_moving:  # a turn after the request: to answer that may have taken long
+            self._are_told = True
+            processes.send_signal(self._handle.process.pid, getattr(signal, WARNING, 0))
+        elif self._moves():
+            self._is_moving = True
+            self._say("muster devices: the ranks save, and use other devices then")
 
     def _stop(self, number: int) -> None:
-        self._stopped_by = number
+        self._is_moving, self._stopped_by = False, number
         processes.send_signal(self._handle.process.pid, signal.SIGTERM)
         self._kill_at_s = time.monotonic() + self._spec.grace_s + _SUPERVISOR_S
 

@@ -384,7 +384,8 @@ def refusals_told(folder: RunFolder) -> Iterator[None]:
 
 def _tell(folder: RunFolder, error: MusterError) -> None:
     kind = "restart" if isinstance(error, StartAgain) else "refused"
-    word = {"message": str(error), "exit_code": error.exit_code}
+    phase = "setup" if BEACON.step < 0 else BEACON.phase  # what a rehearsal says is not meant
+    word = {"message": str(error), "exit_code": error.exit_code, "phase": phase}
     with suppress(OSError):  # the disk may be too full even for this
         write_json(folder.ending_json, {"ending": kind, **word})
 

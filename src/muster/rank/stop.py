@@ -1,7 +1,7 @@
 """When a rank is asked to stop, by a signal, and to save, by the clock or the step.
 
 Both only set a flag here. The ranks agree on the step at which they stop or save together; a second
-signal ends a rank at once.
+signal ends a rank at once. USR1 only warns: it is neither the first of two nor the second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Self
 
-from muster.base.signals import ENDING, handled
+from muster.base.signals import ENDING, WARNING, handled
 
 #: A batch system signals all processes, and the launcher passes the same signal on.
 _ECHO_S = 3.0
@@ -31,12 +31,12 @@ class StopFlag:
         self.name = ""
         self._is_set = False
         self._is_cancelled = is_cancelled
-        self._since_s = 0.0
+        self._ending_since_s: float | None = None
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
         # TERM and USR1 come from our launcher, whatever its own caller has ignored.
-        taken = handled(ENDING, self._on_signal, always=("SIGTERM", "SIGUSR1"))
+        taken = handled(ENDING, self._on_signal, always=("SIGTERM", WARNING))
         self._context.enter_context(taken)
         return self
 
@@ -46,17 +46,18 @@ class StopFlag:
     @property
     def is_set(self) -> bool:
         if not self._is_set and self._is_cancelled():
-            self._is_set, self.name = True, "muster cancel"
+            self._is_set, self.name, self._ending_since_s = True, "muster cancel", 0.0
         return self._is_set
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now_s = time.monotonic()
-        if self._is_set:
-            if number != getattr(signal, "SIGUSR1", None) and now_s - self._since_s > _ECHO_S:
+        if number != getattr(signal, WARNING, None):
+            now_s = time.monotonic()
+            if self._ending_since_s is None:
+                self._ending_since_s = now_s
+            elif now_s - self._ending_since_s > _ECHO_S:
                 os._exit(128 + number)
-            return
-        self._is_set, self._since_s = True, now_s
-        self.name = signal.Signals(number).name
+        if not self._is_set:
+            self._is_set, self.name = True, signal.Signals(number).name
 
 
 class Interval:

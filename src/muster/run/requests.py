@@ -155,7 +155,7 @@ def ask(
                     left.unlink(missing_ok=True)
     raise SetupError(
         f"{folder.path} is at work and has not answered within {timeout_s:.0f} s.",
-        hint="it may be busy, or run its tasks in its own process; ask again.",
+        hint="it may be busy, set up its ranks, or run its tasks in its own process; ask again.",
     )
 
 

@@ -6,6 +6,7 @@ All of it is read from the run's files, without its lock; what only the ledger k
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,10 @@ Word = Literal[
     "not begun", "refused", "queued", "running", "stopped", "saved", "not collected",
     "not written", "cancelled", "failed", "done",
 ]  # fmt: skip
+
+
+#: Until a start that was announced has the run's lock; a killed one never has.
+_BETWEEN_STARTS_S = 20.0
 
 
 class Tasks(NamedTuple):
@@ -201,6 +206,16 @@ def last_ending(folder: RunFolder) -> int | None:
         return None
     code = last.get("exit_code")
     return code if isinstance(code, int) else None
+
+
+def is_between_starts(folder: RunFolder) -> bool:
+    """Whether ranks have ended to go on on other devices, and are about to begin there."""
+    try:
+        is_recent = time.time() - folder.events.stat().st_mtime < _BETWEEN_STARTS_S
+    except OSError:
+        return False
+    last = _last(folder, "start", "end") if is_recent else None
+    return last is not None and last["event"] == "end" and bool(last.get("is_moving"))
 
 
 def last_report(folder: RunFolder) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +263,19 @@ def test_a_run_for_which_too_little_is_left_holds_nothing(settings: Settings) ->
             pass
 
 
+def test_leases_that_the_caller_keeps_pass_from_one_start_to_the_next(settings: Settings) -> None:
+    kept = {uuid: _leased(uuid, settings) for uuid in ("GPU-00", "GPU-22")}
+    with _leased("GPU-11", settings):
+        with pytest.raises(PlacementError):
+            _place_and_lease("2", 2, settings, gpus_per_task=2, kept=kept)
+        assert isinstance(acquire("GPU-00", "other", settings), LeaseHeld), "still the caller's"
+    _, leases = _place_and_lease("2", 3, settings, kept=kept)
+    assert [lease.uuid for lease in leases] == ["GPU-00", "GPU-11"]
+    assert leases[0] is kept["GPU-00"]
+    with _leased("GPU-22", settings):  # not needed, so others may have it
+        _release(leases)
+
+
 def test_all_leased_is_an_error_unless_the_cpu_will_do(settings: Settings) -> None:
     with _leased("GPU-00", settings):
         with pytest.raises(PlacementError, match="no GPU is free"):
@@ -311,7 +324,13 @@ def _files(settings: Settings) -> list[Path]:
 
 
 def _place_and_lease(
-    devices: str, count: int, settings: Settings, *, gpus_per_task: int = 1, force: bool = False
+    devices: str,
+    count: int,
+    settings: Settings,
+    *,
+    gpus_per_task: int = 1,
+    force: bool = False,
+    kept: Mapping[str, Lease] | None = None,
 ) -> tuple[Placement, list[Lease]]:
     return place_and_lease(
         parse_devices(devices),
@@ -321,4 +340,5 @@ def _place_and_lease(
         force=force,
         run_name="sweep",
         settings=settings,
+        kept=kept or {},
     )

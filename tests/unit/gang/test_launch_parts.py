@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 import sys
 import types
@@ -17,6 +18,7 @@ from muster.cli.commands import run
 from muster.gang.beacon import BEACON, Beacon, read_place
 from muster.gang.rank import _is_ours
 from muster.gang.spec import Entry, GangSpec, Script
+from muster.rank.stop import StopFlag
 from muster.run.folder import RunFolder
 
 
@@ -31,6 +33,19 @@ def test_a_spec_crosses_unchanged(program: Script | Entry) -> None:
     line = spec.to_line()
     assert line.count(b"\n") == 1
     assert GangSpec.from_line(line) == spec
+
+
+def test_a_warning_is_not_the_first_of_two_requests_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that saves at a warning, and is then asked to end, may save to the end."""
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("muster.rank.stop._ECHO_S", -1.0)
+    with StopFlag() as stop:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+            signal.raise_signal(number)
+            assert (stop.is_set, stop.name, ended) == (True, "SIGUSR1", [])
+        signal.raise_signal(signal.SIGTERM)
+    assert ended == [128 + signal.SIGTERM]
 
 
 def test_names_of_programs() -> None:
