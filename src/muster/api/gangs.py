@@ -26,6 +26,7 @@ from muster.devices.discovery import discover
 from muster.devices.inventory import Inventory
 from muster.devices.leases import Lease, place_and_lease
 from muster.devices.placement import Placement, Slot, place
+from muster.farm.events import Slots
 from muster.farm.task import SlotSpec
 from muster.gang.launch import GangEnding, SupervisorHandle, launch_gang
 from muster.gang.spec import Entry, GangSpec, Script, Start
@@ -173,8 +174,9 @@ def run_gang(
         def moves() -> bool:
             """Whether somebody has asked for other devices, which the next start takes."""
             asked = session.asked() if can_move else []
-            found = [event for ask in asked for event in lending.hear(ask)]
-            return bool(found) and _devices_of(found[-1].wanted) != _devices_of(slots)
+            events = [event for ask in asked for event in lending.hear(ask)]
+            wanted = [event.wanted for event in events if isinstance(event, Slots)]
+            return bool(wanted) and _devices_of(wanted[-1]) != _devices_of(slots)
 
         ending = launch_gang(
             supervisor, _spec(plan, program), hear, warn, session.is_cancelled, moves
