@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -190,8 +190,7 @@ def _until_it_ends(
     moved: GangEnding | None = None  # how the start before ended, where it was to move
     can_go_back = False
     kept: dict[str, Lease] = {}
-    with ExitStack() as stack:
-        stack.callback(lambda: [lease.release() for lease in kept.values()])
+    try:
         while True:
             entry = job.entry(allow_changed_code=options.allow_changed_code)
             asked = None if options.restart else _devices_of(folder)
@@ -234,6 +233,9 @@ def _until_it_ends(
             if word.get("ending") != "restart" or ending.stopped_by or num_starts == _MOST_STARTS:
                 return ending
             audience.warn(str(word.get("message", "starting again")))
+    finally:
+        for lease in kept.values():
+            lease.release()
 
 
 def _refusal_to_begin(ending: GangEnding, word: Mapping[str, Any]) -> str:
