@@ -7,6 +7,7 @@ from there: it has no other state.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -60,6 +61,9 @@ class _Own:
     seconds: float = 0.0  # of its attempts, where they count against a budget
     last: dict[str, float] = field(default_factory=dict)  # the last number under each name
     heard: dict[str, float] = field(default_factory=dict)  # the last steps, of what is watched
+    rung: float = 0.0  # the step at which it was told
+    told_in: int = 0  # the token of the last attempt that was told
+    came_to: float = -math.inf  # the step of the goal that was in the last report
 
 
 class SearchDriver:
@@ -93,6 +97,7 @@ class SearchDriver:
         self._growing: set[int] = set()  # tasks whose seconds may have changed since
         self._seconds_spent = 0.0
         self._names = {o.name for o in spec.objectives} | {c.name for c in spec.constraints}
+        self._saves = spec.stopping.rule == "pbt"  # others go on from where a trial rests
         self._unseen = set(self._names)
         self._problem: UsageError | None = None
         self._lacking: UsageError | None = None  # a checkpoint that others were to begin with
@@ -137,7 +142,7 @@ class SearchDriver:
         self._search = Search.replay(self._spec, records)
         self._look_for_checkpoints()
         orders: list[Event] = [
-            StopTask(task_id, own.told == "pause")
+            self._stop(task_id)
             for task_id, own in self._tasks.items()
             if own.told and not own.is_over
         ]
@@ -267,23 +272,33 @@ class SearchDriver:
 
     def heard(self, logged: Logged) -> list[Event]:
         own = self._tasks.get(logged.task_id)
-        points = () if own is None else self._new_points(own, logged.body)
-        if own is None or not points:
+        if own is None:
             return []
-        trial, seed = own.proposal.trial, own.proposal.seed
-        self._rows.append(to_row(Heard(trial, seed, points), logged.task_id))
-        return self._decided(self._search.heard(trial, seed, points))
+        points, orders, was_told = self._new_points(own, logged.body), list[Event](), own.told
+        if points:
+            trial, seed = own.proposal.trial, own.proposal.seed
+            self._rows.append(to_row(Heard(trial, seed, points), logged.task_id))
+            orders += self._decided(self._search.heard(trial, seed, points))
+        is_to_rest = own.told == "pause" and not own.is_over and own.came_to >= own.rung
+        if is_to_rest and logged.token > own.told_in:
+            own.told_in = logged.token
+            # An attempt before was told so, and was lost before it had saved.
+            orders += [self._stop(logged.task_id)] if was_told and self._saves else []
+        return orders
 
     def _new_points(self, own: _Own, body: bytes) -> tuple[Point, ...]:
         """Those that the search looks at, without steps that it has heard: a later attempt may log
         them again."""
         names, packed = split(body)
-        new = []
+        new, goal = [], self._spec.objectives[0].name
+        own.came_to = -math.inf
         for which, step, _, value in POINT.iter_unpack(packed):
             name = names[which]
             if name == PROCESS:  # no metric: the program was started again
                 continue
             own.last[name] = value
+            if name == goal:
+                own.came_to = step
             if name in self._names and step > own.heard.get(name, float("-inf")):
                 new.append(Point(name, step, value))
                 own.heard[name] = step
@@ -372,9 +387,13 @@ class SearchDriver:
             elif not own.is_over:
                 how = "pause" if decision.kind == "pause" else "stop"
                 if own.told not in (how, "stop"):
-                    own.told = how
-                    orders.append(StopTask(task_id, how == "pause"))
+                    own.told, own.rung = how, decision.rung or 0.0
+                    orders.append(self._stop(task_id))
         return orders
+
+    def _stop(self, task_id: int) -> StopTask:
+        pauses = self._tasks[task_id].told == "pause"
+        return StopTask(task_id, pauses, saves=pauses and self._saves)
 
 
 def _not_shown(name: str, shown: Collection[str]) -> UsageError:

@@ -298,7 +298,7 @@ class Scheduler:
         self, task: Task, record: AttemptRecord, worker: Worker, now: float, out: Decisions
     ) -> None:
         slot, outcome = worker.slot, record.finished.outcome
-        if task in self.halts:
+        if task in self.halts and not self.halts.has_yet_to_save(task, outcome):
             self.halts.ended(task, record, out)
             return
         if outcome is Outcome.STOPPED:  # and reopened meanwhile

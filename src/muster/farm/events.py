@@ -138,12 +138,14 @@ class Slots(NamedTuple):
 class StopTask(NamedTuple):
     """A task is to end early, on purpose; ``pauses``: it may first reach its next checkpoint.
 
-    ``cancels``: its user wants so, which counts before all that a search says of it.
+    ``cancels``: its user wants so, which counts before all that a search says of it. ``saves``: it
+    is to end there and nowhere before, so one that loses its worker runs again untold.
     """
 
     task_id: int
     pauses: bool = False
     cancels: bool = False
+    saves: bool = False
 
 
 class Reopen(NamedTuple):

@@ -93,7 +93,7 @@ class Halts:
         before = self._told.get(event.task_id)
         if before is not None and before.cancels:
             return
-        if not self._tell(event, now, out):
+        if not (self._tell(event, now, out) or event.saves):
             task = None if self._roster.has(event.task_id) else waiting.take(event.task_id)
             ended = out.cancelled if event.cancels else out.stopped
             ended += [] if task is None else [Stopped(task, None)]
@@ -133,6 +133,11 @@ class Halts:
         if event is not None and not event.cancels:
             del self._told[task_id]
         return event is not None
+
+    def has_yet_to_save(self, task: Task, outcome: Outcome) -> bool:
+        """Whether something else has ended it before it could; then it is told no more."""
+        is_cut_short = self._told[task.task_id].saves and outcome is not Outcome.STOPPED
+        return is_cut_short and self.forget(task.task_id)
 
     def ended(self, task: Task, record: AttemptRecord, out: Decisions) -> None:
         """Only an error of the task's own counts as one; whatever else ended it did as asked.

@@ -165,7 +165,7 @@ class Steering:
         stopped: list[Stopped] = []
         last = {o.task_id: o for o in orders if isinstance(o, StopTask | Reopen)}
         for task_id, order in last.items():
-            if not isinstance(order, StopTask):
+            if not isinstance(order, StopTask) or order.saves:
                 continue
             value = self._driver.last_of(task_id)
             task = self._ledger.stop_ready(task_id, value, self._has_files)

@@ -97,9 +97,9 @@ class Bench:
         self.driver.added(proposed.what, self.ledger.standing(proposed.task.key)[0])
         self.record()
 
-    def hear(self, task_id: int, step: int, value: float) -> list[Event]:
+    def hear(self, task_id: int, step: int, value: float, token: int = 1) -> list[Event]:
         body = metrics.encode([("y", step, 0.0, value), ("other", step, 0.0, 7.0)])
-        orders = self.driver.heard(Logged(1, task_id, 1, step, body))
+        orders = self.driver.heard(Logged(1, task_id, token, step, body))
         self.record()
         return orders
 
@@ -182,7 +182,7 @@ def rest(bench: Bench, values: list[float]) -> list[Event]:
     """Trials that come to step 1 and rest there; the orders after the last of them."""
     for value in values:
         task_id, _ = bench.ask()
-        assert bench.hear(task_id, 1, value) == [StopTask(task_id, True)]
+        assert bench.hear(task_id, 1, value) == [StopTask(task_id, True, saves=True)]
         bench.ledger.begin()
         [task] = bench.ledger.claim(1)
         bench.ledger.record_stopped([Stopped(task, None)], [bench.driver.last_of(task_id)])
@@ -220,6 +220,27 @@ def test_an_heir_begins_with_what_its_parent_had_saved_when_it_rested(tmp_path: 
     assert parent.state == "running"
     [row] = [row for row in bench.ledger.search_rows() if row.task_id == task_id]
     assert from_row(row) == proposed.what
+    bench.ledger.close()
+
+
+def test_a_member_that_was_lost_before_it_had_saved_rests_when_it_comes_there_again(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, POPULATION)
+    bench.reborn(budget=Budget(trials=2))
+    task_id, _ = bench.ask()
+    to_rest = StopTask(task_id, True, saves=True)
+    assert bench.hear(task_id, 1, 0.5) == [to_rest]
+    assert bench.hear(task_id, 1, 0.5) == [], "the same attempt has heard it"
+    for token in (2, 3):
+        assert bench.hear(task_id, 0, 0.7, token) == [], "it is not there yet"
+        assert bench.hear(task_id, 1, 0.5, token) == [to_rest]
+        assert bench.reborn(budget=Budget(trials=2)) == [to_rest], "it may be with a worker"
+        bench.ledger.begin()
+        assert Steering(bench.driver, bench.ledger, bench.folder).stop_waiting([to_rest]) == []
+        bench.ledger.commit()
+    assert bench.ledger.standing(bench.ledger.key_of(task_id))[1] is TaskState.READY
+    assert len([row for row in bench.ledger.search_rows() if row.kind == "decision"]) == 1
     bench.ledger.close()
 
 

@@ -30,6 +30,30 @@ def test_however_a_stopped_task_ends_its_worker_goes_on(outcome: Outcome) -> Non
     assert [task.task_id for send in out.sends for task in send.tasks] == [2]
 
 
+@pytest.mark.parametrize("outcome", [*AS_ASKED, Outcome.EXCEPTION])
+def test_one_that_is_to_save_before_it_rests_runs_again_where_it_could_not(
+    outcome: Outcome,
+) -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    worker = rig.worker_on(0)
+    assert rig.step(StopTask(1, pauses=True, saves=True)).halts == [(worker, 1, True)]
+    out = rig.end(worker, outcome)
+    is_as_asked = outcome is Outcome.STOPPED
+    assert len(out.stopped) == is_as_asked
+    assert len(out.tried) + len(out.failed) == (not is_as_asked), "as if it had not been told"
+
+
+def test_one_that_is_to_save_does_not_end_where_it_waits() -> None:
+    rig = Rig(cpus(1), tasks(1))
+    rig.ready()
+    rig.step(StopTask(1, pauses=True, saves=True))
+    out = rig.die(rig.worker_on(0))
+    assert ([again.token for _, again in out.tried], out.stopped) == ([2], [])
+    assert rig.step(StopTask(1, pauses=True, saves=True)).stopped == []
+    assert [task.task_id for task in rig.scheduler.open_tasks()] == [1]
+
+
 @pytest.mark.parametrize("outcome", [Outcome.EXCEPTION, Outcome.BAD_RESULT])
 def test_an_error_of_its_own_stays_one(outcome: Outcome) -> None:
     rig = Rig(cpus(1), tasks(1))
