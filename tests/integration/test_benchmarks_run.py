@@ -17,7 +17,7 @@ NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in
 LONG = {
     "chaos", "cluster_overhead", "dashboard", "ddp_throughput", "faults", "generate",
     "house_overhead", "launch", "map_overhead", "plan_error", "ray_overhead", "resume",
-    "rl_throughput", "scaling", "search", "search_stop", "ssvae_ensemble",
+    "rl_throughput", "scaling", "search", "search_stop", "ssvae_ensemble", "trackers",
 }  # fmt: skip
 CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in NAMES]
 

@@ -165,6 +165,7 @@ def mlflow_server(tmp_path: Path) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_into_one_experiment_of_a_server(
     tmp_path: Path, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
