@@ -292,7 +292,9 @@ def test_what_cannot_be_retried_is_not_told_to(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_be_read_is_no_success(tmp_path: Path, muster_main: MusterCli) -> None:
     folder = unreadable("sweep", tmp_path)
-    assert muster_main("why", str(folder.path)).returncode == 3
+    for more in ((), ("--json",)):
+        done = muster_main("why", str(folder.path), *more)
+        assert done.returncode == 3 and done.stderr.startswith("muster: ")
 
 
 def test_secrets_of_a_command_are_not_repeated(tmp_path: Path) -> None:

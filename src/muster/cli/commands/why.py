@@ -40,10 +40,12 @@ def main(argv: list[str]) -> int:
     if flags.json:
         record = asdict(found)
         output.say_json({**record, "causes": [cause._asdict() for cause in found.causes]})
-    else:
-        for line in _lines(found):
-            output.say(line)
-    return EXIT_SETUP if found.state == "unreadable" else EXIT_OK
+    if found.state == "unreadable":  # told as every other command does
+        output.complain("\nHint: ".join((found.sentence, *found.tries)))
+        return EXIT_SETUP
+    for line in () if flags.json else _lines(found):
+        output.say(line)
+    return EXIT_OK
 
 
 def _lines(found: Why) -> list[str]:
