@@ -112,7 +112,7 @@ class Guarded:
             return None
         if self._is_known(headers):
             if guard.is_action(method, path) and not self._may_act(headers):
-                text = "This page may not act: open the address that `muster web` has printed."
+                text = "To change a run, open the address that `muster web` has printed."
                 return _say(request, 403, text)
             return None
         if "authorization" in headers and not await self._board.credentials.failed():
@@ -260,7 +260,7 @@ class _Answers:
                 raise FileNotFoundError
             file = await run_in_threadpool(opened, folder.path, name)
         except PermissionError:
-            return _say(request, 403, "This file may not be read by who has started the dashboard.")
+            return _say(request, 403, "Whoever started the dashboard may not read this file.")
         except OSError:
             return _say(request, 404, "There is no such file.")
         # Sent is what was opened and judged, as long as it is now, whatever bears its name later.
@@ -278,9 +278,8 @@ class _Answers:
 
     async def login(self, request: Request) -> Response:
         credentials, host = self._board.credentials, request.headers["host"]
-        asked = await _object(request)
-        token, key = (str(asked.get(name, "")) for name in ("token", "key"))
-        if not credentials.is_token(token) and not credentials.is_action_key(key):
+        token = (await _object(request)).get("token")
+        if not isinstance(token, str) or not credentials.is_token(token):
             if not await credentials.failed():
                 return _say(request, 429, "Too many wrong tokens at once.")
             return _say(request, 403, "This token is wrong.")
@@ -358,7 +357,8 @@ def _say(
 ) -> Response:
     if request.url.path.startswith("/api/") or request.method == "POST":
         return _json_answer({"error": text, "hint": ""}, status, headers)
-    return _error_page("Refused", text, status, headers)
+    title = "Not found" if status == 404 else "Refused"
+    return _error_page(title, text, status, headers)
 
 
 def _error_page(

@@ -172,7 +172,7 @@ class Credentials:
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
-        self._start = secrets.token_bytes(16)  # cookies of an earlier server mean nothing
+        self._start = secrets.token_bytes(16)  # what an earlier server gave means nothing
         self._num_failed = 0
         self._num_waiting = 0
         self._turn = asyncio.Lock()
@@ -191,11 +191,10 @@ class Credentials:
         return _same(cookie_parser(header).get(name, ""), value)
 
     def action_key(self) -> str:
-        """What a page sends along with an action, beside its cookie, and to get the cookie of a
-        server that was started anew. Browsers send the cookie to every port; this the page
-        keeps where only pages of this port can read it.
+        """What a page sends along with an action, beside its cookie. Browsers send the cookie to
+        every port of this machine; this the page keeps where only pages of this port can read it.
         """
-        return hmac.new(self._token, b"act", hashlib.sha256).hexdigest()
+        return hmac.new(self._token, b"act" + self._start, hashlib.sha256).hexdigest()
 
     def is_action_key(self, text: str) -> bool:
         return _same(text, self.action_key())

@@ -60,13 +60,14 @@ def test_a_cookie_is_of_one_port_and_holds_no_token() -> None:
         assert not credentials.has_cookie(HOST, header)
 
 
-def test_a_cookie_is_of_one_start_and_the_key_gets_another() -> None:
+def test_a_cookie_and_a_key_are_of_one_start() -> None:
+    """Whoever takes the port of a server that has ended may get both from a page that is open."""
     before, now = Credentials("t" * 43), Credentials("t" * 43)
     name, value = before.cookie(HOST)
     assert before.has_cookie(HOST, f"{name}={value}")
     assert not now.has_cookie(HOST, f"{name}={value}")
-    assert now.is_action_key(before.action_key())
-    assert not Credentials("u" * 43).is_action_key(before.action_key())
+    assert before.is_action_key(before.action_key())
+    assert not now.is_action_key(before.action_key())
 
 
 def test_a_bearer_is_the_token_itself() -> None:

@@ -42,7 +42,7 @@ function step(by) {
   rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + by))]?.focus();
 }
 
-const WORDS = { live: "live", gone: "the run is gone", waiting: "reconnecting…", lost: "connection lost", copy: "a copy" };
+const WORDS = { live: "live", gone: "the run is gone", waiting: "reconnecting…", lost: "connection lost: open the address that muster web has printed", copy: "a copy" };
 
 function Live() {
   const [status, set] = useState(shell.live ? "waiting" : "copy");

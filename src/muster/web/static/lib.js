@@ -2,7 +2,7 @@
 import {
   html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback,
 } from "./vendor/htm-preact.module.js";
-import { comeBack, on } from "./live.js";
+import { on } from "./live.js";
 
 export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback };
 
@@ -51,9 +51,7 @@ export async function ask(path, params, signal) {
     return kept.get(address);
   }
   const search = questions(params);
-  const get = () => fetch(`/api/${path}${search && "?" + search}`, { signal });
-  let answer = await get();
-  if (answer.status === 401 && await comeBack()) answer = await get();
+  const answer = await fetch(`/api/${path}${search && "?" + search}`, { signal });
   if (answer.status === 401) throw new Error("The server wants its token again: open the address that it has printed.");
   const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || `The server answered ${answer.status}.`);

@@ -3,7 +3,7 @@
 // A browser opens six connections to one server at most, so a tab that nobody sees lets its go.
 const kinds = ["counts", "rows", "stale", "points", "log", "end"];
 const listeners = new Map([...kinds, "status"].map((kind) => [kind, new Set()]));
-let source = null, address = "", last = "", log = "", broken = false, opened = 0;
+let source = null, address = "", last = "", log = "", broken = false;
 
 export function on(kind, hear) {
   listeners.get(kind).add(hear);
@@ -20,6 +20,8 @@ export function begin(path, place) {
     if (!document.hidden && !source) open();
     else if (document.hidden && source) { close(); broken = true; }
   });
+  // The printed address may differ from this page's by its fragment alone: then the login page reads it.
+  addEventListener("hashchange", () => { if (broken) location.reload(); });
   if (!document.hidden) open();
 }
 
@@ -28,27 +30,6 @@ export function watchLog(task) {
   if (log === String(task)) return;
   log = String(task);
   if (source) { close(); open(); }
-}
-
-/** A cookie of a server that was started anew, for the key that this page has of the token: true
-    where it lets the page in, false where not, null where nobody answers. */
-export async function comeBack() {
-  let key = "";
-  try { key = localStorage.getItem("muster-act") || ""; } catch { /* no storage */ }
-  if (!key) return false;
-  const answer = await fetch("/login", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ key }),
-  }).catch(() => null);
-  if (answer?.status === 403) localStorage.removeItem("muster-act"); // of another token
-  return answer && answer.ok;
-}
-
-/** After a break: first the cookie, then the stream; not too often where one breaks at once. */
-async function again() {
-  if (source || document.hidden) return;
-  const isIn = await comeBack();
-  if (isIn === null) setTimeout(again, 1000);
-  else setTimeout(() => { if (!source && !document.hidden) open(); }, isIn && Date.now() - opened > 5000 ? 0 : 3000);
 }
 
 function close() {
@@ -63,12 +44,13 @@ function open() {
     tell("status", "live");
     if (broken) { broken = false; tell("stale", {}); }
   };
-  opened = Date.now();
   source.onerror = () => {
     broken = true;
-    tell("status", source.readyState === EventSource.CLOSED ? "lost" : "waiting");
-    close();
-    again();
+    if (source.readyState === EventSource.CLOSED) { // refused: a server that was started again wants its token
+      close();
+      tell("status", "lost");
+      setTimeout(() => { if (!source && !document.hidden) open(); }, 5000);
+    } else tell("status", "waiting");
   };
   for (const kind of kinds) {
     source.addEventListener(kind, (event) => {
