@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,19 @@ def test_curves_are_saved_with_every_point(run: Path) -> None:
     assert len(json.loads(text_of(run, "curves", "json", task="2"))) == 1
 
 
+@pytest.mark.parametrize("name", ["tasks", "curves"])
+def test_any_thread_may_read_the_next_part(run: Path, name: str) -> None:
+    """As a server's threads do."""
+    parts = file_of(Folders([run.parent]), name, "csv", id_of(run), Query())[1]
+    found = []
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for pool in cycle((one, other)):
+            if (part := pool.submit(lambda: next(parts, None)).result()) is None:
+                break
+            found.append(part)
+    assert b"".join(found).decode() == text_of(run, name, "csv")
+
+
 @pytest.mark.parametrize(
     ("name", "suffix", "query", "error"),
     [
@@ -73,4 +88,4 @@ def test_what_cannot_be_saved_is_said_before_anything_is_sent(
     run: Path, name: str, suffix: str, query: dict[str, str], error: type[MusterError]
 ) -> None:
     with pytest.raises(error):
-        text_of(run, name, suffix, **query)
+        file_of(Folders([run.parent]), name, suffix, id_of(run), Query.of(**query))

@@ -12,7 +12,7 @@ from muster.farm import canonical
 from muster.farm.canonical import short_key
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.rows import flattened, metrics_of
-from muster.web.content.curves import MOST_SERIES, curves_of, in_order, task_number
+from muster.web.content.curves import MOST_SERIES, curves_of, in_order
 from muster.web.content.plain import line, plain, settings
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
@@ -60,9 +60,9 @@ def _side_by_side(found: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _task(folder: Folder, task: str) -> Compared:
-    folder.expect_tasks()
+    run = folder.expect_tasks()
     with LedgerReader(folder.folder.ledger) as ledger:
-        row = ledger.task(task_number(ledger, task))
+        row = ledger.task(run.task_number(ledger, task))
         names = ledger.metric_names(row.task_id)
     results = metrics_of(folder.folder, row)
     label = canonical.task_label(row.task_id, row.payload)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,7 +15,6 @@ from numpy.typing import NDArray
 
 from muster.api.metrics import RankLog, Series, series_of
 from muster.api.report.figures import COUNTERS
-from muster.base.errors import UsageError
 from muster.farm.ledger.read import LedgerReader
 from muster.farm.metrics import Curve
 from muster.web.content.plain import line
@@ -30,7 +31,7 @@ def content(folder: Folder, query: Query) -> dict[str, Any]:
     the first there is. ``x``: step or time."""
     px = query.number("px", 1200, 2, 10_000)
     low, high, by_time = query.maybe("from"), query.maybe("to"), query.text("x") == "time"
-    found = [*series(folder, query.many("task"))]
+    found = [one for part in series(folder, query.many("task")) for one in part]
     names = in_order(one.name for one in found)
     wanted = query.many("name") or names[:1]
     chosen = [one for one in found if line(one.name) in wanted]
@@ -54,35 +55,29 @@ def curves_of(folder: Folder) -> dict[str, Curve]:
         return log.curves()
 
 
-def series(folder: Folder, tasks: list[str]) -> Iterator[Series]:
-    """What these tasks have logged, or the first ones that did; of ranks, and of a map as a whole,
-    all there is."""
-    stored = folder.run.stored
-    if stored.is_gang or (stored.is_map and not tasks):
-        for name, curve in curves_of(folder).items():
-            yield Series("", "", name, curve)
-    if not stored.is_gang:
-        yield from _of_tasks(folder, tasks)
-
-
-def _of_tasks(folder: Folder, tasks: list[str]) -> Iterator[Series]:
-    if not folder.folder.ledger.exists():
-        return
-    with LedgerReader(folder.folder.ledger) as ledger:
+def series(folder: Folder, tasks: list[str]) -> Iterator[list[Series]]:
+    """What these tasks have logged, or the first ones that did, task by task; of ranks, and of a map
+    as a whole, all there is. Raises UsageError at once where there is no such task. Any thread may
+    ask for the next part.
+    """
+    run, path = folder.run, folder.folder.ledger
+    whole: list[Series] = []
+    if run.stored.is_gang or (run.stored.is_map and not tasks):
+        whole = [Series("", "", name, curve) for name, curve in curves_of(folder).items()]
+    if run.stored.is_gang or not path.exists():
+        return iter([whole])
+    with LedgerReader(path) as ledger:
         if tasks:
-            numbers = [task_number(ledger, text) for text in tasks[:MOST_SERIES]]
+            numbers = [run.task_number(ledger, text) for text in tasks[:MOST_SERIES]]
         else:
             numbers = sorted(ledger.tasks_with_metrics())[:MOST_SERIES]
-        for number in dict.fromkeys(numbers):
-            yield from series_of(ledger, ledger.task(number))
+    return chain([whole], (_of_task(path, number) for number in dict.fromkeys(numbers)))
 
 
-def task_number(ledger: LedgerReader, text: str) -> int:
-    """Raises UsageError where ``text`` names no task, or several."""
-    found = ledger.find(text)
-    if len(found) != 1:
-        raise UsageError(f"There is no task {text[:40]!r}, or more than one.")
-    return found[0][0]
+def _of_task(path: Path, number: int) -> list[Series]:
+    """With a connection of its own: SQLite's serve only the thread that has opened them."""
+    with LedgerReader(path) as ledger:
+        return [*series_of(ledger, ledger.task(number))]
 
 
 def _drawn(

@@ -6,8 +6,10 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
+from muster.api.metrics import Series
 from muster.base.errors import UsageError
 from muster.farm.canonical import csv_cell
 from muster.web.content.curves import series
@@ -42,9 +44,13 @@ def tasks(folder: Folder, query: Query) -> Rows:
 
 def curves(folder: Folder, query: Query) -> Rows:
     """Every point: of these tasks, or of the first ones that logged; of these metrics, or all."""
-    wanted = set(query.many("name"))
+    parts = series(folder, query.many("task"))
+    return _points(parts, set(query.many("name")))
+
+
+def _points(parts: Iterator[list[Series]], wanted: set[str]) -> Rows:
     yield [["task", "name", "step", "time", "value"]]
-    for one in series(folder, query.many("task")):
+    for one in chain.from_iterable(parts):
         if wanted and line(one.name) not in wanted:
             continue
         columns = (one.curve.step, one.curve.time_s, one.curve.value)
