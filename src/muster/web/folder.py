@@ -87,13 +87,15 @@ class Folder:
     def remembered(
         self, name: str, stamp: object, make: Callable[[], _T], every_s: float = 0.0
     ) -> _T:
-        """What ``make`` made, made anew where ``stamp`` is another one by now; of what changes all
-        the time, at most every ``every_s``. What takes long is made once, however many ask.
+        """What ``make`` made, made anew where ``stamp`` is another one by now; of a run that goes
+        on, at most every ``every_s``: of one that has ended nobody may ask again. What takes long
+        is made once, however many ask.
         """
         with self._making:
             known, made_s, value = self._known.get(name, (None, -math.inf, None))
+            is_fresh = 0 <= time.monotonic() - made_s < every_s
             if name not in self._known or (
-                known != stamp and not 0 <= time.monotonic() - made_s < every_s
+                known != stamp and not (is_fresh and is_held(self.folder))
             ):
                 value = make()
                 self._known[name] = stamp, time.monotonic(), value

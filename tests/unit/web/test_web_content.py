@@ -329,6 +329,18 @@ def test_a_map_that_runs_counts_records_and_not_chunks(tmp_path: Path) -> None:
     assert row["counts"] == found["counts"] and row["progress"] == 1.0
 
 
+def test_what_has_ended_is_read_again_at_once(tmp_path: Path) -> None:
+    """Nothing changes any more, so no page would ask again."""
+    folder = Folder(made_sweep(tmp_path / "run", 1).path)
+
+    def seen(stamp: int) -> int:
+        return folder.remembered("name", stamp, lambda: stamp, 600.0)
+
+    with hold(folder.folder):
+        assert [seen(1), seen(2)] == [1, 1]
+    assert seen(2) == 2
+
+
 def test_the_first_page_says_what_a_run_took(tmp_path: Path) -> None:
     run = made_sweep(tmp_path / "run", 1)
     events = [
