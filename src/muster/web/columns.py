@@ -174,10 +174,12 @@ def _lines(
             is_simple = shapes[shape] = {float, int, str, bool}.issuperset(
                 map(type, cells.values())
             ) and not any(map(is_secret_name, cells))
-            names.learn(part, flattened(cells) if part == "param" else cells)
+            if is_simple:
+                names.learn(part, cells)
         if is_simple:
             return map(str, cells.values())
         flat = flattened(cells) if part == "param" else cells
+        names.learn(part, flat)
         shown = ((name, value) for name, value in flat.items() if value is not None)
         return [str(_shown("", {name: value}, name)) for name, value in shown]
 

@@ -115,7 +115,7 @@ class TaskTable:
             self._names.add(names)
             self._columns.setdefault(LINE, lines)
             self._renew(ledger, self._ids, np.flatnonzero(self._read_at > version))
-            self.is_prepared = True
+            self.is_prepared = LINE in self._columns
         _SHELF.used(self)
 
     def refresh(self, *, at_once: bool = True) -> bool:
@@ -171,7 +171,7 @@ class TaskTable:
     def _renew(self, ledger: LedgerReader, ids: Numbers, places: Numbers) -> None:
         """Read the cells at these places again, in all columns that are kept."""
         if len(places) > _CHUNK:
-            self._columns = {}
+            self._columns, self.is_prepared = {}, False  # they may have columns of their own
         for column, cells in self._columns.items():
             cells.extend([None] * (len(ids) - len(cells)))
             values = self._read(ledger, column, ids[places].tolist())
@@ -195,7 +195,8 @@ class TaskTable:
     def forget(self) -> None:
         """Keep nothing, unless somebody uses it at this moment."""
         if self._lock.acquire(blocking=False):
-            self._begin()
+            if not self._asking_now:
+                self._begin()
             self._lock.release()
 
     def _cells(self, ledger: LedgerReader, column: Column) -> list[Any]:
@@ -250,16 +251,23 @@ class TaskTable:
 
     def parts(
         self, *, sort: str, descending: bool, text: str, state: str
-    ) -> Iterator[dict[str, Any]]:
-        """All rows that are wanted, some at a time; one part at least."""
-        if not self.is_prepared:
+    ) -> Iterator[list[list[Any]]]:
+        """The names of the columns; then all rows that are wanted, some at a time. A run that goes
+        on may get more columns meanwhile: the rows have those of the beginning.
+        """
+        self.refresh()
+        if not self.is_prepared or LINE not in self._columns:
             self.prepare()
         with self._asking():
             self.refresh()
             with self._lock, LedgerReader(self._folder.ledger) as ledger:
                 ids = self._ids[self._chosen(ledger, sort, descending, text, state)].tolist()
-        for begin in range(0, max(1, len(ids)), _FEW):
-            yield self.rows(ids[begin : begin + _FEW])
+                columns = self._names.keyed()
+        yield [[*columns]]
+        for begin in range(0, len(ids), _FEW):
+            with LedgerReader(self._folder.ledger) as ledger:
+                some = self._found(ledger, ids[begin : begin + _FEW], Names())
+            yield [[cells.get(column) for column in columns.values()] for cells in some]
 
     def rows(self, task_ids: Sequence[int]) -> dict[str, Any]:
         """The rows of these tasks."""
@@ -267,27 +275,33 @@ class TaskTable:
             return self._rows(ledger, task_ids)
 
     def _rows(self, ledger: LedgerReader, task_ids: Sequence[int]) -> dict[str, Any]:
-        words = _words_of(is_held(self._folder))
-        rows = {row.task_id: row for row in ledger.rows_of(sorted(task_ids))}
-        found = [
-            (row, cells_of(self._folder, row, self._names))
-            for task_id in task_ids
-            if (row := rows.get(task_id)) is not None
-        ]
-        state, columns = Column("system", "state"), self._names.keyed().values()
+        found = self._found(ledger, task_ids, self._names)
+        columns = self._names.keyed().values()
         return {
             "columns": self._names.heads(),
             "rows": [
                 {
                     "key": cells[Column("system", "task")],
-                    "cells": [
-                        words[row.state.value] if column == state else cells.get(column)
-                        for column in columns
-                    ],
+                    "cells": [cells.get(column) for column in columns],
                 }
-                for row, cells in found
+                for cells in found
             ],
         }
+
+    def _found(
+        self, ledger: LedgerReader, task_ids: Sequence[int], names: Names
+    ) -> list[dict[Column, Any]]:
+        """All cells of these tasks, in their order."""
+        words = _words_of(is_held(self._folder))
+        rows = {row.task_id: row for row in ledger.rows_of(sorted(task_ids))}
+        return [
+            {
+                **cells_of(self._folder, row, names),
+                Column("system", "state"): words[row.state.value],
+            }
+            for task_id in task_ids
+            if (row := rows.get(task_id)) is not None
+        ]
 
     def _chosen(
         self, ledger: LedgerReader, sort: str, descending: bool, text: str, state: str

@@ -170,6 +170,51 @@ def test_tables_that_nobody_uses_keep_nothing_when_others_need_the_room(
     assert one.page(sort="x", descending=True, limit=9) == first
 
 
+EVERY = {"sort": "", "descending": False, "text": "", "state": ""}
+
+
+@pytest.mark.parametrize("most", [100, 20_000])
+def test_what_is_saved_has_every_column(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Also where the words of a table were given up, because much has changed or for their size;
+    and where the same setting holds other names.
+    """
+    monkeypatch.setattr(tables, "_CHUNK", most)
+    add(folder, [{"opt": {"a": 1}}, {"opt": {"b": 2}}])
+    table = TaskTable(folder)
+    table.prepare()
+    if most > 100:
+        monkeypatch.setattr(tables, "_MOST_OF_ONE", 1)
+        table.page(sort="x", limit=1)
+    add(folder, [{"late": x} for x in range(101)])
+    [[names], *parts] = table.parts(**EVERY)
+    assert {"opt.a", "opt.b", "late", "x"} <= {*names}
+    rows = [row for part in parts for row in part]
+    assert len(rows) == 403 and rows[-1][names.index("late")] == 100
+
+
+def test_a_table_that_is_given_up_while_it_is_saved_is_saved_whole(folder: RunFolder) -> None:
+    add(folder, [{"late": x} for x in range(300)])
+    table = TaskTable(folder)
+    parts = table.parts(**EVERY)
+    [names] = next(parts)
+    table.forget()
+    assert not table.is_ready
+    rows = [row for part in parts for row in part]
+    assert len(rows) == 600 and rows[-1][names.index("late")] == 299
+
+
+def test_a_table_that_somebody_uses_is_not_given_up(folder: RunFolder) -> None:
+    table = TaskTable(folder)
+    with table._asking():
+        table.refresh()
+        table.forget()
+        assert table.is_ready
+    table.forget()
+    assert not table.is_ready
+
+
 def test_a_table_keeps_the_columns_that_were_used_last(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
