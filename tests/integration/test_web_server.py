@@ -62,6 +62,7 @@ def square(x, ctx):
     if x == 3:
         raise ValueError("three <script>alert(1)</script> is bad")
     (ctx.folder / "out.html").write_text("<script>alert(2)</script>")
+    (ctx.folder / "no \\udcff text.txt").write_text("as it is")
     return {"y": x * x, "huge": 2**60}
 """
 
@@ -241,8 +242,11 @@ def test_a_file_of_a_task_is_saved_and_never_run(server: WebServer, place: Path)
     run = server.runs()["squares"]["id"]
     key = server.ask(f"/api/run/{run}/tasks?state=done").json["rows"][0]["key"]
     files = server.ask(f"/api/run/{run}/task/{key}").json["files"]
-    assert [file["name"] for file in files] == ["out.html"]
-    answer = server.ask(files[0]["href"])
+    assert [file["name"] for file in files] == ["no \\udcff text.txt", "out.html"]
+    named = server.ask(files[0]["href"])
+    assert named.status == 200 and named.text == "as it is"
+    assert named.headers["content-disposition"].endswith("no%20%FF%20text.txt")
+    answer = server.ask(files[1]["href"])
     assert answer.status == 200 and answer.text == "<script>alert(2)</script>"
     assert answer.headers["content-disposition"].startswith("attachment")
     assert answer.headers["content-type"] == "application/octet-stream"

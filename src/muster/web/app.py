@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -254,7 +254,9 @@ class _Answers:
             folder = await run_in_threadpool(self._board.folders.find, request.path_params["run"])
         except MusterError as error:
             return _problem(error)
-        name = request.path_params["path"]
+        # As it was sent: the name of a file need not be UTF-8.
+        sent = request.scope["raw_path"].decode("latin-1").partition("/file/")[2]
+        name = unquote(sent, errors="surrogateescape")
         try:
             if name.partition("/")[0] not in ("artifacts", "figures", "logs"):
                 raise FileNotFoundError

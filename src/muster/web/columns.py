@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.base.shown_text import HIDDEN, is_secret_name, shown_line
+from muster.base.shown_text import (
+    HIDDEN,
+    hide_secrets,
+    is_secret_name,
+    shown_line,
+    without_secrets,
+)
 from muster.farm import canonical
 from muster.farm.ledger.read import LedgerReader, TaskRow
 from muster.farm.results import whole_value
@@ -63,7 +69,7 @@ _OF_SYSTEM: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     ),
     "error": (
         ("state", "outcome", "message"),
-        lambda folder, state, outcome, message: error_of(_STATES[state], outcome, message),
+        lambda folder, state, outcome, message: _cell(error_of(_STATES[state], outcome, message)),
     ),
     "started": (("started_s",), _as_it_is),
 }
@@ -133,6 +139,7 @@ def cells_of(folder: RunFolder, row: TaskRow, names: Names) -> dict[Column, Any]
     with suppress(OSError, ValueError):  # a result of its own file that is gone or not whole
         results = {name: _cell(value) for name, value in metrics_of(folder, row).items()}
     system = {**system_of(folder, row), "number": row.task_id, "started": row.started_s}
+    system["error"] = _cell(system["error"])
     names.learn("param", params)
     names.learn("metric", results)
     return {
@@ -228,8 +235,8 @@ def _result(folder: RunFolder, key: bytes, state: int, value: bytes | None) -> d
 
 def _cell(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
-        return canonical.encode(value).decode()
-    return value
+        return canonical.encode(hide_secrets(value)).decode()
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def order(cells: Sequence[Any], descending: bool) -> NDArray[np.int64]:

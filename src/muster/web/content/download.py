@@ -63,7 +63,8 @@ def _as_csv(rows: Rows) -> Iterator[bytes]:
     """
     for some in rows:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(map(_csv_cells, some))
+        # With \r\n, as the standard has it: else some Pythons leave a lone \r without quotes.
+        csv.writer(text, lineterminator="\r\n").writerows(map(_csv_cells, some))
         yield text.getvalue().encode("utf-8", "backslashreplace")
 
 
