@@ -81,11 +81,15 @@ def _as_json(rows: Rows) -> Iterator[bytes]:
     names = next(rows)[0]
     front = b"["
     for some in rows:
-        for row in some:
-            cells = (None if type(one) is float and not math.isfinite(one) else one for one in row)
-            yield front + b"\n" + to_json(dict(zip(names, cells, strict=True)))
+        if some:
+            found = (to_json(dict(zip(names, _finite(row), strict=True))) for row in some)
+            yield front + b"\n" + b",\n".join(found)
             front = b","
     yield b"\n]\n" if front == b"," else b"[]\n"
+
+
+def _finite(row: Iterable[Any]) -> Iterator[Any]:
+    return (None if type(one) is float and not math.isfinite(one) else one for one in row)
 
 
 _WRITERS: dict[str, Callable[[Rows], Iterator[bytes]]] = {"csv": _as_csv, "json": _as_json}
