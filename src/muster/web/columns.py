@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from sys import getsizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +37,9 @@ class Column(NamedTuple):
     name: str
 
 
-#: All texts of a row in one, for a word that may stand in any of them.
+#: All texts of a row in one, of each no more than this, for a word that may stand in any of them.
 LINE = Column("", "line")
+_MOST_OF_TEXT = 1000
 
 
 def _task(folder: RunFolder, key: bytes) -> str:
@@ -198,7 +200,24 @@ def _lines(
         words += texts("metric", _result(folder, key, state, value))
         if outcome != "ok":
             words.append(error_of(_STATES[state], outcome, message) or "")
-        yield "\n".join(words).casefold()
+        yield "\n".join(word[:_MOST_OF_TEXT] for word in words).casefold()
+
+
+class Cells(list[Any]):
+    """A column that is kept. ``num_bytes``: what its cells take."""
+
+    def __init__(self, cells: Iterable[Any]) -> None:
+        super().__init__(cells)
+        self.num_bytes = sum(map(getsizeof, self)) + 8 * len(self)
+
+    def renew(self, num: int, places: Sequence[int], values: Iterable[Any]) -> None:
+        """``num``: how many cells there are by now; ``values`` stand at ``places``."""
+        more = num - len(self)
+        self.extend([None] * more)
+        self.num_bytes += more * (getsizeof(None) + 8)
+        for place, value in zip(places, values, strict=True):
+            self.num_bytes += getsizeof(value) - getsizeof(self[place])
+            self[place] = value
 
 
 def _setting(target: str, payload: bytes, name: str, is_secret: bool) -> Any:

@@ -26,7 +26,7 @@ from muster.farm.task import TaskState
 from muster.run.folder import RunFolder
 from muster.run.record import read_run
 from muster.run.session import is_held
-from muster.web.columns import LINE, Column, Names, cells_of, order, read_cells
+from muster.web.columns import LINE, Cells, Column, Names, cells_of, order, read_cells
 from muster.web.query import BadQuery, parse, predicate
 
 #: So many tasks are read by one statement. Of more that have changed, no column is kept. What is
@@ -37,9 +37,8 @@ _DUTY = 0.05
 #: What takes no longer is done whenever somebody asks.
 _SHORT_S = 0.05
 _REMEMBERED = 8
-#: What all tables may keep, and one of them; and about what a cell and a line of texts take.
+#: What all tables may keep, and one of them.
 _MOST_BYTES, _MOST_OF_ONE = 256_000_000, 128_000_000
-_CELL_BYTES, _LINE_BYTES = 40, 200
 _READY, _CLAIMED = TaskState.READY.value, TaskState.CLAIMED.value
 _STATE_WORDS = {state.value: state.name.lower() for state in TaskState}
 
@@ -64,7 +63,7 @@ class TaskTable:
         self._states: Numbers = np.zeros(0, np.int64)
         self._tokens: Numbers = np.zeros(0, np.int64)
         self._read_at: Numbers = np.zeros(0, np.int64)  # the version of each row
-        self._columns: dict[Column, list[Any]] = {}  # the one that was used last comes last
+        self._columns: dict[Column, Cells] = {}  # the one that was used last comes last
         self._names = Names()
         self._signature: Signature | None = None
         self._remembered: dict[Any, Any] = {}
@@ -113,7 +112,7 @@ class TaskTable:
             if not np.array_equal(self._ids[: len(ids)], ids):
                 return  # another ledger has taken its place
             self._names.add(names)
-            self._columns.setdefault(LINE, lines)
+            self._columns.setdefault(LINE, Cells(lines))
             self._renew(ledger, self._ids, np.flatnonzero(self._read_at > version))
             self.is_prepared = LINE in self._columns
         _SHELF.used(self)
@@ -173,10 +172,8 @@ class TaskTable:
         if len(places) > _CHUNK:
             self._columns, self.is_prepared = {}, False  # they may have columns of their own
         for column, cells in self._columns.items():
-            cells.extend([None] * (len(ids) - len(cells)))
             values = self._read(ledger, column, ids[places].tolist())
-            for place, value in zip(places.tolist(), values, strict=True):
-                cells[place] = value
+            cells.renew(len(ids), places.tolist(), values)
 
     def _run_id(self) -> str:
         with suppress(MusterError):
@@ -188,9 +185,8 @@ class TaskTable:
     @property
     def num_bytes(self) -> int:
         """What is kept, about."""
-        arrays = 4 + len(self._remembered)
-        lines = _LINE_BYTES if LINE in self._columns else 0
-        return len(self._ids) * (8 * arrays + _CELL_BYTES * len(self._columns) + lines)
+        numbers = 8 * len(self._ids) * (4 + len(self._remembered))
+        return numbers + sum(cells.num_bytes for cells in list(self._columns.values()))
 
     def forget(self) -> None:
         """Keep nothing, unless somebody uses it at this moment."""
@@ -203,9 +199,9 @@ class TaskTable:
         """A whole column; those that were not used for the longest time give way."""
         cells = self._columns.pop(column, None)
         if cells is None:
-            ids, cells = self._ids.tolist(), []
-            for begin in range(0, len(ids), _CHUNK):
-                cells += self._read(ledger, column, ids[begin : begin + _CHUNK])
+            ids = self._ids.tolist()
+            parts = (ids[begin : begin + _CHUNK] for begin in range(0, len(ids), _CHUNK))
+            cells = Cells(cell for part in parts for cell in self._read(ledger, column, part))
         self._columns[column] = cells
         while self.num_bytes > _MOST_OF_ONE and len(self._columns) > 1:
             del self._columns[next(iter(self._columns))]

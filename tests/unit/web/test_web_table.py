@@ -223,6 +223,17 @@ def test_a_table_that_somebody_uses_is_not_given_up(folder: RunFolder) -> None:
     assert not table.is_ready
 
 
+def test_what_a_table_keeps_is_measured(folder: RunFolder) -> None:
+    """Of a text of any length the beginning is kept for a word that is looked for."""
+    table = TaskTable(folder)
+    table.prepare()
+    add(folder, [{"x": 0, "text": f"here {n} {'y' * 100_000}"} for n in range(100)])
+    assert table.page(text="here")["total"] == 100
+    assert 100_000 < table.num_bytes < 400_000
+    table.page(sort="text")
+    assert table.num_bytes > 100 * 100_000
+
+
 def test_a_table_keeps_the_columns_that_were_used_last(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
