@@ -32,6 +32,8 @@ from muster.web.query import BadQuery, parse, predicate
 #: So many tasks are read by one statement. Of more that have changed, no column is kept. What is
 #: read ahead stops for whoever asks after each few.
 _CHUNK, _FEW, _PAUSE_S = 20_000, 500, 0.005
+#: So long may it take until what stands in a ledger's log can be read.
+COMMIT_S = 2.0
 #: A look at all states may take this part of the time.
 _DUTY = 0.05
 #: What takes no longer is done whenever somebody asks.
@@ -65,7 +67,8 @@ class TaskTable:
         self._read_at: Numbers = np.zeros(0, np.int64)  # the version of each row
         self._columns: dict[Column, Cells] = {}  # the one that was used last comes last
         self._names = Names()
-        self._signature: Signature | None = None
+        self._signature: Signature | None = None  # of what was read last
+        self._changed_s, self._is_settled = 0.0, False
         self._remembered: dict[Any, Any] = {}
         self._run = ""
         self.is_prepared = False
@@ -119,22 +122,23 @@ class TaskTable:
 
     def refresh(self, *, at_once: bool = True) -> bool:
         """Read what has changed. ``at_once``: even if the last look, which took long, was just now;
-        otherwise False says that something is left to be read.
+        otherwise False says that something may be left to be read.
         """
         with self._lock:
-            signature = self.signature()
-            if signature == self._signature:
+            signature, begin_s = self.signature(), time.monotonic()
+            if signature != self._signature:
+                self._changed_s, self._is_settled = begin_s, False
+            if self._is_settled:
                 return True
-            if not at_once and time.monotonic() < self._due_s:
+            if not at_once and begin_s < self._due_s:
                 return False
-            begin_s = time.monotonic()
-            self._version += 1
             self._read_changed()
             self._signature = signature
-            self._remembered.clear()
+            # What was committed just now may not have been read yet, and be the last.
+            self._is_settled = begin_s - self._changed_s >= COMMIT_S
             self._cost_s = time.monotonic() - begin_s
             self._due_s = time.monotonic() + self._cost_s / _DUTY
-            return True
+            return at_once or self._is_settled
 
     def changed_since(self, version: int) -> tuple[list[int], int]:
         """The numbers of tasks that were read after this version, and the version now."""
@@ -159,6 +163,9 @@ class TaskTable:
                 now[:num, 2] == self._tokens[:num]
             )
             places = np.flatnonzero(~is_same)
+            if len(places) or len(now) != len(self._ids) or not self.is_ready:
+                self._version += 1
+                self._remembered.clear()
             self._renew(ledger, now[:, 0], places)
             read_at = np.zeros(len(now), np.int64)
             read_at[:num] = self._read_at[:num]

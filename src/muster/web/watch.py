@@ -17,13 +17,12 @@ from muster.web.content.index import PAGES
 from muster.web.content.overview import head
 from muster.web.folder import Folder, Folders
 from muster.web.query import Query
+from muster.web.table import COMMIT_S
 
 #: More than these, and the page is told to fetch again.
 _MOST_ROWS = 200
 _MOST_FRAMES = 500
 _MOST_LOG = 64 * 1024
-#: So long may it take until what stands in a ledger's log can be read.
-_COMMIT_S = 2.0
 
 
 class Told(NamedTuple):
@@ -104,7 +103,7 @@ class RunLook:
         ledger_and_log = {"ledger", "wal"}
         if changed & ledger_and_log:
             self._written_s = time.monotonic()
-        elif time.monotonic() - self._written_s < _COMMIT_S:
+        elif time.monotonic() - self._written_s < COMMIT_S:
             changed |= ledger_and_log
         return changed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ def test_only_what_has_changed_is_read_again(folder: RunFolder) -> None:
     table.refresh()
     assert len(table.changed_since(later)[0]) == 301
     assert table.page(state="cancelled")["total"] == 301 and not table.page(state="done")["total"]
+
+
+def test_the_last_commit_is_read_although_it_could_not_be_at_once(folder: RunFolder) -> None:
+    """SQLite writes first, and lets others read it afterwards: nothing else may change then."""
+    table = TaskTable(folder)
+    os.utime(folder.ledger, ns=(10**18, 10**18))
+    assert table.page(state="waiting", limit=1)["total"] == 300
+    before = table.signature()
+    ledger = Ledger(folder.ledger)
+    ledger.begin()
+    ledger.cancel_open()
+    ledger.commit()
+    ledger.close()
+    os.utime(folder.ledger, ns=(10**18, 10**18))
+    assert table.signature() == before
+    assert table.page(state="cancelled", limit=1)["total"] == 300
 
 
 def test_another_ledger_in_its_place_is_read_from_the_beginning(folder: RunFolder) -> None:
