@@ -171,9 +171,12 @@ class Watcher:
         return found + (_text(at, "stale", {}) if is_stale else b"")
 
     async def _watch(self) -> None:
+        prepare_s = 0.0  # when reading ahead may begin again, which does not make looks rarer
         while self._viewers:
+            if (begin_s := time.monotonic()) >= prepare_s:
+                await run_in_threadpool(self._prepare)
+                prepare_s = time.monotonic() + (time.monotonic() - begin_s) / _DUTY
             begin_s, before = time.monotonic(), self._last
-            await run_in_threadpool(self._prepare)
             await run_in_threadpool(self._look_now)
             if self._last != before:
                 for viewer in self._viewers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Collection
 from contextlib import aclosing, closing
 from pathlib import Path
@@ -31,12 +32,15 @@ class Looking:
         self.may_go, self.is_held = threading.Event(), threading.Event()
         self.may_go.set()
         self.prepared: list[Exception] = []
+        self.prepare_s, self.num_looks = 0.0, 0
 
     def prepare(self) -> None:
+        time.sleep(self.prepare_s)
         if self.prepared:
             raise self.prepared.pop()
 
     def look(self, logs: Collection[str]) -> list[Told]:
+        self.num_looks += 1
         for _ in range(1000):
             if self.may_go.wait(0.01):
                 break
@@ -84,6 +88,27 @@ def test_the_event_loop_does_not_wait_for_a_look() -> None:
             return found
 
     assert b'{"a":2}' in asyncio.run(asyncio.wait_for(while_it_is_held(), 60))
+
+
+def test_after_reading_ahead_the_next_look_comes_as_soon_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "_DUTY", 0.01)
+    look = Looking()
+    look.prepare_s = 0.7
+    watcher = Watcher(look, Defects(print))
+
+    async def told() -> bytes:
+        async with aclosing(watcher.events(watcher.position(), None, lambda: False)) as events:
+            await anext(events)
+            while look.num_looks < 3:
+                await asyncio.sleep(0.01)
+            look.found = [Told("rows", {"a": 1})]
+            while b"rows" not in (found := await anext(events)):
+                continue  # a comment
+            return found
+
+    assert b"event: rows" in asyncio.run(asyncio.wait_for(told(), 60))
 
 
 def test_what_is_kept_for_who_comes_back_is_bounded_in_bytes(
