@@ -87,6 +87,8 @@ class _Copy:
         for script in _STATIC.glob("vendor/*.iife*.js"):
             shutil.copy(script, self._place / "static/vendor")
         (self._place / "static/copy.js").write_text(packed(_STATIC), "utf-8")
+        for folder in self._folders.all():
+            folder.count()  # nobody asks a second time
         for name in ("runs", "devices", "compare"):
             self._page(name, "index" if name == "runs" else name, None, Query(), None)
         for folder in self._folders.all():

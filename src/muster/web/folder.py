@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from muster.api.runs import Run
@@ -36,7 +37,6 @@ def id_of(path: Path) -> str:
 _T = TypeVar("_T")
 #: The bytes of a run are counted at most so often.
 _SIZE_S = 30.0
-_COUNTING = threading.Lock()
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW
 #: To go through a folder, which needs no right to list it.
 _THROUGH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
@@ -51,6 +51,7 @@ class Folder:
         self._known: dict[str, tuple[object, float, Any]] = {}
         self._making = threading.RLock()
         self._size: tuple[float, float, float, int | None] = (-1.0, -math.inf, 0.0, None)
+        self._waits_for_size = False
 
     @property
     def path(self) -> Path:
@@ -109,12 +110,14 @@ class Folder:
         """
         stamp = self.changed_s()
         counted, when, pause, num_bytes = self._size
-        if counted != stamp and time.monotonic() - when >= pause and _COUNTING.acquire(False):
-            threading.Thread(target=self._count, args=(stamp,), daemon=True).start()
+        if counted != stamp and time.monotonic() - when >= pause and not self._waits_for_size:
+            self._waits_for_size = True
+            _counter().put(self)
         return num_bytes
 
-    def _count(self, stamp: float) -> None:
-        begin_s, total = time.monotonic(), 0
+    def count(self) -> None:
+        """Count the bytes in the folder now, see `size`."""
+        begin_s, stamp, total = time.monotonic(), self.changed_s(), 0
         try:
             for place, _, names in os.walk(self.path):
                 for name in names:
@@ -123,7 +126,7 @@ class Folder:
             now_s = time.monotonic()
             self._size = stamp, now_s, max(_SIZE_S, 100 * (now_s - begin_s)), total
         finally:
-            _COUNTING.release()
+            self._waits_for_size = False
 
     def stamp(self) -> tuple[object, ...]:
         """Another one whenever something was written down about its tasks or its starts."""
@@ -150,6 +153,20 @@ class Folder:
         from muster.web.table import TaskTable
 
         return TaskTable(self.folder)
+
+
+@cache
+def _counter() -> SimpleQueue[Folder]:
+    """Where the folders wait whose bytes are to be counted."""
+    waiting: SimpleQueue[Folder] = SimpleQueue()
+
+    def count_all() -> None:
+        while True:
+            with suppress(OSError):
+                waiting.get().count()
+
+    threading.Thread(target=count_all, daemon=True).start()
+    return waiting
 
 
 class Folders:

@@ -341,6 +341,17 @@ def test_what_has_ended_is_read_again_at_once(tmp_path: Path) -> None:
     assert seen(2) == 2
 
 
+def test_the_bytes_of_all_runs_are_counted_once_somebody_has_asked(tmp_path: Path) -> None:
+    for name in "abc":
+        made_sweep(tmp_path / name, 1)
+    folders = Folders([tmp_path])
+    runs.content(folders, Query())
+    deadline = time.monotonic() + 60
+    while None in [folder._size[-1] for folder in folders.all()]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_the_first_page_says_what_a_run_took(tmp_path: Path) -> None:
     run = made_sweep(tmp_path / "run", 1)
     events = [

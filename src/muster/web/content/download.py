@@ -53,7 +53,7 @@ def _points(parts: Iterator[list[Series]], wanted: set[str]) -> Rows:
 def written(rows: Rows, suffix: str) -> Iterator[bytes]:
     """As text of this kind. Raises UsageError for another one."""
     if suffix not in _WRITERS:
-        raise UsageError(f"There is no {suffix[:10]!r} of it.", hint="ask for .csv or .json.")
+        raise UsageError(f"Nothing is saved as {suffix[:10]!r}.", hint="ask for .csv or .json.")
     return _WRITERS[suffix](rows)
 
 

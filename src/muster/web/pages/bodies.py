@@ -129,7 +129,7 @@ def _task(data: Data, links: Links, run: Data | None) -> Html:
             _section("Files", table("Files", [("File", False), ("Size", True)], (
                 [tag("a", shown(one["name"]), href=one["href"]), size(one.get("bytes"))]
                 for one in data.get("files") or []))),
-            _section("Its log in a terminal", _pre(data.get("command"))),
+            _section("To read its log in a terminal", _pre(data.get("command"))),
         ]
     )  # fmt: skip
 

@@ -118,7 +118,7 @@ export function Chunks({ chunks }) {
     const chunk = chunks[Math.floor(y / (side + gap)) * across + Math.floor(x / (side + gap))];
     return chunk && { text: `chunk ${chunk.index}${chunk.count > 1 ? ` to ${chunk.index + chunk.count - 1}` : ""}: ${chunk.state}` };
   };
-  return html`<${Canvas} height=${rows * (side + gap)} draw=${draw} find=${find} label="${chunks.length} squares of chunks" deps=${[chunks, across]} />`;
+  return html`<${Canvas} height=${rows * (side + gap)} draw=${draw} find=${find} label="The states of the chunks, in ${chunks.length} squares" deps=${[chunks, across]} />`;
 }
 
 /** Points and the best so far: how a search went. */

@@ -59,21 +59,21 @@ export function extend(series, news, to = Infinity) {
   return has;
 }
 
-export function CurveTools({ names, runs }) {
+export function CurveTools({ runs }) {
   const [share, setShare] = useView("smooth", "0");
   const [log, setLog] = useView("log");
   return html`<div class="tools curves-tools">
     <label>Smoothing <input type="range" min="0" max="0.98" step="0.02" value=${share} onInput=${(event) => setShare(event.target.value)} aria-valuetext="${Math.round(share * 100)} percent" /></label>
     <label><input type="checkbox" checked=${log === "1"} onChange=${(event) => setLog(event.target.checked ? "1" : "")} /> Logarithmic</label>
     <span class="note">Drag to zoom, double-click to see all.</span>
-    ${shell.live && runs.length === 1 && html`<span class="note">Save as ${["csv", "json"].map((kind) => html`<a key=${kind} download href="/api/run/${runs[0].id}/curves.${kind}?${questions({ task: runs[0].tasks, name: names })}">${kind.toUpperCase()}</a> `)}</span>`}</div>`;
+    ${shell.live && runs.length === 1 && html`<span class="note">Save as ${["csv", "json"].map((kind) => html`<a key=${kind} download href="/api/run/${runs[0].id}/curves.${kind}?${questions({ task: runs[0].tasks })}">${kind.toUpperCase()}</a> `)}</span>`}</div>`;
 }
 
 /** `tasks`: whose curves; none for the ranks of a training, which has one. `runs`: [{id, label,
     tasks}] where several are compared. */
 export function Curves({ names, tasks = [], id = run?.id, runs = [{ id, tasks }] }) {
   if (!names?.length) return null;
-  return html`<${CurveTools} names=${names} runs=${runs} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} runs=${runs} of=${names.length} />`)}</div>`;
+  return html`<${CurveTools} runs=${runs} /><div class="cards">${names.map((name) => html`<${Card} key=${name} name=${name} runs=${runs} of=${names.length} />`)}</div>`;
 }
 
 /** The curves of every run, those of the first ones first; one that has none is left out. */

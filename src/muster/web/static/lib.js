@@ -88,11 +88,13 @@ export function atMost(pause, work) {
 }
 
 /** An answer that is asked for again when it may be stale: at once when the whole page may be, and
-    while its run goes on, or `every` so many ms. `initial`: from the page. */
-export function useAnswer(path, params, initial, every) {
+    while its run goes on, or `every` so many ms while `lacks` says that it is not whole. `initial`:
+    from the page. */
+export function useAnswer(path, params, initial, every, lacks = () => true) {
   const [state, set] = useState({ value: initial ?? null, error: null });
   const key = path + "?" + questions(params);
-  const begun = useRef(initial != null ? key : null);
+  const begun = useRef(initial != null ? key : null), now = useRef(null);
+  now.current = state.value;
   useEffect(() => {
     if (!path) return undefined;
     let control = null, over = false;
@@ -109,7 +111,7 @@ export function useAnswer(path, params, initial, every) {
       on("stale", ({ what }) => (what === "tasks" || what === "curves" ? often : again)()),
       ...(params.importance ? [] : [on("counts", often)]),
     ];
-    const timer = shell.live && every ? setInterval(() => { if (!document.hidden) again(); }, every) : 0;
+    const timer = shell.live && every ? setInterval(() => { if (!document.hidden && lacks(now.current)) again(); }, every) : 0;
     return () => { over = true; clearInterval(timer); control?.abort(); often.stop(); again.stop(); offs.forEach((off) => off()); };
   }, [key]);
   return state;

@@ -83,7 +83,7 @@ export function Log({ task }) {
   return html`<div class="log-box">
     <div class="tools"><label class="search"><span class="sr">Find in the log</span>
       <input type="search" data-search placeholder="Find in the log" value=${word} onInput=${(event) => { setAt(0); setWord(event.target.value); }} onKeyDown=${(event) => { if (event.key === "Enter") { event.preventDefault(); next(event.shiftKey ? -1 : 1); } }} /></label>
-      ${word && html`<span role="status">${hits.length ? `${at + 1} of ${hits.length}` : "nowhere"}</span><button type="button" onClick=${() => next(-1)}>Previous</button><button type="button" onClick=${() => next(1)}>Next</button>`}
+      ${word && html`<span role="status">${hits.length ? `${at + 1} of ${hits.length}` : "not found"}</span><button type="button" onClick=${() => next(-1)}>Previous</button><button type="button" onClick=${() => next(1)}>Next</button>`}
       <span class="note">${format.bytes(log.total)}</span>
       ${log.offset > 0 && html`<button type="button" onClick=${earlier}>Show earlier lines</button>`}
     </div>

@@ -13,7 +13,7 @@ const toTask = (key) => { location.href = taskLink(run.id, key); };
 const TaskLink = ({ task, children }) => (task === null || task === undefined ? children ?? null : html`<a data-row href=${taskLink(run.id, task)}>${children ?? format.text(task)}</a>`);
 
 export function Runs() {
-  const { value, error } = useAnswer("runs", {}, first);
+  const { value, error } = useAnswer("runs", {}, first, 5000, ({ runs = [] }) => runs.some((one) => one.kind && one.bytes === null));
   const [word, setWord] = useView("filter");
   const [state, setState] = useView("state");
   const [chosen, setChosen] = useState([]);
@@ -123,7 +123,7 @@ export function Task() {
     <${Section} title="Log"><${Log} task=${value.key} /></${Section}>
     ${attempts.length ? html`<${Section} title="Attempts"><${Table} name="Attempts" heads=${fields.map((name) => [name, typeof attempts[0][name] === "number"])} rows=${attempts.map((one) => fields.map((name) => shown(name, one[name])))} /></${Section}>` : null}
     ${files.length ? html`<${Section} title="Files"><${Table} name="Files" heads=${[["File"], ["Size", true]]} rows=${files.map((one) => [html`<a href=${one.href} download>${one.name}</a>`, format.bytes(one.bytes)])} /></${Section}>` : null}
-    ${value.command && html`<${Section} title="Its log in a terminal"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}`;
+    ${value.command && html`<${Section} title="To read its log in a terminal"><div class="command"><pre tabindex="0">${value.command}</pre><${Copy} value=${value.command} /></div></${Section}>`}`;
 }
 
 export function Search() {
