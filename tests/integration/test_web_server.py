@@ -211,8 +211,8 @@ def test_the_pages_say_what_the_data_say(server: WebServer) -> None:
     assert tasks["total"] == 1
     task = server.ask(f"{api}/task/{tasks['rows'][0]['key']}").json
     assert task["settings"] == {"x": 3} and "three" in task["error"]["trace"]
-    log = server.ask(f"{api}/log?task={task['key']}&search=HELLO").json
-    assert log["text"] == "hello 3\n" and log["matches"] == [1]
+    log = server.ask(f"{api}/log?task={task['key']}").json
+    assert log["text"] == "hello 3\n"
     assert server.ask(f"{page}/task/{task['key']}").status == 200
     assert server.ask(f"{api}/task/nothing").status == 404
     for query in ("sort=nothing", "filter=nothing>1", "offset=x", "filter=" + "x" * 2000):

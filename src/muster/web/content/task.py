@@ -28,8 +28,8 @@ _MOST_FILES = 500
 _BEGUN: WeakKeyDictionary[Folder, dict[tuple[object, ...], tuple[str, int]]] = WeakKeyDictionary()
 _MOST_BEGUN = 1000
 _MOST_ROWS = 500
-#: Of a log: bytes in an answer, matches, bytes that are searched.
-_LIMIT, _MOST_MATCHES, _MOST_SEARCHED = 256 * 1024, 1000, 64 * 1024 * 1024
+#: Bytes of a log in an answer.
+_LIMIT = 256 * 1024
 
 
 def content(folder: Folder, query: Query) -> dict[str, Any]:
@@ -109,15 +109,11 @@ def log(folder: Folder, query: Query) -> dict[str, Any]:
     offset = query.number("offset", -limit, -(10**15), 10**15)
     offset = max(0, total + offset) if offset < 0 else min(offset, total)
     data = _read(folder.path, parts, offset, min(total, offset + limit))
-    search = query.text("search")
     return {
         "text": data.decode("utf-8", "replace"),
         "offset": offset,
         "end": offset + len(data),
         "total": total,
-        "matches": _matches(_read(folder.path, parts, 0, min(total, _MOST_SEARCHED)), search)
-        if search
-        else [],
     }
 
 
@@ -176,16 +172,4 @@ def _read(root: Path, parts: list[tuple[str, int, int]], offset: int, end: int) 
             except OSError:  # removed, or no file of the run
                 data = b""
             found += data.ljust(high - low, b"\n")
-    return found
-
-
-def _matches(data: bytes, search: str) -> list[int]:
-    """The numbers of the lines, from 1, that hold ``search`` in whatever case."""
-    wanted = search.casefold()
-    found = []
-    for number, text in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
-        if wanted in text.casefold():
-            found.append(number)
-            if len(found) == _MOST_MATCHES:
-                break
     return found
