@@ -16,7 +16,8 @@ test_web_live.py, stream: test_web_stream.py):
   test_a_token_that_others_may_know_is_refused,
   test_a_link_in_the_place_of_the_token_is_not_followed
 - the token stands in no address, page, storage or Referer: browser, test_another_site_…, and `look`
-- the cookie: here, test_the_token_becomes_a_cookie_of_this_port; Bearer: token,
+- the cookie: here, test_the_token_becomes_a_cookie_of_this_port; of one start, as the key: token,
+  test_a_cookie_and_a_key_are_of_one_start, and live, test_a_sweep_is_live_…; Bearer: token,
   test_a_bearer_is_the_token_itself
 - guessing: token, test_secrets_are_compared_in_the_same_time,
   test_after_five_failures_each_further_one_waits_for_its_turn; here,
