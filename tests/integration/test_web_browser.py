@@ -348,6 +348,12 @@ def test_another_site_in_the_same_browser_reads_nothing_and_does_nothing(
         (tmp_path / "index.html").write_text(text)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
+        # A path that is the name of another host leads nowhere else.
+        page.goto(f"http://{server.host}//{REBOUND}:{port}/#{server.token}")
+        page.get_by_text("There is no such page").wait_for()
+        assert page.url.startswith(f"http://{server.host}//")
+        assert page.inner_text("h1") == "Not found"
+        context.clear_cookies()
         page.goto(f"http://{server.host}/#{server.token}")
         page.wait_for_selector("html[data-ready]")
         assert server.token not in page.url and page.evaluate("location.hash") == ""
