@@ -56,9 +56,9 @@ def curves_of(folder: Folder) -> dict[str, Curve]:
 
 
 def series(folder: Folder, tasks: list[str]) -> Iterator[list[Series]]:
-    """What these tasks have logged, or the first ones that did, task by task; of ranks, and of a map
-    as a whole, all there is. Raises UsageError at once where there is no such task. Any thread may
-    ask for the next part.
+    """What these tasks have logged, or the first ones that did, task by task; of ranks, and of a
+    map as a whole, all there is. Raises UsageError at once where there is no such task. Any thread
+    may ask for the next part.
     """
     run, path = folder.run, folder.folder.ledger
     whole: list[Series] = []
